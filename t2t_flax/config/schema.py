@@ -1,0 +1,234 @@
+"""Every configuration key: its type, meaning, default, unit and range, in this one place.
+
+Defaults are the base model of "Attention Is All You Need" (section numbers in parentheses are the paper's). A key with
+`live=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
+because it would change what the run is.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def key(default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, live: bool = False) -> Any:
+    """A dataclass field that carries its meaning, unit and range (`low` and `high` are inclusive)."""
+    return field(default=default, metadata=dict(doc=doc, unit=unit, choices=choices, low=low, high=high, live=live))
+
+
+@dataclass(frozen=True)
+class Model:
+    num_encoder_layers: int = key(6, "N, identical layers of the encoder (3.1)", low=0)
+    num_decoder_layers: int = key(6, "N, identical layers of the decoder (3.1)", low=1)
+    d_model: int = key(512, "width of every sub-layer and embedding (3.1)", low=2)
+    d_ff: int = key(2048, "inner width of the feed-forward sub-layer (3.3)", low=1)
+    num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1)
+    d_k: int = key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0)
+    d_v: int = key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0)
+    dropout: float = key(0.1, "P_drop on each sub-layer's output before the residual sum (5.4)", low=0.0, high=0.99)
+    dropout_embed: float | None = key(
+        None, "rate on the sum of embedding and position; none = model.dropout (5.4)", low=0.0, high=0.99
+    )
+    dropout_attention: float = key(0.0, "rate on attention weights; the paper has none", low=0.0, high=0.99)
+    dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
+    norm: str = key(
+        "post", "LayerNorm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
+    )
+    norm_eps: float = key(1e-6, "epsilon of LayerNorm; the paper names none", low=1e-12, high=1e-1)
+    position: str = key(
+        "sinusoid_interleaved",
+        "positions added to the embeddings (3.5); halves = all sines, then all cosines, as tensor2tensor lays them out",
+        choices=("sinusoid_interleaved", "sinusoid_halves", "learned"),
+    )
+    position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1)
+    tying: str = key(
+        "all",
+        "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",
+        choices=("all", "decoder", "none"),
+    )
+    vocab_multiple: int = key(
+        128, "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted", low=1
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
+    valid: str = key("", "validation pairs, in the same forms", live=True)
+    test: str = key("", "test pairs, in the same forms", live=True)
+    root: str = key("", "folder that relative paths above start from; for tfds its data_dir", live=True)
+    source_language: str = key("en", "language code of the source side")
+    target_language: str = key("de", "language code of the target side")
+    cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
+    processes: int = key(0, "processes that tokenise; 0 = one per core", low=0, live=True)
+    tokenizer: str = key("bpe", "SentencePiece model that is trained on the run's own text", choices=("bpe", "unigram"))
+    tokenizer_model: str = key("", "ready tokenizer: a SentencePiece .model file, or a folder with source and target")
+    vocab_size: int = key(37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8)
+    joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tying = all")
+    tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
+    character_coverage: float = key(1.0, "share of characters that get a piece", low=0.9, high=1.0)
+    byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
+    normalization: str = key(
+        "nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity")
+    )
+    max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2)
+    too_long: str = key("drop", "what happens to longer training pairs; both are counted", choices=("drop", "cut"))
+    empty_lines: str = key(
+        "drop", "training pairs with an empty side: drop and count, or refuse", choices=("drop", "error")
+    )
+    batch_tokens: int = key(
+        25000, "real source tokens, and real target tokens, of one update over all devices (5.1)", unit="tokens", low=16
+    )
+    batching: str = key(
+        "packed",
+        "packed = several pairs in a row; buckets = pairs of similar length, one in a row (5.1)",
+        choices=("packed", "buckets"),
+    )
+    row_length: int = key(256, "length of a packed row", unit="tokens", low=8)
+    microbatch_tokens: int = key(
+        0, "padded target tokens that one device holds at once, from which accumulation follows; 0 = all", low=0
+    )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    schedule: str = key(
+        "noam",
+        "noam = constant * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3); inverse_sqrt reaches peak_lr after "
+        "warm-up; constant stays there",
+        choices=("noam", "inverse_sqrt", "constant"),
+    )
+    constant: float = key(1.0, "factor of the noam schedule", low=0.0)
+    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0)
+    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
+    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0)
+    b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
+    b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
+    eps: float = key(1e-9, "Adam epsilon (5.3)", low=0.0)
+    clip_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0)
+    weight_decay: float = key(0.0, "decoupled weight decay on matrices; 0 = none, as the paper", low=0.0)
+    ema_decay: float = key(
+        0.0, "moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
+    )
+
+
+@dataclass(frozen=True)
+class Loss:
+    label_smoothing: float = key(0.1, "epsilon_ls, mass spread evenly over the vocabulary (5.4)", low=0.0, high=0.99)
+
+
+@dataclass(frozen=True)
+class Train:
+    steps: int = key(100_000, "updates (5.2)", unit="updates", low=1, live=True)
+    precision: str = key(
+        "auto",
+        "type of the products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
+        "float32 on CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    remat: str = key(
+        "none",
+        "recompute in the backward pass: nothing, everything but matrix products, or whole layers",
+        choices=("none", "dots", "full"),
+        live=True,
+    )
+    init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
+    cpu_allocator: bool = key(
+        True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
+        live=True,
+    )  # fmt: skip
+    compile_cache: str = key(
+        "~/.cache/t2t_flax/jax", "local folder of compiled programs, reused by later starts; empty = none", live=True
+    )
+
+
+@dataclass(frozen=True)
+class Eval:
+    every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, live=True)
+    bleu_every_steps: int = key(0, "updates between validation BLEUs; 0 = only at the end", low=0, live=True)
+    bleu_sentences: int = key(
+        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, live=True
+    )
+    metric: str = key("nll", "what best checkpoints and patience look at", choices=("nll", "bleu"), live=True)
+    patience: int = key(
+        0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0, live=True
+    )
+    bootstrap_samples: int = key(1000, "resamplings for BLEU's confidence interval; 0 = none", low=0, live=True)
+    samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, live=True)
+
+
+@dataclass(frozen=True)
+class Decode:
+    strategy: str = key("beam", "search over translations", choices=("beam", "greedy", "sample"), live=True)
+    beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, live=True)
+    alpha: float = key(0.6, "length penalty ((5 + L) / 6)^alpha (6.1)", low=0.0, live=True)
+    max_extra: int = key(50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, live=True)
+    max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, live=True)
+    n_best: int = key(1, "translations returned for each sentence, at most beam_size with beam search", low=1, live=True)
+    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, live=True)
+    top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, live=True)
+    top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, live=True)
+    seed: int = key(0, "seed of sampling", live=True)
+    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, live=True)
+    max_source_length: int = key(
+        1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, live=True
+    )
+
+
+@dataclass(frozen=True)
+class Mesh:
+    data: int = key(-1, "devices along the batch, parameters replicated; -1 = those that remain", low=-1, live=True)
+    fsdp: int = key(1, "devices along the batch and the parameters; -1 = those that remain", low=-1, live=True)
+    tensor: int = key(1, "devices along heads, d_ff and vocabulary; -1 = those that remain", low=-1, live=True)
+    cpu_devices: int = key(1, "devices that the CPU is divided into", low=1, live=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every_steps: int = key(1500, "updates between checkpoints (10 minutes of the paper's base, 6.1)", low=1, live=True)
+    keep_last: int = key(5, "newest checkpoints kept", low=1, live=True)
+    keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, live=True)
+    average_last: int = key(
+        0, "the final evaluation uses the mean of the last n checkpoints; 0 = the last one (6.1)", low=0, live=True
+    )
+
+
+@dataclass(frozen=True)
+class Log:
+    every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, live=True)
+    tensorboard: bool = key(True, "write TensorBoard event files to WORKDIR/tensorboard", live=True)
+    profile_steps: tuple[int, int] = key(
+        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", live=True
+    )
+
+
+@dataclass(frozen=True)
+class Seed:
+    init: int = key(0, "initial parameters", low=0)
+    dropout: int = key(0, "dropout masks", low=0)
+    data: int = key(0, "order of the training pairs, and the built-in corpus", low=0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved run: one frozen dataclass for each group of keys."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    loss: Loss = field(default_factory=Loss)
+    train: Train = field(default_factory=Train)
+    eval: Eval = field(default_factory=Eval)
+    decode: Decode = field(default_factory=Decode)
+    mesh: Mesh = field(default_factory=Mesh)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    log: Log = field(default_factory=Log)
+    seed: Seed = field(default_factory=Seed)
+
+
+def fields() -> dict[str, dataclasses.Field]:
+    """Every key by its dotted name, in the order of this file."""
+    return {
+        f"{group.name}.{item.name}": item
+        for group in dataclasses.fields(Config)
+        for item in dataclasses.fields(group.default_factory)
+    }

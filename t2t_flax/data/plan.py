@@ -1,0 +1,129 @@
+"""Which pairs make update k: a pure function of (lengths, batch_tokens, batching, seed, k).
+
+The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
+windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before
+training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
+from t2t_flax.errors import UserError
+
+WINDOW_PAIRS = 65536
+WINDOW_UPDATES = 64
+_REFERENCE_ORDERS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The pairs (indices into the store) of one update, in the order in which rows are made of them."""
+
+    pairs: np.ndarray
+    epoch: int
+
+
+class Plan:
+    """Update k as a function of k.
+
+    `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
+    tokens of each side. `by_length` puts pairs of similar length together (5.1).
+    """
+
+    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, by_length: bool, seed: int):
+        self._source, self._target = source_lengths, target_lengths
+        self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
+        self._size = len(source_lengths)
+        mean = max(float(np.mean(source_lengths)), float(np.mean(target_lengths)))
+        pairs = max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))
+        windows = max(1, round(self._size / pairs))
+        self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
+        self._counts = np.array([self._count(w) for w in range(windows)])
+        self.updates_per_epoch = int(self._counts.sum())
+        self._cut_of = functools.lru_cache(maxsize=2)(self._cut)
+
+    def update(self, k: int) -> Update:
+        """The pairs of update k >= 0."""
+        epoch, rest = divmod(k, self.updates_per_epoch)
+        order = permutation(len(self._counts), key_of(self._seed, 1, epoch))
+        ends = np.cumsum(self._counts[order])
+        place = int(np.searchsorted(ends, rest, side="right"))
+        window = int(order[place])
+        number = rest - int(ends[place] - self._counts[window])
+        order, starts, shuffled = self._cut_of(epoch, window)
+        piece = int(shuffled[number])
+        return Update(order[starts[piece] : starts[piece + 1]], epoch)
+
+    def _members(self, window: int) -> np.ndarray:
+        index = np.arange(self._bounds[window], self._bounds[window + 1])
+        return bijection(index, self._size, key_of(self._seed, 2)) if len(self._bounds) > 2 else index
+
+    def _order(self, window: int, key: int) -> np.ndarray:
+        members = self._members(window)
+        if not self._by_length:
+            return members[permutation(len(members), key)]
+        longer = np.maximum(self._source[members], self._target[members])
+        jitter = hashes(len(members), key) / 2.0**64
+        return members[np.argsort(longer + jitter, kind="stable")]
+
+    def _sums(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target))
+
+    def _count(self, window: int) -> int:
+        return max(
+            len(cut(*self._sums(self._order(window, key_of(self._seed, 3, window, i))), self._tokens)) - 1
+            for i in range(_REFERENCE_ORDERS)
+        )
+
+    def _cut(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        count = int(self._counts[window])
+        keys = [key_of(self._seed, 4, window, epoch)]
+        keys += [key_of(self._seed, 3, window, i) for i in range(_REFERENCE_ORDERS)]  # these are known to fit
+        for key in keys:
+            order = self._order(window, key)
+            starts = cut_evenly(*self._sums(order), count, self._tokens)
+            if starts is not None:
+                return order, starts, permutation(count, key_of(self._seed, 5, window, epoch))
+        raise AssertionError("the order that fixed the number of updates no longer fits")
+
+
+def cut(source_sums: np.ndarray, target_sums: np.ndarray, cap: int) -> np.ndarray:
+    """Starts (and the end) of consecutive pieces, each as long as it can be with both sides at most `cap` tokens.
+
+    The sums are cumulative and begin with 0. Raises UserError where a single pair is over the cap.
+    """
+    starts = [0]
+    last = len(source_sums) - 1
+    while starts[-1] < last:
+        at = starts[-1]
+        end = min(
+            np.searchsorted(source_sums, source_sums[at] + cap, side="right"),
+            np.searchsorted(target_sums, target_sums[at] + cap, side="right"),
+        )
+        if end - 1 == at:
+            raise UserError(f"a pair is longer than config.data.batch_tokens = {cap}: raise it or lower max_length.")
+        starts.append(int(end) - 1)
+    return np.array(starts)
+
+
+def cut_evenly(source_sums: np.ndarray, target_sums: np.ndarray, count: int, cap: int) -> np.ndarray | None:
+    """Exactly `count` consecutive pieces whose fullest is as small as can be; None if that takes more than `cap`."""
+    longest = max(int(np.diff(source_sums).max()), int(np.diff(target_sums).max()))
+    low = max(longest, -(-int(max(source_sums[-1], target_sums[-1])) // count))
+    if low > cap or len(cut(source_sums, target_sums, cap)) - 1 > count:
+        return None
+    high = cap
+    while low < high:
+        middle = (low + high) // 2
+        if len(cut(source_sums, target_sums, middle)) - 1 <= count:
+            high = middle
+        else:
+            low = middle + 1
+    starts = list(cut(source_sums, target_sums, high))
+    while len(starts) - 1 < count:  # one cap can skip a count: halve the piece with most pairs
+        widest = int(np.argmax(np.diff(starts)))
+        starts.insert(widest + 1, (starts[widest] + starts[widest + 1]) // 2)
+    return np.array(starts)

@@ -1,0 +1,1 @@
+"""The mesh, and how arrays lie on it."""

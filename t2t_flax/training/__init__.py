@@ -1,0 +1,1 @@
+"""Loss, optimizer, step, checkpoints and the loop."""

@@ -1,0 +1,160 @@
+"""Checkpoints: the only file that knows Orbax.
+
+A checkpoint has separate items: `params`, `opt_state`, `ema` (where there is one) and `meta` (JSON: step, config,
+tokenizer and data digests, checksum of every leaf, progress of the run). Evaluation restores parameters alone.
+"""
+
+import json
+import logging
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers as policies
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.training.checksum import checksums
+from t2t_flax.training.state import TrainState
+
+_ITEMS = ("params", "opt_state", "ema")
+log = logging.getLogger("t2t_flax")
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that cannot be read, or whose contents are not what was saved."""
+
+
+class Checkpoints:
+    """The checkpoints in `folder`: the newest `keep_last` and the best `keep_best` (highest metric) are kept."""
+
+    def __init__(self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0):
+        self._folder = epath.Path(folder)
+        keep = [policies.LatestN(keep_last)]
+        if keep_best:
+            metric = lambda metrics: metrics["metric"]  # noqa: E731
+            keep.append(policies.BestN(get_metric_fn=metric, n=keep_best, keep_checkpoints_without_metrics=False))
+        handlers = {name: ocp.StandardCheckpointHandler() for name in _ITEMS} | {"meta": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(keep),
+                save_decision_policy=policies.AnySavePolicy([_Always()]),
+                best_fn=lambda metrics: metrics["metric"],  # without it metrics are not written
+                async_options=ocp.AsyncOptions(timeout_secs=3600),
+                create=True,
+            ),
+            item_handlers=handlers,
+        )
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
+        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added."""
+        items = {name: getattr(state, name) for name in _ITEMS if getattr(state, name) is not None}
+        meta = meta | {"checksums": {name: checksums(tree) for name, tree in items.items()}}
+        args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        self._manager.save(
+            int(meta["step"]),
+            args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args),
+            metrics=None if metric is None else {"metric": metric},
+        )
+
+    def wait(self) -> None:
+        """Returns when everything is on disk. Raises what went wrong in the background."""
+        self._manager.wait_until_finished()
+
+    def check_for_errors(self) -> None:
+        """Raises what went wrong in the background so far, without waiting."""
+        self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Waits, and gives back the manager's threads."""
+        self._manager.close()
+
+    def restore_latest(self, abstract: TrainState, config: Config) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest checkpoint that is whole, with its meta; None where there is none at all.
+
+        A damaged one is reported, moved to `damaged/`, and the one before is used. Raises UserError where the
+        checkpoint was made by another model, or where all of them are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                meta = self.meta(step)
+                check_same_model(config_lib.from_json(json.dumps(meta["config"])), config, f"checkpoint {step}")
+                state = self._restore(step, abstract, meta)
+                return state, meta
+            except DamagedCheckpoint as damage:
+                log.warning("checkpoint %d in %s is damaged (%s); using the one before", step, self._folder, damage)
+                self._set_aside(step)
+        if steps:
+            raise UserError(
+                f"all checkpoints in {self._folder} are damaged (they are now in {self._folder.parent / 'damaged'}): "
+                "restore one from a backup, or use another workdir."
+            )
+        return None
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The meta item of a step. Raises DamagedCheckpoint."""
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        except Exception as error:
+            raise DamagedCheckpoint(_first_line(error)) from error
+
+    def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
+        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`."""
+        return self._restore_items(step, {item: abstract_params}, self.meta(step))[item]
+
+    def _restore(self, step: int, abstract: TrainState, meta: dict[str, Any]) -> TrainState:
+        items = {name: getattr(abstract, name) for name in _ITEMS if getattr(abstract, name) is not None}
+        trees = self._restore_items(step, items, meta)
+        counter = jax.device_put(jax.numpy.int32(meta["step"]), abstract.step.sharding)
+        return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema"))
+
+    def _restore_items(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+        try:
+            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+            trees = dict(self._manager.restore(step, args=ocp.args.Composite(**args)).items())
+        except Exception as error:
+            raise DamagedCheckpoint(_first_line(error)) from error
+        for name, tree in trees.items():
+            found, saved = checksums(tree), meta["checksums"][name]
+            wrong = [path for path in saved if found.get(path) != saved[path]]
+            if wrong:
+                raise DamagedCheckpoint(f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
+        return trees
+
+    def _set_aside(self, step: int) -> None:
+        target = self._folder.parent / "damaged"
+        target.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in target.iterdir())
+        (self._folder / str(step)).rename(target / f"{step}-{number}")
+        self._manager.reload()
+
+
+class _Always(policies.SaveDecisionPolicy):
+    """The loop decides when to save; Orbax' own rule would add step 0 and leave out steps."""
+
+    def should_save(self, step, previous_steps, *, context) -> bool:
+        return True
+
+
+def check_same_model(stored: Config, given: Config, what: str) -> None:
+    """Raises UserError naming the keys of the model in which a stored run differs from the given config."""
+    differ = {k: v for k, v in config_lib.differences(stored, given).items() if _shapes(k)}
+    if differ:
+        lines = "; ".join(f"{name}: {old!r} there, {new!r} here" for name, (old, new) in differ.items())
+        raise UserError(f"{what} is of another model: {lines}.")
+
+
+def _shapes(name: str) -> bool:
+    return name.startswith("model.") and "dropout" not in name or name == "data.joint_vocabulary"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]

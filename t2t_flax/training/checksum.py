@@ -1,0 +1,37 @@
+"""A checksum of every leaf that does not depend on how the leaf lies on the mesh.
+
+Orbax restores a flipped byte silently, so each checkpoint carries these and restoring compares them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.models.dropout import mix
+
+_UINT = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """Sum of each element's bits times an odd weight of its place, modulo 2^32: any one changed element changes it."""
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    bits = jax.lax.bitcast_convert_type(x, _UINT[x.dtype.itemsize]).astype(jnp.uint32)
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):
+        place = place * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    return jnp.sum(bits * (mix(place) | np.uint32(1)), dtype=jnp.uint32)
+
+
+@jax.jit
+def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_checksum(x) for x in leaves]
+
+
+def checksums(tree: Any) -> dict[str, int]:
+    """Each leaf's checksum by its path. Leaves: arrays of at most 4-byte types, on any mesh."""
+    paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True) if jax.tree.leaves(tree) else ((), ())
+    values = jax.device_get(_checksums(list(leaves)))
+    return {jax.tree_util.keystr(path): int(value) for path, value in zip(paths, values, strict=True)}

@@ -1,0 +1,25 @@
+"""Cross-entropy with label smoothing, as sums over real target tokens (5.4)."""
+
+import jax
+import jax.numpy as jnp
+
+
+def smoothed_cross_entropy(
+    logits_BxTxV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array, *, label_smoothing: float, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
+
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes; rows of the logits
+    beyond them are padding, which takes no mass. Weights are 0 or 1. Nothing is divided here: the caller divides once
+    by the tokens of the whole update.
+    """
+    logits = logits_BxTxV.astype(jnp.float32)
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    gold = jnp.take_along_axis(logits, targets_BxT[..., None], axis=-1)[..., 0]
+    nll = jnp.sum((log_z - gold) * weights_BxT)
+    if label_smoothing == 0.0:
+        return nll, nll
+    real = jnp.arange(logits.shape[-1]) < vocab_size
+    mean_logit = jnp.sum(jnp.where(real, logits, 0.0), axis=-1) / vocab_size
+    uniform = jnp.sum((log_z - mean_logit) * weights_BxT)
+    return (1 - label_smoothing) * nll + label_smoothing * uniform, nll

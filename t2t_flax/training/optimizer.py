@@ -1,0 +1,41 @@
+"""Adam and the learning rate as a function of the update's number (5.3)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t_flax.config import Config, Optimizer
+
+
+def schedule(config: Optimizer, d_model: int) -> Callable[[jax.Array], jax.Array]:
+    """The rate of update t, where the first update is t = 1 (the noam formula is undefined at 0).
+
+    noam: constant * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3). inverse_sqrt: from warmup_init
+    linearly to peak_lr at t = warmup_steps, then peak_lr * sqrt(warmup_steps / t). constant: peak_lr after the warm-up.
+    """
+    warmup = config.warmup_steps
+
+    def rate(t):
+        t = jnp.asarray(t, jnp.float32)
+        if config.schedule == "noam":
+            return config.constant * d_model**-0.5 * jnp.minimum(t**-0.5, t * warmup**-1.5)
+        warm = config.warmup_init + (config.peak_lr - config.warmup_init) * t / warmup
+        after = config.peak_lr * jnp.sqrt(warmup / t) if config.schedule == "inverse_sqrt" else config.peak_lr
+        return jnp.where(t < warmup, warm, after)
+
+    return rate
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """Adam with the schedule; clipping before it and decoupled decay of matrices after it, where asked for."""
+    o = config.optimizer
+    rate = schedule(o, config.model.d_model)
+    parts = [optax.clip_by_global_norm(o.clip_norm)] if o.clip_norm else []
+    parts.append(optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps))
+    if o.weight_decay:
+        is_matrix = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+        parts.append(optax.add_decayed_weights(o.weight_decay, mask=is_matrix))
+    parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
+    return optax.chain(*parts)

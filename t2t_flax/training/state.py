@@ -1,0 +1,84 @@
+"""What a run carries from update to update: arrays only, nothing static, no random key.
+
+Dropout is a function of (seed, update), batches of (config, update): params, optimizer state and the step are all there
+is to restore.
+"""
+
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t_flax.config import Config
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.parallel import mesh as mesh_lib
+
+
+@flax.struct.dataclass
+class TrainState:
+    """`step` int32: updates done. `ema`: moving average of the parameters, or None."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema: Any = None
+
+    @property
+    def eval_params(self) -> Any:
+        """What evaluation uses: the moving average where there is one."""
+        return self.params if self.ema is None else self.ema
+
+
+def compute_dtype(precision: str) -> jnp.dtype:
+    """The type of the products: `auto` is bfloat16 on TPU and GPU, float32 on CPU, which has no fast bfloat16."""
+    if precision == "auto":
+        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(precision)
+
+
+def make_model(config: Config, source_vocab: int, target_vocab: int) -> Transformer:
+    """The module of a config for tokenizers of these sizes."""
+    return Transformer(
+        config.model, source_vocab, target_vocab, dtype=compute_dtype(config.train.precision), remat=config.train.remat
+    )
+
+
+def _init_params(model: Transformer, key: jax.Array):
+    ids = jnp.ones((1, 8), jnp.int32)
+    names = ("source", "source_segments", "source_positions", "target", "target_segments", "target_positions")
+    return model.init(key, dict.fromkeys(names, ids))["params"]
+
+
+def init_state(
+    config: Config, model: Transformer, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh, *, abstract=False
+) -> tuple[TrainState, TrainState]:
+    """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
+
+    def init(key):
+        params = _init_params(model, key)
+        ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
+        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), ema)
+
+    key = jax.random.key(config.seed.init)
+    with mesh_lib.use(mesh):
+        boxed = jax.eval_shape(init, key)
+        shardings = mesh_lib.shardings_of(boxed, mesh)
+        if not abstract:
+            return nn.unbox(jax.jit(init, out_shardings=shardings)(key)), shardings
+    is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
+    plain = jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, boxed, is_leaf=is_box)
+    struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    return jax.tree.map(struct, plain, shardings), shardings
+
+
+def count_params(params: Any, config: Config, source_vocab: int, target_vocab: int) -> int:
+    """Parameters of the model; padded rows of the tables are not counted."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    for name, table in params.items():
+        if name.endswith("_embedding"):
+            vocab = source_vocab if name.startswith("source") else target_vocab
+            total -= (table["table"].shape[0] - vocab) * config.model.d_model
+    return total

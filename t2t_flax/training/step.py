@@ -1,0 +1,86 @@
+"""One update, and the loss of a validation batch, as pure functions jitted on the mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t_flax.config import Config
+from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.training.loss import smoothed_cross_entropy
+from t2t_flax.training.optimizer import schedule
+from t2t_flax.training.state import TrainState
+
+
+def loss_sums(config: Config, model: Transformer, params: Any, batch: dict[str, jax.Array], noise: Noise | None):
+    """(smoothed loss sum, (nll sum, real target tokens)) of rows [B, L]; float32."""
+    logits = model.apply({"params": params}, batch, noise)
+    weights = (batch["target_segments"] > 0).astype(jnp.float32)
+    loss, nll = smoothed_cross_entropy(
+        logits,
+        batch["target"],
+        weights,
+        label_smoothing=config.loss.label_smoothing,
+        vocab_size=model.target_vocab,
+    )
+    return loss, (nll, weights.sum())
+
+
+def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
+    """jitted (state, batch, num_micro) -> (state, metrics); the state is donated.
+
+    batch: int32 [A, B, L] arrays; the first `num_micro` microbatches are computed, in a loop whose length is data, so
+    one compiled program serves any number of them. Gradients, losses and tokens are summed over them and divided once
+    by the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate.
+    """
+    rate = schedule(config.optimizer, config.model.d_model)
+
+    def step(state: TrainState, batch: dict[str, jax.Array], num_micro: jax.Array):
+        key = noise_key(config.seed.dropout, state.step)
+        rows = batch["target"].shape[1]
+
+        def micro(a, sums):
+            part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, keepdims=False), batch)
+            noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
+            loss = lambda params: loss_sums(config, model, params, part, noise)  # noqa: E731
+            (loss, (nll, tokens)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+            return jax.tree.map(jnp.add, sums, (grads, loss, nll, tokens))
+
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), *(jnp.zeros(()) for _ in range(3)))
+        grads, loss, nll, tokens = jax.lax.fori_loop(0, num_micro, micro, zeros)
+        grads = jax.tree.map(lambda g: g / tokens, grads)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        decay = config.optimizer.ema_decay
+        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
+        metrics = {
+            "loss": loss / tokens,
+            "nll": nll / tokens,
+            "tokens": tokens,
+            "grad_norm": optax.global_norm(grads),
+            "learning_rate": rate(state.step + 1),
+        }
+        return TrainState(state.step + 1, params, opt_state, ema), metrics
+
+    replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
+    rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(shardings, rows, replicated),
+        out_shardings=(shardings, replicated),
+    )
+
+
+def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
+    """jitted (params, rows [B, L]) -> (nll sum, real target tokens): no dropout, no label smoothing."""
+
+    def step(params, batch):
+        return loss_sums(config, model, params, batch, None)[1]
+
+    replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
+    rows = mesh_lib.named(mesh, mesh_lib.ROWS)
+    return jax.jit(step, in_shardings=(param_shardings, rows), out_shardings=replicated)
