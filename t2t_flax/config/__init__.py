@@ -5,9 +5,11 @@ from t2t_flax.config.resolve import (
     default_config,
     differences,
     from_json,
+    frozen_differences,
     load_config,
     override,
     resolve,
+    to_config_dict,
     to_json,
 )
 from t2t_flax.config.schema import (
@@ -42,8 +44,10 @@ __all__ = [
     "default_config",
     "differences",
     "from_json",
+    "frozen_differences",
     "load_config",
     "override",
     "resolve",
+    "to_config_dict",
     "to_json",
 ]

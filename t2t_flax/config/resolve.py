@@ -116,7 +116,9 @@ def frozen_differences(stored: Config, given: Config) -> dict[str, tuple[Any, An
 def _known(name: str) -> str:
     if name not in _FIELDS:
         last = name.split(".")[-1]
-        near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75) or [k for k in _FIELDS if k.endswith("." + last)]
+        near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75) or [
+            k for k in _FIELDS if k.endswith("." + last)
+        ]
         near = near or difflib.get_close_matches(name, _FIELDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(f"unknown config key {name!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")

@@ -67,9 +67,7 @@ class Data:
     tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
     character_coverage: float = key(1.0, "share of characters that get a piece", low=0.9, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
-    normalization: str = key(
-        "nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity")
-    )
+    normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
     max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2)
     too_long: str = key("drop", "what happens to longer training pairs; both are counted", choices=("drop", "cut"))
     empty_lines: str = key(
@@ -163,7 +161,9 @@ class Decode:
     alpha: float = key(0.6, "length penalty ((5 + L) / 6)^alpha (6.1)", low=0.0, live=True)
     max_extra: int = key(50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, live=True)
     max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, live=True)
-    n_best: int = key(1, "translations returned for each sentence, at most beam_size with beam search", low=1, live=True)
+    n_best: int = key(
+        1, "translations returned for each sentence, at most beam_size with beam search", low=1, live=True
+    )
     temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, live=True)
     top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, live=True)
     top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, live=True)

@@ -3,7 +3,9 @@
 import numpy as np
 
 
-def first_fit(source_lengths: np.ndarray, target_lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def first_fit(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, row_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packs pairs into rows of `row_length` tokens a side, longest pair first, each into the first row with room.
 
     Returns for each pair its row, and where it starts in the row's source and target. Each pair must fit alone.

@@ -1,10 +1,19 @@
-"""Sentence templates with figures: numbers in words, prices, measures, dates and times. See toy_sentences for the rules."""
+"""Sentence templates with figures: numbers in words, prices, measures, dates and times. Rules as in toy_sentences."""
 
 from __future__ import annotations
 
 from t2t_flax.data.toy_grammar import BE, HAVE, Event, Subject, act, journey, main, past, present, sentence, stay, the
-from t2t_flax.data.toy_lexicon import LIVE, NAMES, NOMINATIVE, PAY, READ, Adjective, Noun, Phrase, Place, Verb
-from t2t_flax.data.toy_lexicon import noun_phrase
+from t2t_flax.data.toy_lexicon import (
+    LIVE,
+    NAMES,
+    PAY,
+    READ,
+    Adjective,
+    Noun,
+    Phrase,
+    Place,
+    Verb,
+)
 from t2t_flax.data.toy_numbers import digits, words
 
 Pair = tuple[str, str]
@@ -52,11 +61,11 @@ def lasts(show: Noun, city: Phrase, minutes: Phrase) -> Pair:
     )
 
 
-def birthday(name: str, rank: Adjective, day: Phrase) -> Pair:
+def birthday(name: str, jubilee: Adjective, day: Phrase) -> Pair:
     her, ihren = ("her", "ihren") if name in NAMES["f"] else ("his", "seinen")
     return sentence(
-        f"{name} celebrated {her} {rank.en} birthday on {day.en}",
-        f"{name} hat am {day.de} {ihren} {rank.stem}en Geburtstag gefeiert",
+        f"{name} celebrated {her} {jubilee.en} birthday on {day.en}",
+        f"{name} hat am {day.de} {ihren} {jubilee.stem}en Geburtstag gefeiert",
     )
 
 
@@ -73,7 +82,9 @@ def paid(who: Subject, price: Phrase, thing: Noun, then: Phrase) -> Pair:
 
 def dearer(color: Adjective, thing: Noun, price: Phrase, worth: Phrase, thing2: Noun) -> Pair:
     one, other = the(thing, color), the(thing2)
-    return sentence(f"{one.en} is {price.en} {worth.en} than {other.en}", f"{one.de} ist {price.de} {worth.de} als {other.de}")
+    return sentence(
+        f"{one.en} is {price.en} {worth.en} than {other.en}", f"{one.de} ist {price.de} {worth.de} als {other.de}"
+    )
 
 
 def distance(city: Phrase, city2: Phrase, way: Phrase) -> Pair:
@@ -97,9 +108,9 @@ def temperature(then: Phrase, heat: Phrase, city: Phrase) -> Pair:
     return sentence(f"{then.en}, it was {heat.en} in {city.en}", f"{then.de} waren es in {city.de} {heat.de}")
 
 
-def trend(index: Phrase, change: Phrase, share: Phrase, month: Phrase) -> Pair:
+def trend(index: Phrase, change: Phrase, rate: Phrase, month: Phrase) -> Pair:
     return sentence(
-        f"{index.en} {change.en} by {share.en} in {month.en}", f"{index.de} ist im {month.de} um {share.de} {change.de}"
+        f"{index.en} {change.en} by {rate.en} in {month.en}", f"{index.de} ist im {month.de} um {rate.de} {change.de}"
     )
 
 
@@ -148,10 +159,10 @@ def starts(show: Noun, city: Phrase, weekday: Phrase, hour: Phrase) -> Pair:
     )
 
 
-def opens(venue: Place, hour: Phrase, hour2: Phrase) -> Pair:
+def opens(venue: Place, morning: Phrase, evening: Phrase) -> Pair:
     return sentence(
-        f"the {venue.noun.en} opens at {hour.en} and closes at {hour2.en}",
-        f"{the(venue.noun).de} öffnet um {hour.de} Uhr und schließt um {hour2.de} Uhr",
+        f"the {venue.noun.en} opens at {morning.en} and closes at {evening.en}",
+        f"{the(venue.noun).de} öffnet um {morning.de} Uhr und schließt um {evening.de} Uhr",
     )
 
 
@@ -159,6 +170,6 @@ def phone(name: str, code: str) -> Pair:
     return sentence(f"{name}'s phone number is {code}", f"{name}s Telefonnummer ist {code}")
 
 
-def room(who: Subject, rest: Verb, chamber: int, then: Phrase) -> Pair:
+def room(who: Subject, indoors: Verb, chamber: int, then: Phrase) -> Pair:
     place = Phrase(f"in room {chamber}", f"in Zimmer {chamber}")
-    return main(past(who, stay(rest, place), then))
+    return main(past(who, stay(indoors, place), then))

@@ -8,8 +8,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from t2t_flax.data.toy_lexicon import ACCUSATIVE, DATIVE, KIN, MANNERS, NOMINATIVE, OWNERS, VEHICLES
-from t2t_flax.data.toy_lexicon import Adjective, Noun, Phrase, Place, Verb, article_en, noun_phrase
+from t2t_flax.data.toy_lexicon import (
+    ACCUSATIVE,
+    DATIVE,
+    KIN,
+    MANNERS,
+    NOMINATIVE,
+    OWNERS,
+    VEHICLES,
+    Adjective,
+    Noun,
+    Phrase,
+    Place,
+    Verb,
+    article_en,
+    noun_phrase,
+)
 
 ICH, DU, ER, WIR = 0, 1, 2, 3
 
@@ -63,7 +77,7 @@ class Clause(NamedTuple):
 
 
 PRONOUNS = {en: Subject(en, de, person) for en, de, person in (
-    ("I", "ich", ICH), ("you", "du", DU), ("he", "er", ER), ("she", "sie", ER), ("we", "wir", WIR), ("they", "sie", WIR),
+    ("I", "ich", ICH), ("you", "du", DU), ("he", "er", ER), ("she", "sie", ER), ("we", "wir", WIR), ("they", "sie", WIR)
 )}  # fmt: skip
 MODALS = {
     "can": Modal("can", "can", ("kann", "kannst", "kann", "können")),
@@ -166,7 +180,9 @@ def give(verb: Verb, person: Noun, thing: Noun, adjective: Adjective | None = No
     return Event(verb, f"the {person.en} {gift.en}", f"{receiver} {gift.de}", f"{receiver} {gift.negated}")
 
 
-def _clause(en: str, who: Subject, forms: tuple, event: Event, time: Phrase | None, negated: bool, ends: tuple) -> Clause:
+def _clause(
+    en: str, who: Subject, forms: tuple, event: Event, time: Phrase | None, negated: bool, ends: tuple
+) -> Clause:
     when = time or Phrase("", "")
     finite, middle = forms[who.person], spaced(when.de, event.negated if negated else event.de)
     tail, cluster = ends

@@ -6,6 +6,7 @@ Both libraries are imported at the first call. Their no-break and narrow spaces 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 from decimal import Decimal
 from functools import lru_cache
 
@@ -24,11 +25,17 @@ def _libraries():
         from num2words import num2words
     except ImportError as error:
         raise UserError(
-            f"The built-in corpus toy:* writes its numbers with babel and num2words, but {error.name} is not installed. "
+            f"The built-in corpus (toy:train ...) needs babel and num2words, but {error.name} is not installed. "
             "Run `pip install -r requirements.txt`, or name text files in data.train, data.valid and data.test."
         ) from error
     locales = babel.Locale("en", "US"), babel.Locale("de", "DE")
     return babel, num2words, locales
+
+
+def versions() -> list[str]:
+    """The releases that decide how a number is written."""
+    _libraries()
+    return [f"{name} {importlib.metadata.version(name)}" for name in ("babel", "num2words")]
 
 
 def _localised(form) -> Phrase:

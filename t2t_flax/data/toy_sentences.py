@@ -1,16 +1,50 @@
-"""Sentence templates without figures: word order, agreement and government. Each is a pure function from words and quantities to one pair.
+"""Sentence templates without figures: word order, agreement and government.
 
-The name of a parameter, without a trailing digit, says from which domain of `toy.DOMAINS` it is drawn.
-Each template must have at least 10,000 sentences, or the small held-out splits repeat themselves.
+Each public function here and in toy_facts is a template: a pure function from words and quantities to one pair. The
+name of a parameter, without a trailing digit, says from which of `toy_draws.DOMAINS` it is drawn. A template must have
+at least 10,000 sentences, or the small held-out splits repeat themselves.
 """
 
 from __future__ import annotations
 
-from t2t_flax.data.toy_grammar import BE, ER, HAVE, WILL, Clause, Event, Modal, Subject
-from t2t_flax.data.toy_grammar import act, journey, kin, main, modal, named, past, present, sentence, stay, the, to_infinitive
-from t2t_flax.data.toy_lexicon import ACCUSATIVE, DATIVE, NAMES, NOMINATIVE, PERIODS, TRADES
-from t2t_flax.data.toy_lexicon import KNOW, LAY, LIVE, PAY, READ, Adjective, Noun, Phrase, Place, Verb
-from t2t_flax.data.toy_lexicon import article_en, determiner, noun_phrase
+from t2t_flax.data.toy_grammar import (
+    ER,
+    WILL,
+    Clause,
+    Event,
+    Modal,
+    Subject,
+    act,
+    journey,
+    kin,
+    main,
+    modal,
+    named,
+    past,
+    present,
+    sentence,
+    the,
+    to_infinitive,
+)
+from t2t_flax.data.toy_lexicon import (
+    ACCUSATIVE,
+    DATIVE,
+    KNOW,
+    LAY,
+    LIVE,
+    NAMES,
+    NOMINATIVE,
+    PERIODS,
+    TRADES,
+    Adjective,
+    Noun,
+    Phrase,
+    Place,
+    Verb,
+    article_en,
+    determiner,
+    noun_phrase,
+)
 
 Pair = tuple[str, str]
 QUESTIONS = {"why": "warum", "when": "wann", "how often": "wie oft", "with whom": "mit wem"}
@@ -169,7 +203,9 @@ def not_equal(color: Adjective, thing: Noun, trait: Adjective, color2: Adjective
 
 def older(name: str, years: Phrase, owner: str, relative: str) -> Pair:
     other = kin(owner, relative)
-    return sentence(f"{name} is {years.en} years older than {other.en}", f"{name} ist {years.de} Jahre älter als {other.de}")
+    return sentence(
+        f"{name} is {years.en} years older than {other.en}", f"{name} ist {years.de} Jahre älter als {other.de}"
+    )
 
 
 def lies(adjective: Adjective, thing: Noun, side: Phrase, adjective2: Adjective, thing2: Noun) -> Pair:

@@ -1,0 +1,47 @@
+"""`python -m t2t_flax COMMAND ...`"""
+
+import importlib
+import sys
+
+from t2t_flax.errors import UserError
+
+COMMANDS = {
+    "train": "train, or resume what the workdir holds; ends with an evaluation record",
+    "evaluate": "decode and score a split with a trained run; writes a record",
+    "translate": "lines in, translations out",
+    "prepare": "tokenise the data of a config ahead of training",
+    "explain": "list every config key with its meaning and default",
+}
+OK, FAILURE, USER_ERROR, PREEMPTED = 0, 1, 2, 75
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns the exit code: 0 finished, 75 stopped with everything saved, 2 user error, 1 other."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return OK if argv else USER_ERROR
+    if argv[0] not in COMMANDS:
+        print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
+        return USER_ERROR
+    command = importlib.import_module(f"t2t_flax.commands.{argv[0]}")
+    try:
+        return command.run(argv[1:])
+    except UserError as error:
+        print(f"t2t_flax {argv[0]}: {error}", file=sys.stderr)
+        return USER_ERROR
+    except BrokenPipeError:  # the reader of our output has gone, as in `| head`
+        sys.stderr.close()
+        return FAILURE
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: python -m t2t_flax COMMAND ...", ""] + lines + ["", "`python -m t2t_flax COMMAND --help` tells more."]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

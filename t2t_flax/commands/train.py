@@ -1,0 +1,165 @@
+"""`train`: trains, or resumes what the workdir holds; evaluates on the way; ends with a record."""
+
+import json
+import platform
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.commands import flags
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.process import prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the run is complete, 75 when it was asked to stop and saved."""
+    arguments = flags.parser(
+        "train",
+        "Trains a Transformer. Give the same command again to resume; nothing is lost by a kill.",
+        epilog=f"{flags.OVERRIDE_HELP}\n\nThe workdir gets config.json, tokenizer/, data/, checkpoints/, metrics.jsonl,\n"
+        "tensorboard/ and eval/. Exit codes: 0 complete, 75 stopped by a signal with everything saved,\n"
+        "2 a mistake in the input, 1 anything else.",
+    )
+    flags.add_config(arguments)
+    flags.add_workdir(arguments, "folder of the run; made if it is not there")
+    args, overrides = flags.parse(arguments, argv)
+    config = config_lib.load_config(args.config, overrides)
+    workdir = epath.Path(args.workdir)
+    done = completed(workdir, config)
+    if done:
+        print(done)
+        return 0
+    adopt_config(workdir, config)
+    process = prepare_process(config)
+    return _train(config, workdir, process)
+
+
+def adopt_config(workdir: epath.Path, config: Config) -> None:
+    """Stores the resolved config in the workdir. Raises UserError where a run of another config lives there."""
+    path = workdir / "config.json"
+    if path.exists():
+        stored = config_lib.from_json(path.read_text())
+        differ = config_lib.frozen_differences(stored, config)
+        if differ:
+            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
+            raise UserError(
+                f"{workdir} holds a run with another config:\n{lines}\nUse another --workdir, or the values of the run."
+            )
+    workdir.mkdir(parents=True, exist_ok=True)
+    partial = workdir / "config.json.partial"
+    partial.write_text(config_lib.to_json(config))
+    partial.replace(path)
+
+
+def completed(workdir: epath.Path, config: Config) -> str | None:
+    """What to say where the workdir holds this run, complete; None where there is something to do."""
+    marker = workdir / "complete.json"
+    if not marker.exists():
+        return None
+    done = json.loads(marker.read_text())
+    stored = config_lib.from_json((workdir / "config.json").read_text())
+    if config_lib.frozen_differences(stored, config):
+        return None  # adopt_config says what differs
+    if done["reason"] == "steps" and config.train.steps > done["step"]:
+        return None
+    if done["reason"] == "patience" and config.eval.patience > stored.eval.patience:
+        return None
+    record = workdir / "eval" / done["record"] if done["record"] else None
+    scores = f"; {done['summary']}\nrecord: {record}" if record else ""
+    why = "" if done["reason"] == "steps" else f" (stopped early: {done['reason']})"
+    return (
+        f"{workdir} is complete: {done['step']} updates{why}{scores}\n"
+        f"To go on, give a larger --config.train.steps (now {config.train.steps})."
+    )
+
+
+def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
+    import jax
+
+    from t2t_flax.data.corpus import prepare_corpus
+    from t2t_flax.decoding.translator import Translator
+    from t2t_flax.evaluation.scores import corpus_scores
+    from t2t_flax.training.loop import train
+    from t2t_flax.training.run import assemble, describe_shapes
+    from t2t_flax.training.state import count_params
+    from t2t_flax.training.update_log import NonFiniteLoss
+
+    corpus = prepare_corpus(config, workdir, flags.split_progress)
+    whole = assemble(config, workdir, corpus)
+    sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
+    device = jax.devices()[0]
+    print(
+        f"{config.data.train}: {corpus.train.describe()}\n"
+        f"model: {count_params(whole.abstract.params, config, *sizes):,} parameters, vocabulary "
+        f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {whole.model.dtype.name} products\n"
+        f"batches: at most {config.data.batch_tokens:,} real tokens a side, {whole.batches.updates_per_epoch} updates an "
+        f"epoch, shapes {describe_shapes(whole.batches.shapes)}\n"
+        f"devices: {jax.device_count()} x {device.device_kind}, mesh {dict(whole.mesh.shape)}, Python "
+        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process),
+        flush=True,
+    )
+    translator = Translator(whole.model, corpus.tokenizers, whole.mesh, config.decode)
+
+    def bleu(params) -> float:
+        sentences = config.eval.bleu_sentences or None
+        pairs = list(_valid_pairs(config))[:sentences]
+        hypotheses = [t.text for t in translator.translate(params, [s for s, _ in pairs])]
+        return corpus_scores(hypotheses, [r for _, r in pairs])["sacrebleu"]["score"]
+
+    try:
+        outcome = train(whole, bleu)
+    except NonFiniteLoss as error:
+        print(f"t2t_flax train: {error}")
+        return 1
+    _say_time(outcome.seconds)
+    if not outcome.finished:
+        print(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
+        return 75
+    _finish(config, workdir, outcome)
+    return 0
+
+
+def _finish(config: Config, workdir: epath.Path, outcome) -> None:
+    """The final evaluation, and the marker that says that the run is complete."""
+    from t2t_flax.evaluation.evaluate import evaluate, summary, write_atomically
+    from t2t_flax.evaluation.load import load
+
+    record, text = None, ""
+    if config.data.test:
+        loaded = load(workdir, average=min(config.checkpoint.average_last, _checkpoints(workdir)))
+        record, triples = evaluate(loaded, "test")
+        text = summary(record)
+        print_samples(triples, config.eval.samples)
+        print(text)
+        print(f"record: {workdir / 'eval' / record['hypotheses'].replace('.hyp.txt', '.json')}")
+    marker = {
+        "step": outcome.step,
+        "reason": outcome.reason,
+        "record": record and record["hypotheses"].replace(".hyp.txt", ".json"),
+        "summary": text,
+        "seconds": outcome.seconds,
+    }
+    write_atomically(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+
+
+def print_samples(triples: list, count: int) -> None:
+    """Source, reference and translation of `count` sentences, spread over the set."""
+    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
+        source, reference, translation = triples[i]
+        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation.text}")
+    print()
+
+
+def _checkpoints(workdir: epath.Path) -> int:
+    return sum(p.name.isdigit() for p in (workdir / "checkpoints").iterdir())
+
+
+def _valid_pairs(config: Config):
+    from t2t_flax.data.corpus import split_source
+
+    return split_source(config, "valid").pairs()
+
+
+def _say_time(seconds: dict[str, float]) -> None:
+    print("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))

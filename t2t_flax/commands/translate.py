@@ -1,0 +1,92 @@
+"""`translate`: lines in, lines out, always as many lines."""
+
+import sys
+from pathlib import Path
+
+from t2t_flax.commands import flags
+from t2t_flax.errors import UserError
+from t2t_flax.process import prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when every line was translated."""
+    arguments = flags.parser(
+        "translate",
+        "Translates standard input (or --input) line by line with a trained run.",
+        epilog="Examples:\n"
+        "  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n"
+        "  ... --n_best=4 --scores            N ||| translation ||| score, best first\n"
+        "  ... --prefix=starts.txt            each translation begins with the line of the same number\n"
+        "  ... --config.decode.strategy=sample --config.decode.top_p=0.9 --config.decode.seed=1",
+    )
+    flags.add_workdir(arguments, "folder of a run; nothing else is needed")
+    flags.add_checkpoint(arguments)
+    arguments.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
+    arguments.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+    arguments.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
+    arguments.add_argument("--n_best", type=int, default=1, metavar="N", help="translations of each line")
+    arguments.add_argument("--scores", action="store_true", help="print scores beside the translations")
+    args, overrides = flags.parse(arguments, argv)
+    if args.n_best != 1:
+        overrides.setdefault("decode.n_best", str(args.n_best))
+
+    from t2t_flax.evaluation.load import load, stored_config
+
+    prepare_process(stored_config(args.workdir))
+    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+    lines = read_lines(args.input)
+    prefixes = read_lines(args.prefix) if args.prefix else None
+    translations = loaded.translate(lines, prefixes=prefixes)
+    n_best = loaded.config.decode.n_best
+    out = [line for i, t in enumerate(translations) for line in _format(i, t, n_best, args.scores)]
+    _write(args.output, "".join(line + "\n" for line in out))
+    _warn(translations)
+    return 0
+
+
+def read_lines(name: str) -> list[str]:
+    """Lines of a file, or of standard input for "-"; split at newlines only. Raises UserError for invalid UTF-8."""
+    if name != "-" and not Path(name).is_file():
+        raise UserError(f"no file {name}.")
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    raw = data.split(b"\n")
+    if raw and raw[-1] == b"":
+        raw.pop()
+    lines = []
+    for number, line in enumerate(raw, 1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            where = "standard input" if name == "-" else name
+            raise UserError(
+                f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
+            ) from None
+    return lines
+
+
+def _format(number: int, translation, n_best: int, scores: bool) -> list[str]:
+    if n_best == 1:
+        best = translation.hypotheses[0]
+        return [f"{best.text}\t{best.score:.4f}" if scores else best.text]
+    score = (lambda h: f" ||| {h.score:.4f}") if scores else (lambda h: "")
+    return [f"{number} ||| {h.text}{score(h)}" for h in translation.hypotheses]
+
+
+def _write(name: str, text: str) -> None:
+    if name == "-":
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    partial = Path(name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(name)
+
+
+def _warn(translations: list) -> None:
+    for what, numbers in (
+        ("cut to config.decode.max_source_length", [i for i, t in enumerate(translations, 1) if t.source_cut]),
+        ("ended by the length cap (config.decode.max_extra)", [i for i, t in enumerate(translations, 1) if t.hit_cap]),
+    ):
+        if numbers:
+            shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
+            print(f"warning: {len(numbers)} of {len(translations)} lines {what}: line {shown}", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""The data of a run: tokenizers and token stores, made once and found again by digest."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.sources import Source, open_source
+from t2t_flax.data.store import TokenStore
+from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.errors import UserError
+
+log = logging.getLogger("t2t_flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Tokenizers, the training store, and the validation store if the config names validation data."""
+
+    tokenizers: TokenizerPair
+    train: TokenStore
+    valid: TokenStore | None
+
+
+def prepare_corpus(config: Config, workdir: str | epath.Path, progress: Callable[[str], Any] | None = None) -> Corpus:
+    """Tokenizers (trained, given, or those of `train.init_from`) and stores; what is there already is reused.
+
+    `progress(name)` gives a callback `(pairs done, pairs in all or None)` for a split. Raises UserError for every
+    mistake in the data: missing or ill-formed files, a vocabulary that the text cannot fill, no pair left.
+    """
+    workdir = epath.Path(workdir)
+    if not config.data.train:
+        raise UserError(
+            "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
+        )
+    source = split_source(config, "train")
+    tokenizers = _tokenizers(config, workdir, source)
+    train = _store(config, workdir, "train", source, tokenizers, progress)
+    valid = None
+    if config.data.valid:
+        valid = split_store(config, workdir, "valid", tokenizers, progress)
+    return Corpus(tokenizers, train, valid)
+
+
+def split_source(config: Config, split: str) -> Source:
+    """The source that config.data.train, .valid or .test names. Raises UserError where it names none."""
+    spec = getattr(config.data, split)
+    if not spec:
+        raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
+    return open_source(
+        spec,
+        root=config.data.root,
+        source_language=config.data.source_language,
+        target_language=config.data.target_language,
+        seed=config.seed.data,
+    )
+
+
+def split_store(config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None) -> TokenStore:
+    """The token store of a split; of `valid` and `test` nothing is dropped or cut."""
+    return _store(config, epath.Path(workdir), split, split_source(config, split), tokenizers, progress)
+
+
+def _store(config: Config, workdir: epath.Path, split: str, source: Source, tokenizers: TokenizerPair, progress):
+    train = split == "train"
+    policies = dict(
+        max_length=config.data.max_length if train else 2**31 - 1,
+        too_long=config.data.too_long if train else "keep",
+        empty_lines=config.data.empty_lines if train else "keep",
+    )
+    name = f"{split}-{_digest(source.fingerprint(), tokenizers.digest, policies)}"
+    folder = Path(_cache(config, workdir)) / name
+    callback = progress(split) if progress else None
+    return prepare_split(
+        source, tokenizers, folder, processes=config.data.processes, progress=callback, **policies
+    )
+
+
+def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:
+    d, own = config.data, workdir / "tokenizer"
+    settings = {
+        name: getattr(d, name)
+        for name in (
+            "tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization"
+        ).split()
+    }
+    if config.train.init_from:
+        pair = TokenizerPair.load(epath.Path(config.train.init_from) / "tokenizer")
+    elif d.tokenizer_model:
+        pair = TokenizerPair.load(epath.Path(d.tokenizer_model))
+        _check_size(pair, config)
+    else:
+        folder = Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
+        if not folder.exists():
+            log.info("training the tokenizer on %s", source.spec)
+            pair = train_tokenizers(
+                source,
+                kind=d.tokenizer,
+                vocab_size=d.vocab_size,
+                joint=d.joint_vocabulary,
+                character_coverage=d.character_coverage,
+                byte_fallback=d.byte_fallback,
+                normalization=d.normalization,
+                max_sentences=d.tokenizer_sentences,
+            )
+            pair.save(folder)
+        pair = TokenizerPair.load(folder)
+    if not own.exists():
+        pair.save(own)
+    elif TokenizerPair.load(own).digest != pair.digest:
+        raise UserError(
+            f"{own} holds another tokenizer than this config and data make: the training text, or a tokenizer key, has "
+            "changed since the run began. Use another --workdir."
+        )
+    return pair
+
+
+def _check_size(pair: TokenizerPair, config: Config) -> None:
+    for side in ("source", "target"):
+        size = getattr(pair, side).vocab_size
+        if size > config.data.vocab_size:
+            raise UserError(
+                f"config.data.vocab_size = {config.data.vocab_size} is smaller than the {size} pieces of the {side} "
+                f"tokenizer in config.data.tokenizer_model = {config.data.tokenizer_model}: set it to {size}."
+            )
+    if config.data.joint_vocabulary and pair.source.digest != pair.target.digest:
+        raise UserError(
+            f"config.data.tokenizer_model = {config.data.tokenizer_model} holds two tokenizers: set "
+            "config.data.joint_vocabulary = false and config.model.tying = decoder."
+        )
+
+
+def _cache(config: Config, workdir: epath.Path) -> str:
+    return config.data.cache or str(workdir / "data")
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,231 @@
+"""From a corpus to trained tokenizers, and from corpus and tokenizers to a token store."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from t2t_flax.data.sources import Source
+from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore, read_meta
+from t2t_flax.data.tokenizer import EOS, TokenizerPair, train_sentencepiece
+from t2t_flax.errors import UserError
+
+CHUNK_PAIRS = 2000
+"""Pairs that one process tokenises at a time."""
+INLINE_PAIRS = 60_000
+"""Pairs tokenised before other processes are started: starting them takes seconds, these take about two."""
+CHUNKS_IN_FLIGHT = 3
+"""Chunks that wait or are worked on, for each process."""
+
+Pairs = list[tuple[str, str]]
+
+
+def train_tokenizers(
+    source: Source,
+    *,
+    kind: str,
+    vocab_size: int,
+    joint: bool,
+    character_coverage: float = 1.0,
+    byte_fallback: bool = True,
+    normalization: str = "nmt_nfkc",
+    max_sentences: int = 2_000_000,
+) -> TokenizerPair:
+    """Trains one tokenizer on the sentences of both sides (section 5.1), or one for each side if not joint.
+
+    `max_sentences` bounds what trains one tokenizer. Arguments and errors as `train_sentencepiece`.
+    """
+
+    def train(sentences: Iterable[str]):
+        return train_sentencepiece(
+            sentences,
+            kind=kind,
+            vocab_size=vocab_size,
+            character_coverage=character_coverage,
+            byte_fallback=byte_fallback,
+            normalization=normalization,
+            max_sentences=max_sentences,
+        )
+
+    if joint:
+        both = train(itertools.chain.from_iterable(source.pairs()))
+        return TokenizerPair(both, both)
+    sides = []
+    for n, side in enumerate(("source", "target")):
+        try:
+            sides.append(train(pair[n] for pair in source.pairs()))
+        except UserError as error:
+            raise UserError(f"{side} side of {source.spec}: {error}") from None
+    return TokenizerPair(*sides)
+
+
+def prepare_split(
+    source: Source,
+    tokenizers: TokenizerPair,
+    folder: os.PathLike | str,
+    *,
+    max_length: int,
+    too_long: str,
+    empty_lines: str,
+    processes: int = 0,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> TokenStore:
+    """The token store of `source` at the local `folder`: opened if it was made from the same, else made anew.
+
+    max_length: tokens of either side, EOS counted. too_long: "drop" the pair | "cut" each side to its first
+    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
+    "error". processes: 0 = one per core; the bytes do not depend on it. progress(pairs done, pairs in all or None).
+    meta.json counts pairs_read, pairs (kept), dropped, too_long, cut and empty. Raises UserError if nothing is kept.
+    """
+    recipe = {
+        "format_version": FORMAT_VERSION,
+        "source_fingerprint": source.fingerprint(),
+        "tokenizer_digest": tokenizers.digest,
+        "max_length": max_length,
+        "too_long": too_long,
+        "empty_lines": empty_lines,
+    }
+    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+    folder = Path(folder)
+    old = read_meta(folder)
+    if old is not None and old.get("digest") == digest:
+        return TokenStore.open(folder)
+
+    encoder = _Encoder(tokenizers, max_length, too_long, empty_lines)
+    counts = dict.fromkeys(("pairs_read", "dropped", "too_long", "cut", "empty"), 0)
+    vocab_sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+    encoded = _encode_all(encoder, source.pairs(), processes or _num_cores())
+    with StoreWriter(folder, vocab_sizes=vocab_sizes) as writer, contextlib.closing(encoded):
+        for chunk in encoded:
+            if chunk.first_empty is not None and empty_lines == "error":
+                place = source.where(counts["pairs_read"] + chunk.first_empty)
+                raise UserError(
+                    f"{place}: one side of the pair is empty; correct the text, or drop such pairs with "
+                    f"data.empty_lines = 'drop'"
+                )
+            writer.write(*chunk.sides)
+            for name, count in chunk.counts.items():
+                counts[name] += count
+            if progress:
+                progress(counts["pairs_read"], source.count)
+        if counts["dropped"] == counts["pairs_read"]:
+            raise UserError(
+                f"{source.spec}: nothing is left of {counts['pairs_read']} pairs: {counts['empty']} have an empty "
+                f"side, {counts['too_long']} have a side longer than data.max_length = {max_length} tokens"
+            )
+        writer.meta.update(digest=digest, recipe=recipe, **counts)
+    return TokenStore.open(folder)
+
+
+@dataclass
+class _Chunk:
+    sides: tuple[tuple[np.ndarray, np.ndarray], ...]
+    counts: dict[str, int]
+    first_empty: int | None = None
+
+
+@dataclass
+class _Encoder:
+    """Tokenises chunks of pairs under the policies; is sent to other processes once."""
+
+    tokenizers: TokenizerPair
+    max_length: int
+    too_long: str
+    empty_lines: str
+
+    def __call__(self, pairs: Pairs) -> _Chunk:
+        counts = dict(pairs_read=len(pairs), dropped=0, too_long=0, cut=0, empty=0)
+        kept: tuple[list, list] = [], []
+        first_empty = None
+        for i, pair in enumerate(pairs):
+            source, target = self.tokenizers.source.encode(pair[0]), self.tokenizers.target.encode(pair[1])
+            empty = not (source and target and pair[0].strip() and pair[1].strip())
+            if empty and first_empty is None:
+                first_empty = i
+            long = max(len(source), len(target)) + 1 > self.max_length
+            drop = (empty and self.empty_lines == "drop") or (long and self.too_long == "drop")
+            counts["empty"] += empty
+            counts["too_long"] += long
+            counts["dropped"] += drop
+            counts["cut"] += long and not drop and self.too_long == "cut"
+            if not drop:
+                for side, ids in zip(kept, (source, target), strict=True):
+                    if self.too_long == "cut":
+                        del ids[self.max_length - 1 :]
+                    ids.append(EOS)
+                    side.append(ids)
+        sides = tuple(
+            (
+                np.fromiter(itertools.chain.from_iterable(side), np.int32),
+                np.fromiter(map(len, side), np.int32, len(side)),
+            )
+            for side in kept
+        )
+        return _Chunk(sides, counts, first_empty)
+
+
+def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str]], processes: int) -> Iterator[_Chunk]:
+    """Chunks in the order of the corpus; never more than a few in memory."""
+    chunks = iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])
+    inline = None if processes == 1 else INLINE_PAIRS // CHUNK_PAIRS
+    yield from map(encoder, itertools.islice(chunks, inline))
+    first = next(chunks, None)
+    if first is not None:
+        yield from _encode_in_processes(encoder, itertools.chain([first], chunks), processes)
+
+
+def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], processes: int) -> Iterator[_Chunk]:
+    # "spawn", because a fork of a process in which JAX runs threads can hang.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(encoder,))
+    waiting = deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(_work, chunk))
+            if len(waiting) >= processes * CHUNKS_IN_FLIGHT:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that tokenises was killed or could not start (out of memory, or a script without "
+            "`if __name__ == '__main__':`); set data.processes = 1 to tokenise in this process alone"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker_encoder: _Encoder
+
+
+def _start_worker(encoder: _Encoder) -> None:
+    global _worker_encoder
+    _worker_encoder = encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker holds both ends of its queue, so it would wait forever for a parent that was killed.
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _work(pairs: Pairs) -> _Chunk:
+    return _worker_encoder(pairs)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

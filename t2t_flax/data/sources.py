@@ -1,0 +1,204 @@
+"""Where sentence pairs come from: text files, one TSV file, a TFDS dataset, or the built-in corpus."""
+
+import abc
+import gzip
+import hashlib
+import itertools
+import zlib
+from collections.abc import Iterator
+
+from etils import epath
+
+from t2t_flax.errors import UserError
+
+FORMS = (
+    "'SRC,TGT' (two text files, plain or .gz), 'FILE.tsv' or 'FILE.tsv.gz' (source TAB target), "
+    "'tfds:NAME:SPLIT', 'toy:SPLIT' or 'toy:SPLIT:COUNT'"
+)
+TOY_COUNTS = {"train": 60_000, "valid": 500, "test": 500}
+
+
+class Source(abc.ABC):
+    """A corpus of (source, target) sentences in a fixed order."""
+
+    def __init__(self, spec: str, count: int | None = None):
+        self.spec = spec
+        self.count = count
+        """Number of pairs; None until it is known (a text file is counted by its first full reading)."""
+
+    @abc.abstractmethod
+    def read(self) -> Iterator[tuple[str, str]]:
+        """The pairs, streamed in order; may be empty."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the content, independent of where it lies."""
+
+    @abc.abstractmethod
+    def where(self, i: int) -> str:
+        """The place of pair i (from 0), for an error message: 'train.en line 17'."""
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The pairs in order, in constant memory; each call starts anew. Raises UserError if there is none."""
+        count = 0
+        for pair in self.read():
+            count += 1
+            yield pair
+        if not count:
+            raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); give one with at least one pair")
+        self.count = count
+
+
+class TextSource(Source):
+    """Two files, line i of one being the translation of line i of the other."""
+
+    def __init__(self, spec: str, source: epath.Path, target: epath.Path):
+        super().__init__(spec)
+        self._paths = source, target
+
+    def read(self):
+        streams = [lines(path) for path in self._paths]
+        for i, pair in enumerate(itertools.zip_longest(*streams)):
+            if None in pair:
+                a, b = (
+                    i if side is None else i + 1 + sum(1 for _ in stream)
+                    for side, stream in zip(pair, streams, strict=True)
+                )
+                raise UserError(
+                    f"{self._paths[0]} has {a} lines and {self._paths[1]} has {b}: "
+                    f"line i of one must be the translation of line i of the other"
+                )
+            yield pair
+
+    def fingerprint(self):
+        return _sha256("text", *map(_file_sha256, self._paths))
+
+    def where(self, i):
+        return ", ".join(f"{path} line {i + 1}" for path in self._paths)
+
+
+class TsvSource(Source):
+    """One file with source TAB target on each line."""
+
+    def __init__(self, spec: str, path: epath.Path):
+        super().__init__(spec)
+        self._path = path
+
+    def read(self):
+        for i, line in enumerate(lines(self._path)):
+            sides = line.split("\t")
+            if len(sides) != 2:
+                raise UserError(f"{self.where(i)}: expected source TAB target, found {len(sides) - 1} TABs, not 1")
+            yield sides[0], sides[1]
+
+    def fingerprint(self):
+        return _sha256("tsv", _file_sha256(self._path))
+
+    def where(self, i):
+        return f"{self._path} line {i + 1}"
+
+
+class ToySource(Source):
+    """The built-in English-German corpus, either way round."""
+
+    def __init__(self, spec: str, split: str, count: int, seed: int, swapped: bool):
+        super().__init__(spec, count)
+        self._split, self._seed, self._swapped = split, seed, swapped
+
+    def read(self):
+        from t2t_flax.data import toy
+
+        for english, german in toy.pairs(self._split, self.count, seed=self._seed):
+            yield (german, english) if self._swapped else (english, german)
+
+    def fingerprint(self):
+        from t2t_flax.data import toy
+
+        direction = "de-en" if self._swapped else "en-de"
+        return _sha256("toy", toy.fingerprint(self._split, self.count, self._seed), direction)
+
+    def where(self, i):
+        return f"{self.spec} pair {i + 1}"
+
+
+def open_source(
+    spec: str, *, root: str = "", source_language: str, target_language: str, seed: int = 0, key: str = ""
+) -> Source:
+    """The corpus that `spec` names; `FORMS` lists the forms.
+
+    root: folder from which relative paths start; for TFDS its data_dir. seed: of the built-in corpus.
+    key: the config key that holds `spec`, for error messages. Raises UserError if it cannot be there.
+    """
+    label = f"{key} = {spec!r}" if key else repr(spec)
+    languages = source_language, target_language
+    kind = spec.partition(":")[0]
+    if kind == "toy":
+        return _open_toy(spec, languages, seed, label)
+    if kind == "tfds":
+        from t2t_flax.data.tfds_source import TfdsSource
+
+        return TfdsSource(spec, languages, data_dir=root, label=label)
+    names = [name.strip() for name in spec.split(",")]
+    if len(names) == 2 and all(names):
+        return TextSource(spec, *(_existing(name, root, label) for name in names))
+    if len(names) == 1 and names[0].endswith((".tsv", ".tsv.gz")):
+        return TsvSource(spec, _existing(names[0], root, label))
+    raise UserError(f"{label} is not understood as a corpus; it can be {FORMS}")
+
+
+def lines(path: epath.Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or .gz, without their ends.
+
+    Only the byte 0x0A ends a line, so that no other character can move the two sides apart; one 0x0D before it goes.
+    Raises UserError with the place where the file is not UTF-8 or not gzip.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as file:
+            for line in file:
+                number += 1
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
+            f"({error.reason}); convert the file to UTF-8"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip data after line {number} ({error}); get the file again") from None
+
+
+def _existing(name: str, root: str, label: str) -> epath.Path:
+    path = epath.Path(root or ".") / epath.Path(name).expanduser()
+    if not path.exists():
+        hint = "" if root or path.is_absolute() else f" (relative to {epath.Path.cwd()}; data.root is empty)"
+        raise UserError(f"{label}: there is no file {path}{hint}")
+    if path.is_dir():
+        raise UserError(f"{label}: {path} is a folder; name a file in it")
+    return path
+
+
+def _open_toy(spec: str, languages: tuple[str, str], seed: int, label: str) -> ToySource:
+    split, colon, count = spec.removeprefix("toy").removeprefix(":").partition(":")
+    if split not in TOY_COUNTS:
+        raise UserError(f"{label}: the built-in corpus has no split {split!r}; it has {', '.join(TOY_COUNTS)}")
+    if colon and not (count.isdecimal() and int(count) > 0):
+        raise UserError(f"{label}: expected toy:SPLIT or toy:SPLIT:COUNT with a COUNT of at least 1, not {count!r}")
+    if set(languages) != {"en", "de"}:
+        raise UserError(
+            f"{label}: the built-in corpus is English and German, so data.source_language and data.target_language "
+            f"must be en and de, in either order, not {languages[0]!r} and {languages[1]!r}"
+        )
+    return ToySource(spec, split, int(count or TOY_COUNTS[split]), seed, swapped=languages[0] == "de")
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _file_sha256(path: epath.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

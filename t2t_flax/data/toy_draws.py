@@ -1,0 +1,206 @@
+"""How the built-in corpus draws: a domain for each parameter of the sentence templates, and one drawn pair."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+
+from t2t_flax.data import toy_facts, toy_grammar, toy_numbers, toy_sentences
+from t2t_flax.data import toy_lexicon as lexicon
+from t2t_flax.data.toy_grammar import Event, Subject
+from t2t_flax.data.toy_lexicon import Phrase
+
+Below = Callable[[int], int]
+"""Returns an integer in [0, n), uniform."""
+Domain = Callable[[Below], object]
+
+
+def draw(below: Below) -> tuple[str, str]:
+    """One English-German pair. The parts of a pair differ from each other: no coat is heavier than the coat."""
+    template, parameters = TEMPLATES[below(len(TEMPLATES))]
+    values: dict[str, object] = {}
+    taken: set[object] = set()
+    for name, domain in parameters:
+        label = None
+        while label is None or label in taken:
+            value = domain(below)
+            label = getattr(value, "en", value)
+        taken.add(label)
+        values[name] = value
+    return template(**values)
+
+
+def _from(options: Iterable) -> Domain:
+    """An item of a sequence, a lexeme of a table, or a phrase of a table of strings."""
+    if isinstance(options, dict):
+        options = [Phrase(en, de) if isinstance(de, str) else de for en, de in options.items()]
+    items = tuple(options)
+    return lambda below: items[below(len(items))]
+
+
+def _mixed(*domains: Domain) -> Domain:
+    return lambda below: domains[below(len(domains))](below)
+
+
+def _within(en: str, de: str, *inner: Domain) -> Domain:
+    """Drawn phrases inside a longer one: on {} at {}, am {} um {} Uhr."""
+
+    def phrase(below: Below) -> Phrase:
+        parts = [domain(below) for domain in inner]
+        return Phrase(en.format(*(part.en for part in parts)), de.format(*(part.de for part in parts)))
+
+    return phrase
+
+
+def _whole(below: Below, most: int) -> int:
+    """2 .. 10**most - 1, each length equally likely, without ...01: its German form before a noun is not settled."""
+    number = 2 + below(10 ** (1 + below(most)) - 2)
+    return number + 1 if number % 100 == 1 else number
+
+
+def _number(below: Below) -> Phrase:
+    return toy_numbers.words(_whole(below, 3)) if below(3) else toy_numbers.digits(_whole(below, 5))
+
+
+def _words(low: int, high: int, kind: str = "cardinal") -> Domain:
+    return lambda below: toy_numbers.words(low + below(high - low), kind)
+
+
+def _price(below: Below) -> Phrase:
+    cents = 50 + below(10 ** (3 + below(4)))
+    return toy_numbers.money(Decimal(cents) / 100, ("EUR", "EUR", "USD", "GBP")[below(4)])
+
+
+def _tenths(below: Below, low: int, high: int) -> Decimal:
+    """A number of tenths in [low, high), never exactly 1, which takes a verb in the singular."""
+    tenths = low + below(high - low)
+    return Decimal(11 if tenths == 10 else tenths) / 10
+
+
+def _measure(unit: str, low: int, high: int) -> Domain:
+    return lambda below: toy_numbers.measure(_tenths(below, low, high), unit)
+
+
+def _day(low: int, high: int, style: str = "long") -> Domain:
+    return lambda below: toy_numbers.date(low + below(high - low), 1 + below(12), 1 + below(28), style)
+
+
+def _hour(low: int, high: int) -> Domain:
+    return lambda below: toy_numbers.clock(low + below(high - low), 5 * below(12))
+
+
+def _year(below: Below) -> Phrase:
+    year = 1800 + below(225)
+    return Phrase(f"in {year}", f"im Jahr {year}")
+
+
+def _persons(below: Below) -> Subject:
+    noun = person(below)
+    return toy_grammar.the(noun) if below(3) else toy_grammar.all_the(noun)
+
+
+def _doing_to_things(below: Below, plain: bool) -> Event:
+    if below(4):
+        verb, noun, adjective = handle(below), thing(below), any_adjective(below) if below(2) else None
+    else:
+        verb, noun, adjective = eat(below), food(below), None
+    determiner = ("the", "a", "the", "a", "", "number")[below(5 if plain else 6)]
+    if determiner == "number":
+        return toy_grammar.count(verb, _number(below), noun, adjective)
+    return toy_grammar.act(verb, determiner or owner(below), noun, adjective)
+
+
+def _event(plain: bool) -> Domain:
+    """What a subject does; a plain event counts nothing, so that it can be negated."""
+
+    def event(below: Below) -> Event:
+        kind = below(10)
+        if kind < 4:
+            return _doing_to_things(below, plain)
+        if kind < 6:
+            return toy_grammar.act(meet(below), "the", person(below))
+        if kind == 6:
+            return toy_grammar.serve(serve(below), person(below))
+        if kind == 7:
+            return toy_grammar.journey(ride(below), city(below), vehicle(below))
+        if kind == 8:
+            return toy_grammar.go(go(below), place(below))
+        return toy_grammar.stay(rest(below), place(below).at, manner(below) if below(2) else "")
+
+    return event
+
+
+def _gift(below: Below) -> Event:
+    return toy_grammar.give(give(below), person(below), thing(below), any_adjective(below) if below(2) else None)
+
+
+name = _from(sorted(lexicon.NAMES["f"] + lexicon.NAMES["m"]))
+owner, relative = _from(tuple(lexicon.OWNERS)), _from(tuple(lexicon.KIN))
+person, thing, food = _from(lexicon.PERSONS), _from(lexicon.THINGS), _from(lexicon.FOODS)
+any_adjective, place, city = _from(lexicon.ADJECTIVES), _from(lexicon.PLACES), _from(lexicon.CITIES)
+handle, eat, meet, serve = (_from(t) for t in (lexicon.HANDLE, lexicon.EAT, lexicon.MEET, lexicon.SERVE))
+ride = _from([lexicon.JOURNEY["travel"], lexicon.JOURNEY["return"]])
+go, rest, give = _from(lexicon.GO), _from(lexicon.STAY), _from(lexicon.GIVE)
+vehicle, manner = _from(tuple(lexicon.VEHICLES)), _from(tuple(lexicon.MANNERS))
+weekday, month, hour, some = _from(lexicon.DAYS), _from(lexicon.MONTHS), _hour(0, 24), _words(2, 21)
+period = _from(tuple(lexicon.PERIODS))
+periods = _from(lexicon.PERIODS)
+on_a_day, in_a_month = _within("on {}", "am {}", weekday), _within("in {}", "im {}", month)
+at_an_hour = _within("on {} at {}", "am {} um {} Uhr", weekday, hour)
+
+DOMAINS: dict[str, Domain] = {
+    "name": name, "owner": owner, "relative": relative, "person": person, "thing": thing, "place": place, "city": city,
+    "who": _mixed(
+        _from(toy_grammar.PRONOUNS), _from(toy_grammar.PRONOUNS), lambda b: toy_grammar.named(name(b)),
+        lambda b: toy_grammar.named(name(b)), lambda b: toy_grammar.kin(owner(b), relative(b)),
+        lambda b: toy_grammar.kin(name(b), relative(b)), _persons, _persons,
+    ),
+    "deed": _event(plain=False), "plain": _event(plain=True), "gift": _gift,
+    "handle": handle, "ride": ride, "travel": _from(lexicon.JOURNEY), "rest": rest,
+    "indoors": _from([lexicon.STAY[en] for en in ("work", "sleep", "wait", "sing", "laugh", "play")]),
+    "vehicle": vehicle,
+    "mind": _from(lexicon.MIND), "intent": _from(lexicon.INTEND), "state": _from(lexicon.STATES),
+    "how": _from(toy_grammar.MODALS), "may": _from([toy_grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
+    "joint": _from(tuple(toy_sentences.JOINTS)), "question": _from(tuple(toy_sentences.QUESTIONS)),
+    "adjective": any_adjective, "color": _from([lexicon.ADJECTIVES[en] for en in lexicon.COLORS]),
+    "trait": _from([a for en, a in lexicon.ADJECTIVES.items() if en not in lexicon.COLORS]),
+    "today": _mixed(
+        _from(lexicon.NOW), _from(lexicon.NOW), _within("every {}", "jeden {}", weekday), on_a_day, at_an_hour
+    ),
+    "then": _mixed(
+        _from(lexicon.PAST), _from(lexicon.PAST), _within("{} {} ago", "vor {} {}", some, periods), _year,
+        on_a_day, in_a_month, at_an_hour, _within("on {}", "am {}", _day(1950, 2025)),
+    ),
+    "later": _mixed(
+        _from(lexicon.SOON), _from(lexicon.SOON), _within("in {} {}", "in {} {}", some, periods),
+        on_a_day, in_a_month, at_an_hour, _within("on {}", "am {}", _day(2030, 2050)),
+    ),
+    "side": _from(lexicon.SIDES), "job": _from(tuple(lexicon.TRADES)), "period": period,
+    "number": _number, "years": _words(2, 100), "minutes": lambda b: toy_numbers.words(_whole(b, 3)),
+    "amount": lambda b: 1 + b(999), "operator": _from(tuple(toy_facts.OPERATORS)), "large": lambda b: 100 + b(9900),
+    "rank": lambda b: toy_numbers.ordinal(2 + b(198)), "jubilee": lambda b: toy_numbers.ordinal(2 + b(98)),
+    "text": _from(lexicon.TEXTS), "year_words": _words(1800, 2025, "year"),
+    "show": _from(lexicon.SHOWS), "carrier": _from(lexicon.CARRIERS), "weekday": weekday, "month": month, "hour": hour,
+    "morning": _hour(6, 12), "evening": _hour(16, 24), "day": _day(1920, 2030), "full_day": _day(1920, 2030, "full"),
+    "price": _price, "worth": _from({"cheaper": "billiger", "more expensive": "teurer"}),
+    "way": _measure("length-kilometer", 100, 20000), "mass": _measure("mass-kilogram", 2, 400),
+    "length": _measure("length-meter", 2, 100), "dimension": _from(lexicon.DIMENSIONS),
+    "heat": _measure("temperature-celsius", -250, 400),
+    "share": lambda b: toy_numbers.percent(_tenths(b, 1, 1000)),
+    "rate": lambda b: toy_numbers.percent(_tenths(b, 1, 300)),
+    "index": _from(lexicon.INDICES), "change": _from(lexicon.CHANGES),
+    "venue": _from([lexicon.PLACES[en] for en in lexicon.OPENING]),
+    "code": lambda b: f"0{100 + b(900)} {10000 + b(90000)}", "chamber": lambda b: 100 + b(900),
+}  # fmt: skip
+
+
+def _templates() -> Iterable[tuple[Callable, list[tuple[str, Domain]]]]:
+    for module in (toy_sentences, toy_facts):
+        for template in vars(module).values():
+            if inspect.isfunction(template) and template.__module__ == module.__name__ and template.__name__[0] != "_":
+                names = inspect.signature(template).parameters
+                yield template, [(each, DOMAINS[each.rstrip("0123456789")]) for each in names]
+
+
+TEMPLATES = tuple(_templates())

@@ -1,0 +1,1 @@
+"""Search over a step function, and translation of lines with it."""

@@ -1,0 +1,159 @@
+"""Lines in, translations out: as many as came in, in their order, each independent of the others."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2t_flax.config import Decode
+from t2t_flax.data.tokenizer import EOS, TokenizerPair
+from t2t_flax.decoding.beam import BeamOptions, beam_search
+from t2t_flax.decoding.sampling import SampleOptions, sample
+from t2t_flax.errors import UserError
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.parallel import mesh as mesh_lib
+
+# Sources are padded to one of these, so that the programs are few.
+SOURCE_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+PREFIX_LENGTHS = (0, 8, 32, 128, 512)
+FIRST_CACHE_LENGTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """`score`: log-probability over the length penalty; `log_prob`: their sum in nats, EOS included."""
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float
+    hit_cap: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """The n-best list of a sentence, best first. `source_cut`: the source was longer than decode.max_source_length."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    source_cut: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+    @property
+    def hit_cap(self) -> bool:
+        return self.hypotheses[0].hit_cap
+
+
+class Translator:
+    """A model with parameters on a mesh, its tokenizers and a search."""
+
+    def __init__(self, model: Transformer, tokenizers: TokenizerPair, mesh: jax.sharding.Mesh, config: Decode):
+        self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
+        self._rows = config.batch_size * mesh_lib.batch_shards(mesh)
+        self._start = jax.jit(_start, static_argnums=(0, 3, 4))
+        self._step = _Step(model)
+
+    def translate(
+        self,
+        params: Any,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Translation]:
+        """One Translation for each line. An empty line stays empty. `prefixes`: the start of each translation.
+
+        `progress(sentences done)` is called after each batch. Raises UserError for a prefix list of another length.
+        """
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise UserError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one (or an empty one) for each line.")
+        limit = self._limit()
+        sources = [self._tokenizers.source.encode(line) + [EOS] if line.strip() else [] for line in lines]
+        cut = [len(ids) > limit for ids in sources]
+        sources = [ids[: limit - 1] + [EOS] if too_long else ids for ids, too_long in zip(sources, cut, strict=True)]
+        forced = [self._tokenizers.target.encode(p) if p else [] for p in prefixes or [""] * len(lines)]
+        empty = Translation((Hypothesis("", (), 0.0, 0.0, False),))
+        out: list[Translation] = [empty] * len(lines)
+        order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: len(sources[i]))
+        for start in range(0, len(order), self._rows):
+            chunk = order[start : start + self._rows]
+            results = self._search(params, [sources[i] for i in chunk], [forced[i] for i in chunk], chunk)
+            for i, hypotheses in zip(chunk, results, strict=True):
+                out[i] = Translation(hypotheses, cut[i])
+            if progress:
+                progress(min(start + self._rows, len(order)))
+        return out
+
+    def _limit(self) -> int:
+        learned = self._model.config.position == "learned"
+        return min(self._config.max_source_length, self._model.config.position_max if learned else 2**31)
+
+    def _search(self, params, sources, forced, sentence_ids) -> list[tuple[Hypothesis, ...]]:
+        c = self._config
+        length = _round_up(max(map(len, sources)), SOURCE_LENGTHS)
+        source_BxS = _padded(sources, self._rows, length)
+        source_BxS[len(sources) :, 0] = EOS  # rows that only fill the batch; their cap of 1 ends them at once
+        caps = [math.floor(c.max_ratio * len(s)) + c.max_extra + len(f) for s, f in zip(sources, forced, strict=True)]
+        if self._model.config.position == "learned":
+            caps = [min(cap, self._model.config.position_max) for cap in caps]
+        caps_B = np.array([max(1, cap) for cap in caps] + [1] * (self._rows - len(sources)), np.int32)
+        prefix_BxP = _padded(forced, self._rows, _round_up(max(map(len, forced)), PREFIX_LENGTHS))
+        ids_B = np.array(list(sentence_ids) + [0] * (self._rows - len(sources)), np.int32)
+        rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
+        put = lambda x: jax.device_put(x, rows)  # noqa: E731
+        with mesh_lib.use(self._mesh):
+            width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
+            cache = self._start(self._model, params, put(source_BxS), width, FIRST_CACHE_LENGTH)
+            caps_B, prefix_BxP = put(caps_B), put(prefix_BxP)
+            if c.strategy == "beam":
+                options = BeamOptions(beam_size=c.beam_size, alpha=c.alpha, n_best=c.n_best)
+                found = beam_search(self._step, params, cache, options, caps_B=caps_B, prefix_BxP=prefix_BxP)
+            else:
+                temperature = c.temperature if c.strategy == "sample" else 0.0
+                options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
+                found = sample(
+                    self._step, params, cache, options, caps_B=caps_B, prefix_BxP=prefix_BxP, sentence_ids_B=put(ids_B)
+                )
+        found = jax.device_get(found)
+        return [self._hypotheses(found, b) for b in range(len(sources))]
+
+    def _hypotheses(self, found, b: int) -> tuple[Hypothesis, ...]:
+        hypotheses = []
+        for n in range(found.tokens.shape[1]):
+            ids = found.tokens[b, n, : found.lengths[b, n]].tolist()
+            finished = bool(found.finished[b, n])
+            ids = ids[:-1] if finished else ids
+            text = self._tokenizers.target.decode(ids)
+            score, log_prob = float(found.scores[b, n]), float(found.log_probs[b, n])
+            hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, not finished))
+        return tuple(hypotheses)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """The model's decode step as a hashable function, so that equal models share compiled searches."""
+
+    model: Transformer
+
+    def __call__(self, params, tokens_BxK, position, cache):
+        return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")
+
+
+def _start(model: Transformer, params, source_BxS, beam_size: int, length: int):
+    return model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
+
+
+def _round_up(n: int, choices: Sequence[int]) -> int:
+    return next((c for c in choices if c >= n), 256 * math.ceil(n / 256))
+
+
+def _padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
+    out = np.zeros((count, length), np.int32)
+    for i, ids in enumerate(rows):
+        out[i, : len(ids)] = ids
+    return out

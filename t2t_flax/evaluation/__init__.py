@@ -1,0 +1,1 @@
+"""Finished runs: loaded, scored, recorded."""

@@ -1,0 +1,113 @@
+"""An evaluation is a record: hypotheses, scores with signatures, and everything that led to them."""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.data.corpus import split_source, split_store
+from t2t_flax.evaluation.load import Loaded
+from t2t_flax.evaluation.scores import corpus_scores
+from t2t_flax.training.run import ValidationLoss
+from t2t_flax.training.state import count_params
+from t2t_flax.version import __version__
+
+RECORD_VERSION = 1
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "numpy")
+
+
+def evaluate(loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None) -> tuple[dict[str, Any], list]:
+    """Decodes and scores all sentences of `valid` or `test`, and writes WORKDIR/eval/<split>-<step>.json and .hyp.txt.
+
+    Returns (the record, the list of (source, reference, Translation)).
+    """
+    began = time.perf_counter()
+    source = split_source(loaded.config, split)
+    pairs = list(source.pairs())
+    translations = loaded.translate([s for s, _ in pairs], progress=progress)
+    decode_seconds = time.perf_counter() - began
+    references = [r for _, r in pairs]
+    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers)
+    nll = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
+    scores = corpus_scores(
+        [t.text for t in translations], references, bootstrap_samples=loaded.config.eval.bootstrap_samples
+    )
+    name = f"{split}-{loaded.steps[0]}"
+    record = {
+        "record_version": RECORD_VERSION,
+        "split": split,
+        "data": {"spec": source.spec, "digest": source.fingerprint(), "sentences": len(pairs)},
+        "scores": scores | {"nll": nll, "perplexity": float(jax.numpy.exp(nll))},
+        "counts": {
+            "sentences": len(pairs),
+            "source_cut": sum(t.source_cut for t in translations),
+            "hit_max_length": sum(t.hit_cap for t in translations),
+            "empty_source": sum(not s.strip() for s, _ in pairs),
+        },
+        "checkpoint": {"step": loaded.steps[0], "averaged": list(loaded.steps)},
+        "hypotheses": f"{name}.hyp.txt",
+        "parameters": count_params(
+            loaded.params, loaded.config, loaded.tokenizers.source.vocab_size, loaded.tokenizers.target.vocab_size
+        ),
+        "digests": {
+            "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
+            "tokenizer": loaded.tokenizers.digest,
+        },
+        "config": json.loads(config_lib.to_json(loaded.config)),
+        "versions": versions(),
+        "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
+        "seconds": {
+            "decode": round(decode_seconds, 3),
+            "total": round(time.perf_counter() - began, 3),
+        },
+    }
+    folder = loaded.workdir / "eval"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / record["hypotheses"], "".join(_one_line(t.text) + "\n" for t in translations))
+    write_atomically(folder / f"{name}.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A record in a few lines for people."""
+    bleu, counts = record["scores"]["sacrebleu"], record["counts"]
+    interval = f" ± {bleu['confidence']['half_width']:.2f}" if "confidence" in bleu else ""
+    averaged = record["checkpoint"]["averaged"]
+    what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
+    lines = [
+        f"{record['split']} ({record['data']['spec']}, {counts['sentences']} sentences), {what}:",
+        f"  BLEU {bleu['score']:.2f}{interval}   {bleu['signature']}",
+        f"  chrF {record['scores']['chrf']['score']:.2f}   exactly right {record['scores']['exact_match']['score']:.1f} %   "
+        f"perplexity {record['scores']['perplexity']:.3f}",
+    ]
+    if counts["source_cut"]:
+        lines.append(f"  {counts['source_cut']} sources were cut to config.decode.max_source_length")
+    if counts["hit_max_length"]:
+        lines.append(f"  {counts['hit_max_length']} translations hit their length cap without ending")
+    return "\n".join(lines)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes a score."""
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"t2t_flax": __version__, "python": platform.python_version()} | found
+
+
+def write_atomically(path: epath.Path, text: str) -> None:
+    """Writes under a temporary name and renames, so that no reader sees half a file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
+
+

@@ -1,0 +1,129 @@
+"""A trained run, restored from its workdir alone, on whatever devices there are."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.decoding.translator import Translation, Translator
+from t2t_flax.errors import UserError
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.state import init_state, make_model
+
+log = logging.getLogger("t2t_flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Parameters (of the checkpoints `steps`, averaged where there are several) with all that they need."""
+
+    workdir: epath.Path
+    config: Config
+    tokenizers: TokenizerPair
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    params: Any
+    steps: tuple[int, ...]
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Translation]:
+        """One Translation for each line, in order; see `decoding.translator`."""
+        translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode)
+        return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
+
+
+def stored_config(workdir: str | epath.Path) -> Config:
+    """The resolved config of a run. Raises UserError where the folder holds no run."""
+    path = epath.Path(workdir) / "config.json"
+    if not path.exists():
+        raise UserError(f"{workdir} holds no run: there is no {path.name}. Give the --workdir of a `train` command.")
+    return config_lib.from_json(path.read_text())
+
+
+def load(
+    workdir: str | epath.Path, *, step: int | None = None, average: int = 0, overrides: dict[str, str] | None = None
+) -> Loaded:
+    """Restores a run: the newest whole checkpoint, checkpoint `step`, or the mean of the last `average` up to it.
+
+    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Needs nothing but the workdir. Raises
+    UserError for a folder without a run, an unknown step, or damage.
+    """
+    workdir = epath.Path(workdir)
+    stored = stored_config(workdir)
+    config = config_lib.override(config_lib.to_config_dict(stored), overrides or {})
+    config = config_lib.resolve(config)
+    check_same_model(stored, config, f"the run in {workdir}")
+    tokenizers = TokenizerPair.load(workdir / "tokenizer")
+    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh_lib.check_divisibility(config, mesh)
+    model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
+    item = "ema" if stored.optimizer.ema_decay else "params"
+    params, steps = _restore(workdir, abstract.params, item, step, average, tokenizers.digest)
+    return Loaded(workdir, config, tokenizers, mesh, model, params, steps)
+
+
+def _restore(workdir: epath.Path, abstract: Any, item: str, step: int | None, average: int, tokenizer_digest: str):
+    folder = workdir / "checkpoints"
+    if not folder.exists():
+        raise UserError(f"{workdir} has no checkpoint yet.")
+    checkpoints = Checkpoints(folder, keep_last=10**6)
+    try:
+        steps = checkpoints.steps()
+        if not steps or (step is not None and step not in steps):
+            raise UserError(
+                f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
+            )
+        candidates = [s for s in reversed(steps) if step is None or s <= step]
+        taken, trees = [], []
+        for s in candidates:
+            try:
+                digest = checkpoints.meta(s)["digests"]["tokenizer"]
+                if digest != tokenizer_digest:
+                    raise UserError(
+                        f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
+                        f"{workdir / 'tokenizer'} (digest {tokenizer_digest[:12]}): bring the run's own tokenizer back."
+                    )
+                trees.append(checkpoints.restore_params(s, abstract, item))
+                taken.append(s)
+            except DamagedCheckpoint as damage:
+                if step is not None or average:
+                    raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
+                log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
+            if len(taken) == max(1, average):
+                break
+    finally:
+        checkpoints.close()
+    if not taken:
+        raise UserError(f"all checkpoints in {workdir} are damaged.")
+    if average > len(taken):
+        raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {steps}.")
+    return mean(trees), tuple(taken)
+
+
+def mean(trees: list[Any]) -> Any:
+    """The arithmetic mean of parameter trees, in float32 (6.1)."""
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / len(x), *trees)
+
+
+def config_json(config: Config) -> dict[str, Any]:
+    """The resolved config as plain JSON values."""
+    return json.loads(config_lib.to_json(config))

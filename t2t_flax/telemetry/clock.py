@@ -1,0 +1,26 @@
+"""Where the time of a run goes, in named buckets."""
+
+import contextlib
+import time
+
+
+class Clock:
+    """Seconds by bucket (compile, data, step, eval, save); carried over restarts through `seconds`."""
+
+    def __init__(self, seconds: dict[str, float] | None = None):
+        self.seconds = dict(seconds or {})
+
+    @contextlib.contextmanager
+    def measure(self, bucket: str):
+        """Adds the block's time to `bucket`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(bucket, time.perf_counter() - start)
+
+    def add(self, bucket: str, seconds: float) -> None:
+        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + seconds
+
+    def rounded(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in self.seconds.items()}

@@ -1,0 +1,85 @@
+"""FLOPs by formula, and their share of a peak that is known: a data sheet's, or one that was measured.
+
+XLA's own count takes a loop's body once and is per device, so it is not used.
+"""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from t2t_flax.config import Model
+
+# Dense bfloat16 TFLOP/s of one JAX device, from the vendors' data sheets.
+DATA_SHEET_TFLOPS = {
+    "TPU v3": 61.5,
+    "TPU v4": 275.0,
+    "TPU v5 lite": 197.0,
+    "TPU v5e": 197.0,
+    "TPU v5p": 459.0,
+    "TPU v5": 459.0,
+    "TPU v6 lite": 918.0,
+    "TPU v6e": 918.0,
+    "NVIDIA A100": 312.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H100": 989.0,
+    "NVIDIA H200": 989.0,
+}
+
+
+class Tokens(NamedTuple):
+    """Tokens of an update, and the sums of products of lengths over which attention runs.
+
+    Real: of each pair, so `cross` is the sum of S_i * T_i. Padded: of each row. `target_self` counts both triangles,
+    which is what a masked product computes.
+    """
+
+    source: float
+    target: float
+    source_self: float
+    target_self: float
+    cross: float
+
+
+def forward_flops(model: Model, vocab: int, tokens: Tokens) -> float:
+    """FLOPs (2 per multiply-add) of the matrix products of one forward pass. The backward pass takes twice as many."""
+    d, heads = model.d_model, model.num_heads
+    d_k, d_v = model.d_k or d // heads, model.d_v or d // heads
+    queries, keys_values, out = d * heads * d_k, d * heads * (d_k + d_v), heads * d_v * d
+    ffn, pair = 2 * d * model.d_ff, heads * (d_k + d_v)
+    encoder = tokens.source * (queries + keys_values + out + ffn) + tokens.source_self * pair
+    decoder = tokens.target * (2 * queries + keys_values + 2 * out + ffn) + tokens.target_self * pair
+    decoder += tokens.source * keys_values + tokens.cross * pair
+    total = model.num_encoder_layers * encoder + model.num_decoder_layers * decoder + tokens.target * d * vocab
+    return 2.0 * total
+
+
+def data_sheet_peak(device: jax.Device) -> float | None:
+    """FLOP/s of a known device, else None: an unknown peak is not guessed."""
+    kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
+    return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
+
+
+def measured_peak(dtype: jnp.dtype, size: int | None = None) -> float:
+    """FLOP/s of one device in a square matrix product of the compute type; the best of several."""
+    size = size or (2048 if jax.default_backend() == "cpu" else 8192)
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a, b: a @ b)
+    product(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
+    """`mfu_hardware_measured` and so on: FLOP/s of all and of real tokens, over each known peak of all devices."""
+    return {
+        f"mfu_{name}_{kind}": flops / seconds / peak
+        for kind, peak in peaks.items()
+        if peak
+        for name, flops in (("hardware", hardware_flops), ("useful", useful_flops))
+    }

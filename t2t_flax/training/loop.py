@@ -1,0 +1,128 @@
+"""The training loop: one function that reads from top to bottom."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from t2t_flax.telemetry.clock import Clock
+from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.feed import Feed
+from t2t_flax.training.preemption import Preemption
+from t2t_flax.training.resume import Progressed, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.run import Run, ValidationLoss, compile_train_steps
+from t2t_flax.training.state import TrainState
+from t2t_flax.training.update_log import UpdateLog
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How the loop ended: `reason` is "steps", "patience" or the name of a signal."""
+
+    state: TrainState
+    step: int
+    reason: str
+    seconds: dict[str, float]
+
+    @property
+    def finished(self) -> bool:
+        return self.reason in ("steps", "patience")
+
+
+def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = print) -> Outcome:
+    """Trains from the newest checkpoint (or from scratch) to config.train.steps.
+
+    `bleu(params)` scores the validation set. Update t takes batch t - 1. Raises NonFiniteLoss; UserError for a
+    checkpoint of another model and for a full disk.
+    """
+    began = time.monotonic()
+    config = run.config
+    checkpoints = open_checkpoints(run)
+    state, done = restore_or_init(run, checkpoints, say)
+    clock = Clock(done.seconds)
+    with clock.measure("compile"):
+        programs = compile_train_steps(run)
+        valid_loss = _validation_loss(run)
+    log = UpdateLog(run, clock, done.step)
+    with (
+        Preemption() as preemption,
+        Progress("train", config.train.steps, start=done.step) as bar,
+        Feed(run.batches, run.mesh, run.corpus.train.lengths, done.step, config.train.steps) as feed,
+    ):
+        reason = "steps"
+        for step in range(done.step + 1, config.train.steps + 1):
+            log.profile(step)
+            with clock.measure("data"):
+                fed = feed.next()
+            with clock.measure("step"), jax.transfer_guard("disallow"):
+                state, metrics = programs[fed.key](state, fed.arrays, fed.num_micro)
+            log.took(step, fed, metrics, bar)  # waits for the update before, so that the device always has one queued
+            if step == 1:
+                say(f"first update after {time.monotonic() - began:.1f} s")
+
+            metric = None
+            if _due(step, config.eval.every_steps) or _due(step, config.eval.bleu_every_steps):
+                log.flush(bar)
+                with clock.measure("eval"):
+                    values = _evaluate(run, state, step, valid_loss, bleu)
+                metric = _note_metric(done, values, step, config.eval.metric)
+                log.write(step, values)
+                bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+            patience = config.eval.patience
+            stop = bool(patience) and done.evaluations_without_better >= patience
+            last = stop or preemption.requested or step == config.train.steps
+            if (
+                last
+                or _due(step, config.checkpoint.every_steps)
+                or (metric is not None and config.checkpoint.keep_best)
+            ):
+                log.flush(bar)
+                with clock.measure("save"):
+                    done.step, done.seconds = step, clock.seconds
+                    save(run, checkpoints, state, done, metric)
+            if preemption.requested or stop:
+                reason = preemption.name if preemption.requested else "patience"
+                break
+        else:
+            step = max(done.step, config.train.steps)
+    with clock.measure("save"):
+        on_disk(checkpoints, checkpoints.wait)
+        checkpoints.close()
+    log.close()
+    return Outcome(state, step, reason, clock.rounded())
+
+
+def _validation_loss(run: Run) -> ValidationLoss | None:
+    if not (run.corpus.valid and run.config.eval.every_steps):
+        return None
+    return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
+
+
+def _due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def _evaluate(run: Run, state: TrainState, step: int, valid_loss: ValidationLoss | None, bleu) -> dict[str, float]:
+    values = {}
+    if valid_loss and _due(step, run.config.eval.every_steps):
+        nll = valid_loss(state.eval_params)
+        values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0))}
+    if _due(step, run.config.eval.bleu_every_steps):
+        values["valid_bleu"] = bleu(state.eval_params)
+    return values
+
+
+def _note_metric(done: Progressed, values: dict[str, float], step: int, name: str) -> float | None:
+    """The evaluation's metric, higher is better, and its effect on patience; None if this evaluation has none."""
+    value = values.get(f"valid_{name}")
+    if value is None:
+        return None
+    metric = -value if name == "nll" else value
+    if done.best_metric is None or metric > done.best_metric:
+        done.best_metric, done.best_step, done.evaluations_without_better = metric, step, 0
+    else:
+        done.evaluations_without_better += 1
+    return metric

@@ -1,0 +1,103 @@
+"""What a run is made of: data, mesh, model, optimizer, batches; and the programs of its closed list of shapes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.data.batches import Batches, Shape, validation_batches
+from t2t_flax.data.corpus import Corpus
+from t2t_flax.data.store import TokenStore
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.telemetry import memory
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.state import TrainState, init_state, make_model
+from t2t_flax.training.step import make_eval_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run, none of which holds a position in the data."""
+
+    config: Config
+    workdir: epath.Path
+    corpus: Corpus
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    tx: optax.GradientTransformation
+    abstract: TrainState
+    shardings: TrainState
+    batches: Batches
+
+
+def assemble(config: Config, workdir: epath.Path, corpus: Corpus) -> Run:
+    """Builds the parts; no parameter is made yet. Raises UserError where the mesh does not fit the config."""
+    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh_lib.check_divisibility(config, mesh)
+    model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
+    tx = make_optimizer(config)
+    abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
+    shards = mesh_lib.batch_shards(mesh)
+    batches = Batches(corpus.train, config.data, seed=config.seed.data, shards=shards)
+    return Run(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
+
+
+def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
+    """A program for each shape on the closed list, largest first, each weighed against the memory there is.
+
+    A shape that is not on the list has no program, so that nothing compiles after the first update.
+    """
+    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    available = memory.device_memory()
+    programs = {}
+    for shape in sorted(run.batches.shapes, key=lambda s: -s.length * s.rows):
+        size = (shape.micro, shape.rows, shape.length)
+        struct = _batch_struct(size, run.mesh, mesh_lib.MICRO_ROWS)
+        count = jax.ShapeDtypeStruct((), np.int32, sharding=mesh_lib.named(run.mesh, mesh_lib.REPLICATED))
+        with mesh_lib.use(run.mesh):
+            programs[size] = step.lower(run.abstract, struct, count).compile()
+        advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
+        memory.weigh(f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice)
+    return programs
+
+
+def _batch_struct(size: tuple[int, ...], mesh: jax.sharding.Mesh, spec: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    struct = jax.ShapeDtypeStruct(size, np.int32, sharding=mesh_lib.named(mesh, spec))
+    names = ("", "_segments", "_positions")
+    return {side + name: struct for side in ("source", "target") for name in names}
+
+
+class ValidationLoss:
+    """nll per real target token of a whole store, without dropout and label smoothing; compiled once.
+
+    `params`: parameters, or their abstract shapes and shardings.
+    """
+
+    def __init__(self, config: Config, model: Transformer, mesh: jax.sharding.Mesh, params: Any, store: TokenStore):
+        self._mesh = mesh
+        shards = mesh_lib.batch_shards(mesh)
+        tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
+        self.shape, self._batches = validation_batches(store, config.data, shards=shards, tokens=tokens)
+        struct = _batch_struct((self.shape.rows, self.shape.length), mesh, mesh_lib.ROWS)
+        shardings = jax.tree.map(lambda x: x.sharding, params)
+        step = make_eval_step(config, model, mesh, shardings)
+        with mesh_lib.use(mesh):
+            self._program = step.lower(params, struct).compile()
+
+    def __call__(self, params: Any) -> float:
+        rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
+        sums = []
+        for batch in self._batches():
+            sums.append(self._program(params, mesh_lib.to_global({k: x[0] for k, x in batch.arrays.items()}, rows)))
+        nll, tokens = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
+        return float(nll / tokens)
+
+
+def describe_shapes(shapes: list[Shape]) -> str:
+    """The closed list in words."""
+    return ", ".join(str(s) for s in shapes)

@@ -1,0 +1,257 @@
+import gzip
+import itertools
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from t2t_flax.data.sources import TOY_COUNTS, open_source
+from t2t_flax.errors import UserError
+
+PAIRS = [
+    ("a house", "ein Haus"),
+    ("", "leer"),
+    ("next\u2028line \u0085 \x0b \x0c \r here", "Straße 😀"),
+    ("end", "Ende"),
+]
+
+
+def open_en_de(spec, root="", **kwargs):
+    return open_source(spec, root=str(root), source_language="en", target_language="de", **kwargs)
+
+
+def write(path, lines, end="\n"):
+    data = (end.join(lines) + end).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    for suffix in ("", ".gz"):
+        write(tmp_path / f"t.en{suffix}", [source for source, _ in PAIRS])
+        write(tmp_path / f"t.de{suffix}", [target for _, target in PAIRS])
+        write(tmp_path / f"t.tsv{suffix}", ["\t".join(pair) for pair in PAIRS])
+    return tmp_path
+
+
+@pytest.mark.parametrize("spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en,t.de.gz", "t.tsv", "t.tsv.gz"])
+def test_files_give_the_pairs_in_order_again_and_again(corpora, spec):
+    source = open_en_de(spec, corpora)
+    assert source.count is None
+    assert list(source.pairs()) == PAIRS
+    assert list(source.pairs()) == PAIRS
+    assert source.count == len(PAIRS)
+    assert source.where(2).startswith(str(corpora / spec.split(",")[0]) + " line 3")
+
+
+def test_absolute_paths_ignore_root(corpora):
+    spec = f"{corpora / 't.en'},{corpora / 't.de'}"
+    assert list(open_en_de(spec, "/elsewhere").pairs()) == PAIRS
+
+
+def test_windows_line_ends_and_a_missing_last_newline(tmp_path):
+    (tmp_path / "t.en").write_bytes(b"one\r\ntwo\r\r\nthree")
+    (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
+    assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [("one", "eins"), ("two\r", "zwei"), ("three", "drei")]
+
+
+def test_reading_streams(tmp_path):
+    """The first pair arrives although a later line cannot be read."""
+    (tmp_path / "t.tsv").write_bytes(b"a\tb\n" * 3 + b"\xff\n")
+    assert list(itertools.islice(open_en_de("t.tsv", tmp_path).pairs(), 3)) == [("a", "b")] * 3
+
+
+def test_fingerprint_is_of_the_content_alone(corpora, tmp_path_factory):
+    before = open_en_de("t.en,t.de", corpora).fingerprint()
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "x").write_bytes((corpora / "t.en").read_bytes())
+    (elsewhere / "y").write_bytes((corpora / "t.de").read_bytes())
+    assert open_en_de("x,y", elsewhere).fingerprint() == before
+    assert len(before) == 64
+    assert open_en_de("y,x", elsewhere).fingerprint() != before
+    (elsewhere / "y").write_bytes((corpora / "t.de").read_bytes() + b"\n")
+    assert open_en_de("x,y", elsewhere).fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("files", "spec", "message"),
+    [
+        ({}, "no.en,no.de", r"there is no file .*no\.en"),
+        ({}, ".,.", r"is a folder; name a file"),
+        ({"a": b"1\n2\n3\n", "b": b"1\n"}, "a,b", r"a has 3 lines and .*b has 1: line i"),
+        ({"a": b"1\n", "b": b"1\n2\n3\n4"}, "a,b", r"a has 1 lines and .*b has 4: line i"),
+        (
+            {"a": b"fine\nab\xc3(\n", "b": b"1\n2\n"},
+            "a,b",
+            r"a line 2: byte 0xc3 at offset 2 of the line is not valid UTF-8",
+        ),
+        ({"a.tsv": b"x\ty\nno tab\n"}, "a.tsv", r"a\.tsv line 2: expected source TAB target, found 0 TABs"),
+        ({"a.tsv": b"x\ty\tz\n"}, "a.tsv", r"a\.tsv line 1: .* found 2 TABs"),
+        ({"a": b"", "b": b""}, "a,b", r"the corpus is empty \(0 sentence pairs\)"),
+        ({"a.tsv.gz": b"plain text"}, "a.tsv.gz", r"a\.tsv\.gz: damaged gzip data after line 0"),
+        (
+            {"a.tsv.gz": gzip.compress(b"x\ty\n" * 9)[:-12]},
+            "a.tsv.gz",
+            r"damaged gzip data after line \d+ .*end-of-stream",
+        ),
+        ({}, "", r"'' is not understood as a corpus; it can be 'SRC,TGT'.*'tfds:NAME:SPLIT', 'toy:SPLIT'"),
+        ({"a": b"x"}, "a", r"'a' is not understood"),
+        ({"a": b"x"}, "a,a,a", r"'a,a,a' is not understood"),
+        ({}, "toy:dev", r"no split 'dev'; it has train, valid, test"),
+        ({}, "toy", r"no split ''"),
+        ({}, "toy:train:0", r"COUNT of at least 1, not '0'"),
+        ({}, "toy:train:", r"COUNT of at least 1, not ''"),
+        ({}, "toy:train:5:6", r"COUNT of at least 1, not '5:6'"),
+        ({}, "tfds:wmt14_translate", r"expected tfds:NAME:SPLIT"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(tmp_path, files, spec, message):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        list(open_en_de(spec, tmp_path).pairs())
+
+
+def test_errors_name_the_config_key(tmp_path):
+    with pytest.raises(UserError, match=r"data\.valid = 'no\.tsv': there is no file"):
+        open_en_de("no.tsv", tmp_path, key="data.valid")
+
+
+def test_toy_corpus_goes_either_way():
+    forward = open_en_de("toy:valid:20")
+    backward = open_source("toy:valid:20", source_language="de", target_language="en")
+    assert forward.count == 20
+    pairs = list(forward.pairs())
+    assert len(pairs) == 20 and pairs == list(forward.pairs())
+    assert list(backward.pairs()) == [(target, source) for source, target in pairs]
+    assert forward.where(4) == "toy:valid:20 pair 5"
+    with pytest.raises(UserError, match="must be en and de, in either order, not 'en' and 'fr'"):
+        open_source("toy:valid", source_language="en", target_language="fr")
+
+
+def test_toy_fingerprint_changes_with_all_that_changes_the_pairs():
+    sources = [open_en_de("toy:valid:20"), open_en_de("toy:valid:21"), open_en_de("toy:test:20")]
+    sources += [open_en_de("toy:valid:20", seed=1)]
+    sources += [open_source("toy:valid:20", source_language="de", target_language="en")]
+    assert len({source.fingerprint() for source in sources}) == len(sources)
+    assert open_en_de("toy:valid:20").fingerprint() == sources[0].fingerprint()
+
+
+def test_toy_default_counts():
+    assert {split: open_en_de(f"toy:{split}").count for split in TOY_COUNTS} == {
+        "train": 60_000,
+        "valid": 500,
+        "test": 500,
+    }
+
+
+BUILDER = """
+import tensorflow_datasets as tfds
+
+class Builder(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en"), tfds.core.BuilderConfig(name="broken")]
+
+    def _info(self):
+        return self.dataset_info_from_configs(features=tfds.features.Translation(languages=("de", "en")))
+
+    def _split_generators(self, download_manager):
+        if self.builder_config.name == "broken":
+            raise ConnectionError("statmt.org does not answer")
+        return {"train": self._generate_examples(30), "test": self._generate_examples(4)}
+
+    def _generate_examples(self, count):
+        for i in range(count):
+            yield i, {"de": f"Satz {i} ß", "en": f"sentence {i} of {count}"}
+"""
+
+
+@pytest.fixture(scope="module")
+def tfds_dir(tmp_path_factory):
+    """Registers the dataset t2t_pairs and gives a data_dir for it."""
+    folder = tmp_path_factory.mktemp("tfds")
+    package = folder / "t2t_pairs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "t2t_pairs_dataset_builder.py").write_text(BUILDER)
+    sys.path.insert(0, str(folder))
+    import t2t_pairs.t2t_pairs_dataset_builder  # noqa: F401
+
+    yield folder / "data"
+    sys.path.remove(str(folder))
+
+
+def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
+    source = open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir)
+    pairs = list(source.pairs())
+    assert sorted(pairs) == sorted((f"sentence {i} of 30", f"Satz {i} ß") for i in range(30))
+    assert source.count == 30 and list(source.pairs()) == pairs
+    assert source.where(2) == "tfds:t2t_pairs/de-en:train example 3"
+    assert list(tfds_dir.rglob("*.array_record-*"))
+
+    part = open_en_de("tfds:t2t_pairs/de-en:1.0.0:train[10:20]", tfds_dir)
+    assert list(part.pairs()) == pairs[10:20] and part.count == 10
+    both = open_en_de("tfds:t2t_pairs/de-en:train[:10%]+test", tfds_dir)
+    assert list(both.pairs())[:3] == pairs[:3] and both.count == 3 + 4
+
+    swapped = open_source(source.spec, root=str(tfds_dir), source_language="de", target_language="en")
+    assert list(swapped.pairs()) == [pair[::-1] for pair in pairs]
+    assert len({s.fingerprint() for s in (source, part, both, swapped)}) == 4
+    assert open_en_de(source.spec, tfds_dir).fingerprint() == source.fingerprint()
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
+    """The default format where TensorFlow is installed; made here from the ArrayRecord of the same dataset."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    expected = list(open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir).pairs())
+    folder = tmp_path / "t2t_pairs" / "de-en" / "1.0.0"
+    folder.mkdir(parents=True)
+    for file in (tfds_dir / "t2t_pairs" / "de-en" / "1.0.0").iterdir():
+        if ".array_record" in file.name:
+            records = [bytes(record) for record in ArrayRecordDataSource([str(file)])]
+            framed = b"".join(struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records)
+            (folder / file.name.replace("array_record", "tfrecord")).write_bytes(framed)
+        else:
+            (folder / file.name).write_text(file.read_text().replace('"array_record"', '"tfrecord"'))
+    assert list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs()) == expected
+    assert list(open_en_de("tfds:t2t_pairs/de-en:train[7:12]", tmp_path).pairs()) == expected[7:12]
+
+    shard = next(folder.glob("*train.tfrecord*"))
+    shard.write_bytes(shard.read_bytes()[:-3])
+    with pytest.raises(UserError, match="ends inside record 30 of 30"):
+        list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tfds:t2t_pairs/de-en:dev", r"no split 'dev': .*The dataset has train \(30 pairs\), test \(4 pairs\)"),
+        ("tfds:t2t_pairs/de-en:train[:31]", r"no split 'train\[:31\]': .*incompatible with 30 examples"),
+        ("tfds:t2t_pairs/en-de:train", r"en-de not found.*Configurations of t2t_pairs: de-en, broken"),
+        ("tfds:no_such_data:train", r"knows no dataset 'no_such_data'.*wmt14_translate.*or give your own files"),
+        ("tfds:wmt14_translate/en-de:train", r"Configurations of wmt14_translate: cs-en, de-en, fr-en"),
+        (
+            "tfds:t2t_pairs/broken:train",
+            r"could not download and prepare t2t_pairs/broken.*ConnectionError: statmt.org does not answer"
+            r"(?s:.*)prepare it where the download works.*data\.root, or give your own files",
+        ),
+    ],
+)
+def test_tfds_mistakes(tfds_dir, spec, message):
+    with pytest.raises(UserError, match=message):
+        open_en_de(spec, tfds_dir)
+
+
+def test_tfds_languages_must_be_features(tfds_dir):
+    with pytest.raises(UserError, match=r"target_language = 'fr'.*features of the dataset, which are de, en"):
+        open_source("tfds:t2t_pairs/de-en:test", root=str(tfds_dir), source_language="en", target_language="fr")
+
+
+def test_the_data_modules_start_without_jax_and_the_optional_libraries():
+    modules = "prepare, sources, store, tfds_source, tokenizer"
+    heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
+    code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
