@@ -5,7 +5,9 @@ from typing import Any
 
 from t2t_flax.errors import UserError
 
-OVERRIDE_HELP = "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
+OVERRIDE_HELP = (
+    "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,9 +50,7 @@ def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
     """`--config`, required."""
-    arguments.add_argument(
-        "--config", required=True, metavar="FILE.py[:variant]", help="config file; " + OVERRIDE_HELP
-    )
+    arguments.add_argument("--config", required=True, metavar="FILE.py[:variant]", help="config file; " + OVERRIDE_HELP)
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:

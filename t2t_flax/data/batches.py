@@ -1,7 +1,7 @@
 """Batch k as a function of (config, k), in shapes from a closed list.
 
 A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A is derived from the tokens that a
-device may hold at once; unused microbatches at the end are empty and are not computed (`num_micro` says how many are).
+device may hold at once. Rows are numbered through the microbatches, so that A and the mesh leave them as they are.
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ from t2t_flax.config import Data
 from t2t_flax.data.plan import Plan
 from t2t_flax.data.rows import fill, first_fit
 from t2t_flax.data.store import TokenStore
+
+_SAMPLE = 64
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -29,10 +31,9 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """`arrays`: source, source_segments, source_positions and the same for target, int32 [A, B, L]; `num_micro` int."""
+    """`arrays`: source, source_segments, source_positions and the same for target, int32 [A, B, L]."""
 
     arrays: dict[str, np.ndarray]
-    num_micro: int
     pairs: np.ndarray
     source_tokens: int
     target_tokens: int
@@ -41,8 +42,7 @@ class Batch:
     @property
     def fill(self) -> float:
         """Real target tokens over the target slots that are computed."""
-        slots = self.num_micro * self.arrays["target"][0].size
-        return self.target_tokens / slots
+        return self.target_tokens / self.arrays["target"].size
 
 
 class Batches:
@@ -52,9 +52,11 @@ class Batches:
         self._store, self._config, self._shards = store, config, shards
         self._packed = config.batching == "packed"
         lengths = store.source_lengths, store.target_lengths
-        self._plan = Plan(*lengths, batch_tokens=config.batch_tokens, by_length=not self._packed, seed=seed)
-        self.updates_per_epoch = self._plan.updates_per_epoch
-        self.shapes = self._packed_shapes() if self._packed else self._bucket_shapes()
+        plan = Plan(*lengths, batch_tokens=config.batch_tokens, by_length=not self._packed, seed=seed)
+        self.updates_per_epoch = plan.updates_per_epoch
+        self._rows = self._rows_by_length(plan)  # independent of the mesh, as the order of the pairs must be
+        self._plan = plan.that_fits(lambda pairs: self._needed(pairs) <= self._rows[self._length(pairs)])
+        self.shapes = [self._shape(length, rows) for length, rows in self._rows.items()]
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0, whatever was asked for before."""
@@ -66,52 +68,55 @@ class Batches:
         return self._store.source_lengths[pairs], self._store.target_lengths[pairs]
 
     def _place(self, pairs: np.ndarray):
-        source, target = self._lengths(pairs)
+        shape = self.shapes[list(self._rows).index(self._length(pairs))]
+        if not self._packed:
+            return shape, np.arange(len(pairs)), (0, 0)
+        row, *starts = first_fit(*self._lengths(pairs), self._config.row_length)
+        return shape, row, starts
+
+    def _length(self, pairs: np.ndarray) -> int:
+        """The row length that an update of these pairs takes."""
         if self._packed:
-            row, *starts = first_fit(source, target, self._config.row_length)
-            return self.shapes[0], row, starts
-        longest = max(int(source.max()), int(target.max()))
-        shape = next(s for s in self.shapes if s.length >= longest)
-        return shape, np.arange(len(pairs)), (0, 0)
+            return self._config.row_length
+        longest = max(int(x.max()) for x in self._lengths(pairs))
+        return next(edge for edge in self._rows if edge >= longest)
 
-    def _packed_shapes(self) -> list[Shape]:
-        rows = max(
-            int(first_fit(*self._lengths(self._plan.update(k).pairs), self._config.row_length)[0].max()) + 1
-            for k in range(min(self.updates_per_epoch, 32))
-        )
-        return [self._shape(self._config.row_length, rows)]
+    def _needed(self, pairs: np.ndarray) -> int:
+        """The rows that an update of these pairs takes."""
+        if not self._packed:
+            return len(pairs)
+        return int(first_fit(*self._lengths(pairs), self._config.row_length)[0].max()) + 1
 
-    def _bucket_shapes(self) -> list[Shape]:
-        longest = int(max(self._store.source_lengths.max(), self._store.target_lengths.max()))
-        edges = bucket_edges(longest)
-        rows = {edge: 0 for edge in edges}
-        for k in range(min(self.updates_per_epoch, 256)):
-            pairs = self._plan.update(k).pairs
-            edge = next(e for e in edges if e >= max(int(x.max()) for x in self._lengths(pairs)))
-            rows[edge] = max(rows[edge], len(pairs))
-        return [self._shape(e, rows[e] or math.ceil(self._config.batch_tokens / (e * 0.75))) for e in edges]
+    def _rows_by_length(self, plan: Plan) -> dict[int, int]:
+        """The closed list, before it is divided into microbatches and over a mesh: row length to number of rows."""
+        if self._packed:
+            sample = range(min(self.updates_per_epoch, _SAMPLE))
+            return {self._config.row_length: max(self._needed(plan.update(k).pairs) for k in sample)}
+        self._rows = dict.fromkeys(bucket_edges(max(int(x.max()) for x in self._store.lengths)), 0)
+        for k in range(min(self.updates_per_epoch, 4 * _SAMPLE)):
+            pairs = plan.update(k).pairs
+            self._rows[self._length(pairs)] = max(self._rows[self._length(pairs)], len(pairs))
+        # Another epoch cuts the pairs elsewhere: some room more, and room for a bucket that the sample left out.
+        edges = zip(self._rows, [4, *self._rows], strict=False)
+        tokens = self._config.batch_tokens
+        return {edge: math.ceil(1.05 * self._rows[edge]) or math.ceil(tokens / before) for edge, before in edges}
 
     def _shape(self, length: int, rows: int) -> Shape:
-        """B and A for `rows` rows: one spare microbatch, and more with many, take updates that need more rows."""
         per_device = self._config.microbatch_tokens // length or rows
         micro = math.ceil(rows / max(1, per_device * self._shards))
-        rows = math.ceil(rows / micro / self._shards) * self._shards
-        return Shape(length, rows, micro + 1 + micro // 8)
+        return Shape(length, math.ceil(rows / micro / self._shards) * self._shards, micro)
 
 
 def make_batch(store: TokenStore, pairs, row, starts, shape: Shape, epoch: int = 0) -> Batch:
     """Fills `shape` with `pairs` of the store, pair i in row `row[i]`."""
     arrays, rows = {}, shape.rows * shape.micro
-    if int(row.max()) >= rows:
-        raise AssertionError(f"an update needs {int(row.max()) + 1} rows, its shape has {shape}")
     for side, start in zip(("source", "target"), starts, strict=True):
         tokens, offsets, lengths = store.side(side)
         parts = fill(tokens, offsets, lengths, pairs, row, start, rows, shape.length)
         for name, x in parts.items():
             arrays[side if name == "ids" else f"{side}_{name}"] = x.reshape(shape.micro, shape.rows, shape.length)
-    num_micro = int(row.max()) // shape.rows + 1
     counts = (int(store.source_lengths[pairs].sum()), int(store.target_lengths[pairs].sum()))
-    return Batch(arrays, num_micro, pairs, *counts, epoch)
+    return Batch(arrays, pairs, *counts, epoch)
 
 
 def bucket_edges(longest: int) -> list[int]:

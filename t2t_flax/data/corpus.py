@@ -63,7 +63,9 @@ def split_source(config: Config, split: str) -> Source:
     )
 
 
-def split_store(config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None) -> TokenStore:
+def split_store(
+    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+) -> TokenStore:
     """The token store of a split; of `valid` and `test` nothing is dropped or cut."""
     return _store(config, epath.Path(workdir), split, split_source(config, split), tokenizers, progress)
 
@@ -78,9 +80,7 @@ def _store(config: Config, workdir: epath.Path, split: str, source: Source, toke
     name = f"{split}-{_digest(source.fingerprint(), tokenizers.digest, policies)}"
     folder = Path(_cache(config, workdir)) / name
     callback = progress(split) if progress else None
-    return prepare_split(
-        source, tokenizers, folder, processes=config.data.processes, progress=callback, **policies
-    )
+    return prepare_split(source, tokenizers, folder, processes=config.data.processes, progress=callback, **policies)
 
 
 def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:

@@ -5,8 +5,10 @@ windows in a new order and cuts each window, in a new order of its pairs, into a
 training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
 """
 
+import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from t2t_flax.errors import UserError
 WINDOW_PAIRS = 65536
 WINDOW_UPDATES = 64
 _REFERENCE_ORDERS = 2
+_ATTEMPTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,15 @@ class Plan:
         self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
         self._counts = np.array([self._count(w) for w in range(windows)])
         self.updates_per_epoch = int(self._counts.sum())
+        self._fits: Callable[[np.ndarray], bool] = lambda pairs: True
         self._cut_of = functools.lru_cache(maxsize=2)(self._cut)
+
+    def that_fits(self, fits: Callable[[np.ndarray], bool]) -> "Plan":
+        """The plan with only such orders of a window in which `fits(pairs)` holds for each of its updates."""
+        plan = copy.copy(self)
+        plan._fits = fits
+        plan._cut_of = functools.lru_cache(maxsize=2)(plan._cut)
+        return plan
 
     def update(self, k: int) -> Update:
         """The pairs of update k >= 0."""
@@ -80,14 +91,15 @@ class Plan:
 
     def _cut(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = int(self._counts[window])
-        keys = [key_of(self._seed, 4, window, epoch)]
-        keys += [key_of(self._seed, 3, window, i) for i in range(_REFERENCE_ORDERS)]  # these are known to fit
-        for key in keys:
-            order = self._order(window, key)
+        for attempt in range(_ATTEMPTS):
+            order = self._order(window, key_of(self._seed, 4, window, epoch, attempt))
             starts = cut_evenly(*self._sums(order), count, self._tokens)
-            if starts is not None:
+            if starts is not None and all(self._fits(pairs) for pairs in np.split(order, starts[1:-1])):
                 return order, starts, permutation(count, key_of(self._seed, 5, window, epoch))
-        raise AssertionError("the order that fixed the number of updates no longer fits")
+        raise UserError(
+            f"no order of the training pairs keeps every update within config.data.batch_tokens = {self._tokens} and its "
+            "rows: raise config.data.batch_tokens, it is small beside the longest pairs."
+        )
 
 
 def cut(source_sums: np.ndarray, target_sums: np.ndarray, cap: int) -> np.ndarray:

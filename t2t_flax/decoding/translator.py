@@ -71,7 +71,9 @@ class Translator:
         `progress(sentences done)` is called after each batch. Raises UserError for a prefix list of another length.
         """
         if prefixes is not None and len(prefixes) != len(lines):
-            raise UserError(f"{len(prefixes)} prefixes for {len(lines)} lines: give one (or an empty one) for each line.")
+            raise UserError(
+                f"{len(prefixes)} prefixes for {len(lines)} lines: give one (or an empty one) for each line."
+            )
         limit = self._limit()
         sources = [self._tokenizers.source.encode(line) + [EOS] if line.strip() else [] for line in lines]
         cut = [len(ids) > limit for ids in sources]

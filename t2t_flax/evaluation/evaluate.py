@@ -23,7 +23,9 @@ RECORD_VERSION = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "numpy")
 
 
-def evaluate(loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None) -> tuple[dict[str, Any], list]:
+def evaluate(
+    loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None
+) -> tuple[dict[str, Any], list]:
     """Decodes and scores all sentences of `valid` or `test`, and writes WORKDIR/eval/<split>-<step>.json and .hyp.txt.
 
     Returns (the record, the list of (source, reference, Translation)).
@@ -109,5 +111,3 @@ def write_atomically(path: epath.Path, text: str) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
-
-

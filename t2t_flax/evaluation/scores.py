@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], *, bootstrap_samples: int = 0) -> dict[str, Any]:
+def corpus_scores(
+    hypotheses: Sequence[str], references: Sequence[str], *, bootstrap_samples: int = 0
+) -> dict[str, Any]:
     """sacreBLEU (with a 95 % bootstrap interval if asked for), chrF and the share of exact matches.
 
     Every sentence counts, in the order of the file. The scores are in percent.

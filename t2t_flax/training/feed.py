@@ -18,7 +18,6 @@ class Fed(NamedTuple):
     """A batch on the mesh with what the loop says of it."""
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
-    num_micro: jax.Array
     batch: Batch
     real: Tokens
     padded: Tokens
@@ -83,10 +82,9 @@ class Feed:
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> Fed:
     """The batch's arrays on the mesh, and its token counts for FLOPs."""
     arrays = mesh_lib.to_global(batch.arrays, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
-    num_micro = jax.device_put(np.int32(batch.num_micro), mesh_lib.named(mesh, mesh_lib.REPLICATED))
     s, t = (np.asarray(x[batch.pairs], np.float64) for x in lengths)
     real = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
-    _, rows, length = batch.arrays["target"].shape
-    slots = float(batch.num_micro * rows * length)
+    micro, rows, length = batch.arrays["target"].shape
+    slots = float(micro * rows * length)
     padded = Tokens(slots, slots, slots * length, slots * length, slots * length)
-    return Fed(arrays, num_micro, batch, real, padded)
+    return Fed(arrays, batch, real, padded)

@@ -58,7 +58,7 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
             with clock.measure("data"):
                 fed = feed.next()
             with clock.measure("step"), jax.transfer_guard("disallow"):
-                state, metrics = programs[fed.key](state, fed.arrays, fed.num_micro)
+                state, metrics = programs[fed.key](state, fed.arrays)
             log.took(step, fed, metrics, bar)  # waits for the update before, so that the device always has one queued
             if step == 1:
                 say(f"first update after {time.monotonic() - began:.1f} s")

@@ -58,9 +58,8 @@ def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
     for shape in sorted(run.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
         struct = _batch_struct(size, run.mesh, mesh_lib.MICRO_ROWS)
-        count = jax.ShapeDtypeStruct((), np.int32, sharding=mesh_lib.named(run.mesh, mesh_lib.REPLICATED))
         with mesh_lib.use(run.mesh):
-            programs[size] = step.lower(run.abstract, struct, count).compile()
+            programs[size] = step.lower(run.abstract, struct).compile()
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
         memory.weigh(f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice)
     return programs

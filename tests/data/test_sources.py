@@ -1,5 +1,6 @@
 import gzip
 import itertools
+import os
 import struct
 import subprocess
 import sys
@@ -254,4 +255,5 @@ def test_the_data_modules_start_without_jax_and_the_optional_libraries():
     modules = "prepare, sources, store, tfds_source, tokenizer"
     heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "[]\n"

@@ -1,0 +1,121 @@
+"""Rows hold whole pairs in shapes from the closed list, and nothing is lost."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small import DATA, random_pairs, write_store
+
+from t2t_flax.data.batches import Batches, bucket_edges, validation_batches
+from t2t_flax.data.rows import first_fit
+
+KINDS = ["packed", "buckets"]
+
+
+@pytest.fixture
+def pairs():
+    return random_pairs(300, longest=22)
+
+
+@pytest.fixture
+def store(tmp_path, pairs):
+    return write_store(tmp_path / "store", pairs)
+
+
+def pairs_in(arrays) -> list:
+    """The pairs that the rows of a batch hold, read back by segment."""
+    found = []
+    flat = {k: x.reshape(-1, x.shape[-1]) for k, x in arrays.items()}
+    for r in range(len(flat["source"])):
+        for segment in range(1, flat["source_segments"][r].max(initial=0) + 1):
+            sides = []
+            for side in ("source", "target"):
+                place = np.flatnonzero(flat[f"{side}_segments"][r] == segment)
+                assert np.array_equal(place, np.arange(place[0], place[-1] + 1))
+                np.testing.assert_array_equal(flat[f"{side}_positions"][r, place], np.arange(len(place)))
+                sides.append(flat[side][r, place].tolist())
+            found.append(tuple(sides))
+    for side in ("source", "target"):
+        assert not flat[side][flat[f"{side}_segments"] == 0].any()
+    return found
+
+
+@pytest.mark.parametrize("batching", KINDS)
+@pytest.mark.parametrize("microbatch_tokens", [0, 48])
+def test_an_epoch_of_batches_holds_every_pair_whole(store, pairs, batching, microbatch_tokens):
+    config = dataclasses.replace(DATA, batching=batching, microbatch_tokens=microbatch_tokens)
+    batches = Batches(store, config, seed=0)
+    shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
+    found = []
+    for k in range(batches.updates_per_epoch):
+        batch = batches.batch(k)
+        assert batch.arrays["target"].shape in shapes
+        assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum() <= config.batch_tokens
+        assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum() <= config.batch_tokens
+        found += pairs_in(batch.arrays)
+    assert sorted(found) == sorted((s, t) for s, t in pairs)
+
+
+@pytest.mark.parametrize("batching", KINDS)
+def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
+    """Batches are equal as integers on every mesh: the same rows in the same global order."""
+    rows = []
+    for shards, microbatch_tokens in ((1, 0), (4, 0), (1, 48), (2, 72)):
+        config = dataclasses.replace(DATA, batching=batching, microbatch_tokens=microbatch_tokens)
+        batches = Batches(store, config, seed=0, shards=shards)
+        assert all(s.rows % shards == 0 for s in batches.shapes)
+        batch = batches.batch(7)
+        full = {k: x.reshape(-1, x.shape[-1]) for k, x in batch.arrays.items()}
+        used = full["target_segments"].any(axis=1)
+        assert not used[np.argmin(used) :].any() or used.all()
+        rows.append({k: x[used] for k, x in full.items()})
+    for other in rows[1:]:
+        for name, x in rows[0].items():
+            np.testing.assert_array_equal(x, other[name])
+
+
+def test_batch_k_needs_no_history(store):
+    batches = [Batches(store, DATA, seed=0) for _ in range(2)]
+    in_order = [batches[0].batch(k).arrays for k in range(30)]
+    for k in (29, 4, 11):
+        for name, x in batches[1].batch(k).arrays.items():
+            np.testing.assert_array_equal(x, in_order[k][name])
+
+
+def test_accumulation_follows_from_the_tokens_a_device_holds(store):
+    for tokens, shards in ((0, 1), (24, 1), (48, 1), (48, 2)):
+        config = dataclasses.replace(DATA, microbatch_tokens=tokens)
+        (shape,) = Batches(store, config, seed=0, shards=shards).shapes
+        if tokens:
+            assert shape.rows * shape.length <= tokens * shards
+            assert shape.micro > 1
+
+
+def test_validation_rows_hold_every_pair_however_long(tmp_path):
+    pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1])]
+    store = write_store(tmp_path / "valid", pairs)
+    shape, batches = validation_batches(store, DATA, tokens=400)
+    found = []
+    for batch in batches():
+        assert batch.arrays["source"].shape == (1, shape.rows, shape.length)
+        found += pairs_in(batch.arrays)
+    assert sorted(found) == sorted((s, t) for s, t in pairs)
+
+
+def test_first_fit_fills_and_respects_the_row():
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(2, 40, (2, 500))
+    row, source_start, target_start = first_fit(source, target, 64)
+    for lengths, start in ((source, source_start), (target, target_start)):
+        for r in range(row.max() + 1):
+            inside = np.flatnonzero(row == r)
+            inside = inside[np.argsort(start[inside])]
+            assert start[inside[0]] == 0 and (start[inside] + lengths[inside]).max() <= 64
+            np.testing.assert_array_equal(start[inside][1:], (start[inside] + lengths[inside])[:-1])
+    assert max(source.sum(), target.sum()) / ((row.max() + 1) * 64) > 0.85
+
+
+def test_bucket_edges_grow_and_reach():
+    edges = bucket_edges(256)
+    assert edges[-1] >= 256 and all(b > a for a, b in zip(edges, edges[1:], strict=False))
+    assert all(b / a <= 1.51 for a, b in zip(edges, edges[1:], strict=False))

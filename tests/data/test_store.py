@@ -1,0 +1,138 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from t2t_flax.data.store import StoreWriter, TokenStore
+from t2t_flax.errors import UserError
+
+PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]
+
+
+def flat(sentences):
+    return np.concatenate([np.asarray(s, np.int32) for s in sentences]), np.asarray([len(s) for s in sentences])
+
+
+def write(folder, pairs=PAIRS, chunk=2, **meta):
+    with StoreWriter(folder, vocab_sizes=(65_536, 70_001)) as writer:
+        for start in range(0, len(pairs), chunk):
+            source, target = zip(*pairs[start : start + chunk], strict=True)
+            writer.write(flat(source), flat(target))
+        writer.meta.update(meta)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_sentences_come_back_with_lengths_and_counts(tmp_path):
+    write(tmp_path / "s", digest="abc", dropped=4)
+    store = TokenStore.open(tmp_path / "s")
+    assert store.num_pairs == 3 and store.digest == "abc"
+    for i, (source, target) in enumerate(PAIRS):
+        assert store.source(i).tolist() == source and store.target(i).tolist() == target
+    assert store.source_lengths.tolist() == [4, 1, 2] and store.target_lengths.tolist() == [2, 3, 2]
+    assert store.source_lengths.dtype == np.int32
+    assert store.source(0).dtype == np.uint16, "65,536 ids fit two bytes"
+    assert store.target(0).dtype == np.int32
+    assert store.meta["source"] == {"tokens": 7, "longest": 4, "dtype": "uint16"}
+    assert store.meta["target"] == {"tokens": 7, "longest": 3, "dtype": "int32"}
+    assert store.meta["dropped"] == 4
+    ids, offsets, lengths = store.side("target")
+    assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [t for _, t in PAIRS]
+    with pytest.raises(IndexError):
+        store.source(3)
+
+
+def test_arrays_are_mapped_not_read(tmp_path):
+    write(tmp_path / "s")
+    for array in TokenStore.open(tmp_path / "s").side("source"):
+        assert isinstance(array.base, np.memmap) and not array.flags.writeable
+
+
+def test_bytes_do_not_depend_on_the_chunks(tmp_path):
+    write(tmp_path / "a", chunk=1)
+    write(tmp_path / "b", chunk=3)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
+def test_damage_is_noticed(tmp_path, side, part, damage):
+    write(tmp_path / "s")
+    path = tmp_path / "s" / f"{side}.{part}"
+    data = path.read_bytes()
+    path.unlink() if damage == "missing" else path.write_bytes(data[:-1] if damage == "shorter" else data + b"\0")
+    with pytest.raises(UserError, match=rf"damaged: {side}.{part} has .* delete the folder and run prepare again"):
+        TokenStore.open(tmp_path / "s")
+
+
+def test_what_is_no_store(tmp_path):
+    with pytest.raises(UserError, match="there is no token store at .*s; run prepare"):
+        TokenStore.open(tmp_path / "s")
+    write(tmp_path / "s")
+    meta = tmp_path / "s" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format_version": 0}))
+    with pytest.raises(UserError, match="has format 0, .* delete the folder and run prepare again"):
+        TokenStore.open(tmp_path / "s")
+    meta.write_text(meta.read_text()[:10])
+    with pytest.raises(UserError, match="no readable meta.json"):
+        TokenStore.open(tmp_path / "s")
+
+
+def test_an_error_leaves_nothing_new(tmp_path):
+    with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)) as writer:
+        writer.write(flat([[1]]), flat([[1]]))
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "s", digest="old")
+    before = content(tmp_path / "s")
+    with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)) as writer:
+        raise KeyError
+    assert content(tmp_path / "s") == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_new_store_replaces_the_old_one_which_stays_readable(tmp_path):
+    write(tmp_path / "s", digest="old")
+    old = TokenStore.open(tmp_path / "s")
+    write(tmp_path / "s", PAIRS[:1], digest="new")
+    assert TokenStore.open(tmp_path / "s").num_pairs == 1
+    assert [old.source(i).tolist() for i in range(3)] == [source for source, _ in PAIRS]
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not a token store"):
+        write(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_killed_writer_leaves_no_store_and_the_next_one_cleans_up(tmp_path):
+    code = """if True:
+        import sys, time, numpy as np
+        from t2t_flax.data.store import StoreWriter
+        with StoreWriter(sys.argv[1], vocab_sizes=(9, 9)) as writer:
+            writer.write((np.ones(5000), np.ones(5000, int)), (np.ones(5000), np.ones(5000, int)))
+            print("written", flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", code, str(tmp_path / "s")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"written\n"
+    (living,) = tmp_path.iterdir()
+    write(tmp_path / "other" / "s")  # of another folder
+    write(tmp_path / "s", digest="mine")
+    assert living.exists(), "the folder of a writer that lives is left alone"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert living.exists() and not (living / "meta.json").exists()
+    write(tmp_path / "s", digest="again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "s"]
+    assert TokenStore.open(tmp_path / "s").digest == "again"

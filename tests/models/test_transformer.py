@@ -1,0 +1,150 @@
+"""The encoder-decoder: what it may see, what it must not, and that caching changes nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.config import Model
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.training.state import count_params
+
+KINDS = [
+    dict(norm="post", position="sinusoid_interleaved", tying="all"),
+    dict(norm="pre", position="learned", tying="decoder"),
+    dict(norm="pre", position="sinusoid_halves", tying="none"),
+    dict(norm="post", d_k=6, d_v=3, tying="all"),
+]
+
+
+def logits_of(model, params, batch):
+    return model.apply({"params": params}, batch)
+
+
+@pytest.fixture(params=KINDS, ids=lambda k: "-".join(map(str, k.values())))
+def trained_like(request):
+    config = small_config(model=request.param | dict(dropout=0.0))
+    model, _, state, _ = model_and_state(config)
+    # Fresh parameters leave LayerNorm and biases at 1 and 0: shake them so that a forgotten one shows.
+    noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
+    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
+
+
+def test_prediction_depends_on_no_later_target(trained_like):
+    model, params = trained_like
+    batch = rows_alone(random_pairs(3, longest=20), 24)
+    full = logits_of(model, params, batch)
+    for position in (0, 5, 11):
+        changed = dict(batch, target=batch["target"].copy())
+        changed["target"][:, position:] = (changed["target"][:, position:] + 5) % VOCAB
+        np.testing.assert_array_equal(full[:, : position + 1], logits_of(model, params, changed)[:, : position + 1])
+    changed = dict(batch, target=(batch["target"] + 5) % VOCAB)
+    assert not np.allclose(full[:, 1], logits_of(model, params, changed)[:, 1])
+
+
+def test_encoder_sees_every_source_token_and_no_padding(trained_like):
+    model, params = trained_like
+    batch = rows_alone(random_pairs(1, longest=20), 24)
+    length = int((batch["source"] > 0).sum())
+
+    def encode(source):
+        return model.apply(
+            {"params": params}, source, batch["source_segments"], batch["source_positions"], method="encode"
+        )
+
+    first = encode(batch["source"])[0, 0]
+    for place in range(24):
+        changed = batch["source"].copy()
+        changed[0, place] = 3 + (changed[0, place] + 4) % (VOCAB - 3)
+        same = bool(jnp.array_equal(first, encode(changed)[0, 0]))
+        assert same == (place >= length)
+
+
+def test_padding_changes_no_real_position(trained_like):
+    model, params = trained_like
+    pairs = random_pairs(4, longest=20)
+    short, long = (logits_of(model, params, rows_alone(pairs, length)) for length in (24, 40))
+    for i, (_, target) in enumerate(pairs):
+        np.testing.assert_allclose(short[i, : len(target)], long[i, : len(target)], atol=2e-5)
+
+
+def test_cached_decoding_equals_recomputing_the_prefix(trained_like):
+    model, params = trained_like
+    pairs = random_pairs(4, longest=12)
+    batch = rows_alone(pairs, 16)
+    full = logits_of(model, params, batch)
+    variables = {"params": params}
+    cache = model.apply(variables, batch["source"], 2, 16, method="start_cache")
+    for position in range(12):
+        previous = batch["target"][:, position - 1] if position else np.zeros(4, np.int32)
+        tokens_BxK = np.stack([previous, previous], axis=1)
+        step, cache = model.apply(variables, tokens_BxK, jnp.int32(position), cache, method="decode_step")
+        for i, (_, target) in enumerate(pairs):
+            if position < len(target):
+                np.testing.assert_allclose(step[i, 0], full[i, position], atol=2e-5)
+                np.testing.assert_array_equal(step[i, 0], step[i, 1])
+
+
+def test_gradient_reaches_every_parameter(trained_like):
+    model, params = trained_like
+    batch = rows_alone(random_pairs(8, longest=20), 24)
+
+    def loss(params):
+        log_p = jax.nn.log_softmax(logits_of(model, params, batch))
+        gold = jnp.take_along_axis(log_p, batch["target"][..., None], -1)[..., 0]
+        return jnp.sum(gold * (batch["target_segments"] > 0))
+
+    for path, grad in jax.tree.leaves_with_path(jax.grad(loss)(params)):
+        assert float(jnp.abs(grad).max()) > 0, jax.tree_util.keystr(path)
+
+
+def test_padded_vocabulary_rows_are_never_predicted():
+    model, _, state, _ = model_and_state(small_config())
+    logits = logits_of(model, state.params, rows_alone(random_pairs(2), 24))
+    assert logits.shape[-1] == 40 and float(logits[..., VOCAB:].max()) == -1e9
+    assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        (Model(), 63_045_632),
+        (Model(d_model=1024, d_ff=4096, num_heads=16), 214_171_648),
+        (Model(d_k=16, d_v=64), 55_967_744),  # Table 3 (B)
+        (Model(num_encoder_layers=2, num_decoder_layers=2), 33_644_544),  # Table 3 (C)
+    ],
+)
+def test_parameter_counts_of_the_paper(shape, params):
+    """Counts at 37,000 rows, one shared matrix, no attention biases; padded rows are not parameters."""
+    import dataclasses
+
+    from t2t_flax.config import Config
+
+    config = dataclasses.replace(Config(), model=shape)
+    model = Transformer(shape, 37_000, 37_000)
+    ids = jnp.ones((1, 8), jnp.int32)
+    names = [s + n for s in ("source", "target") for n in ("", "_segments", "_positions")]
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))["params"]
+    import flax.linen as nn
+
+    assert count_params(nn.unbox(tree), config, 37_000, 37_000) == params
+
+
+def test_bfloat16_products_keep_float32_where_it_matters():
+    """Parameters and logits stay float32; softmax and norm statistics too, so that results stay close."""
+    batch = rows_alone(random_pairs(4), 24)
+    config32, config16 = (
+        small_config(train=dict(precision=p), model=dict(dropout=0.0)) for p in ("float32", "bfloat16")
+    )
+    model32, _, state, _ = model_and_state(config32)
+    model16, _, state16, _ = model_and_state(config16)
+    assert {x.dtype for x in jax.tree.leaves(state16.params)} == {jnp.dtype("float32")}
+    logits = logits_of(model16, state.params, batch)
+    assert logits.dtype == jnp.float32
+    text = str(jax.make_jaxpr(lambda p: logits_of(model16, p, batch))(state.params))
+    exps = [line for line in text.splitlines() if " = exp " in line]
+    assert exps and all(":f32" in line for line in exps)
+    rsqrts = [line for line in text.splitlines() if " = rsqrt " in line]
+    assert rsqrts and all(":f32" in line for line in rsqrts)
+    np.testing.assert_allclose(logits[..., :VOCAB], logits_of(model32, state.params, batch)[..., :VOCAB], atol=0.1)
