@@ -1,6 +1,6 @@
 """The built-in English-German corpus with a small model: minutes on a laptop, no download.
 
-    python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy
+python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy
 """
 
 from t2t_flax.config import default_config

@@ -68,6 +68,7 @@ class Data:
     character_coverage: float = key(1.0, "share of characters that get a piece", low=0.9, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
+    split_digits: bool = key(False, "every digit is a piece of its own")
     max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2)
     too_long: str = key("drop", "what happens to longer training pairs; both are counted", choices=("drop", "cut"))
     empty_lines: str = key(

@@ -60,6 +60,7 @@ def split_source(config: Config, split: str) -> Source:
         source_language=config.data.source_language,
         target_language=config.data.target_language,
         seed=config.seed.data,
+        key=f"config.data.{split}",
     )
 
 
@@ -88,7 +89,8 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
     settings = {
         name: getattr(d, name)
         for name in (
-            "tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization"
+            "tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
+            "split_digits"
         ).split()
     }
     if config.train.init_from:
@@ -108,6 +110,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
                 character_coverage=d.character_coverage,
                 byte_fallback=d.byte_fallback,
                 normalization=d.normalization,
+                split_digits=d.split_digits,
                 max_sentences=d.tokenizer_sentences,
             )
             pair.save(folder)

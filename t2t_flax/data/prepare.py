@@ -41,6 +41,7 @@ def train_tokenizers(
     character_coverage: float = 1.0,
     byte_fallback: bool = True,
     normalization: str = "nmt_nfkc",
+    split_digits: bool = False,
     max_sentences: int = 2_000_000,
 ) -> TokenizerPair:
     """Trains one tokenizer on the sentences of both sides (section 5.1), or one for each side if not joint.
@@ -56,6 +57,7 @@ def train_tokenizers(
             character_coverage=character_coverage,
             byte_fallback=byte_fallback,
             normalization=normalization,
+            split_digits=split_digits,
             max_sentences=max_sentences,
         )
 
@@ -113,7 +115,7 @@ def prepare_split(
                 place = source.where(counts["pairs_read"] + chunk.first_empty)
                 raise UserError(
                     f"{place}: one side of the pair is empty; correct the text, or drop such pairs with "
-                    f"data.empty_lines = 'drop'"
+                    f"config.data.empty_lines = 'drop'"
                 )
             writer.write(*chunk.sides)
             for name, count in chunk.counts.items():
@@ -123,7 +125,7 @@ def prepare_split(
         if counts["dropped"] == counts["pairs_read"]:
             raise UserError(
                 f"{source.spec}: nothing is left of {counts['pairs_read']} pairs: {counts['empty']} have an empty "
-                f"side, {counts['too_long']} have a side longer than data.max_length = {max_length} tokens"
+                f"side, {counts['too_long']} have a side longer than config.data.max_length = {max_length} tokens"
             )
         writer.meta.update(digest=digest, recipe=recipe, **counts)
     return TokenStore.open(folder)
@@ -201,7 +203,7 @@ def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], processes: 
     except BrokenProcessPool:
         raise UserError(
             "a process that tokenises was killed or could not start (out of memory, or a script without "
-            "`if __name__ == '__main__':`); set data.processes = 1 to tokenise in this process alone"
+            "`if __name__ == '__main__':`); set config.data.processes = 1 to tokenise in this process alone"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -171,7 +171,7 @@ def lines(path: epath.Path) -> Iterator[str]:
 def _existing(name: str, root: str, label: str) -> epath.Path:
     path = epath.Path(root or ".") / epath.Path(name).expanduser()
     if not path.exists():
-        hint = "" if root or path.is_absolute() else f" (relative to {epath.Path.cwd()}; data.root is empty)"
+        hint = "" if root or path.is_absolute() else f" (relative to {epath.Path.cwd()}; config.data.root is empty)"
         raise UserError(f"{label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{label}: {path} is a folder; name a file in it")
@@ -186,7 +186,7 @@ def _open_toy(spec: str, languages: tuple[str, str], seed: int, label: str) -> T
         raise UserError(f"{label}: expected toy:SPLIT or toy:SPLIT:COUNT with a COUNT of at least 1, not {count!r}")
     if set(languages) != {"en", "de"}:
         raise UserError(
-            f"{label}: the built-in corpus is English and German, so data.source_language and data.target_language "
+            f"{label}: the built-in corpus is English and German, so config.data.source_language and config.data.target_language "
             f"must be en and de, in either order, not {languages[0]!r} and {languages[1]!r}"
         )
     return ToySource(spec, split, int(count or TOY_COUNTS[split]), seed, swapped=languages[0] == "de")

@@ -37,7 +37,7 @@ class TfdsSource(Source):
         features = list(builder.info.features)
         if not set(languages) <= set(features):
             raise UserError(
-                f"{label}: data.source_language = {languages[0]!r} and data.target_language = {languages[1]!r} "
+                f"{label}: config.data.source_language = {languages[0]!r} and config.data.target_language = {languages[1]!r} "
                 f"must both be among the features of the dataset, which are {', '.join(features)}"
             )
         try:
@@ -125,7 +125,7 @@ def _prepared(name: str, data_dir: str | None, label: str):
         raise UserError(
             f"{label}: TFDS could not download and prepare {name} in {builder.data_dir}: "
             f"{type(error).__name__}: {error}\nEither prepare it where the download works and name that data_dir here "
-            f"in data.root, {own_files}"
+            f"in config.data.root, {own_files}"
         ) from error
     return builder
 

@@ -131,6 +131,7 @@ def train_sentencepiece(
     character_coverage: float = 1.0,
     byte_fallback: bool = True,
     normalization: str = "nmt_nfkc",
+    split_digits: bool = False,
     max_sentences: int = 2_000_000,
 ) -> Tokenizer:
     """Trains a SentencePiece model; the same arguments give the same bytes.
@@ -154,6 +155,7 @@ def train_sentencepiece(
             character_coverage=character_coverage,
             byte_fallback=byte_fallback,
             normalization_rule_name=normalization,
+            split_digits=split_digits,
             remove_extra_whitespaces=normalization != "identity",
             pad_id=PAD,
             eos_id=EOS,
@@ -166,14 +168,14 @@ def train_sentencepiece(
     except RuntimeError as error:
         if high := re.search(r"too high \(\d+\).*<= (\d+)", str(error)):
             raise UserError(
-                f"data.vocab_size = {vocab_size} is too large: {len(sample)} sentences of text give at most "
-                f"{high[1]} {kind} pieces; set data.vocab_size to {high[1]} or less, or give more text"
+                f"config.data.vocab_size = {vocab_size} is too large: {len(sample)} sentences of text give at most "
+                f"{high[1]} {kind} pieces; set config.data.vocab_size to {high[1]} or less, or give more text"
             ) from None
         if low := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
             raise UserError(
-                f"data.vocab_size = {vocab_size} is too small: the characters of the text, the special pieces"
-                f"{' and the 256 bytes of data.byte_fallback' if byte_fallback else ''} alone need {low[1]}; set "
-                f"data.vocab_size to {low[1]} or more, or lower data.character_coverage"
+                f"config.data.vocab_size = {vocab_size} is too small: the characters of the text, the special pieces"
+                f"{' and the 256 bytes of config.data.byte_fallback' if byte_fallback else ''} alone need {low[1]}; set "
+                f"config.data.vocab_size to {low[1]} or more, or lower config.data.character_coverage"
             ) from None
         raise
     return SentencePieceTokenizer(model.getvalue())

@@ -35,9 +35,12 @@ class Run:
     batches: Batches
 
 
-def assemble(config: Config, workdir: epath.Path, corpus: Corpus) -> Run:
-    """Builds the parts; no parameter is made yet. Raises UserError where the mesh does not fit the config."""
-    mesh = mesh_lib.make_mesh(config.mesh)
+def assemble(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> Run:
+    """Builds the parts, on `devices` (default: all); no parameter is made yet.
+
+    Raises UserError where the mesh does not fit the config.
+    """
+    mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
     tx = make_optimizer(config)

@@ -1,0 +1,85 @@
+"""Peak resident memory of `prepare` and `train` as the corpus grows tenfold: both should be flat.
+
+    python -m benchmarks.memory_growth --out=benchmarks/results/memory_growth.json
+
+The corpora are files of the built-in text, repeated with line numbers so that no line is the same. Peak memory is the
+operating system's account of each finished process and its children.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from t2t_flax.data import toy
+
+BASE = 20_000
+
+
+def write_corpus(folder: Path, pairs: int) -> str:
+    """Two text files of `pairs` lines; returns the spec."""
+    texts = list(toy.pairs("train", BASE))
+    paths = [folder / f"{pairs}.{language}" for language in ("en", "de")]
+    for n, path in enumerate(paths):
+        with path.open("w") as file:
+            for i in range(pairs):
+                file.write(f"{i} {texts[i % BASE][n]}\n")
+    return ",".join(map(str, paths))
+
+
+def peak_megabytes(command: list[str], folder: Path) -> float:
+    """Largest resident set of the command, its largest child included as a process of its own."""
+    program = (
+        "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed in {folder}:\n{done.stderr[-3000:]}")
+    return int(done.stdout.split()[-1]) / 1024
+
+
+def main() -> None:
+    """Measures both commands at three sizes and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="50000,500000", help="pairs, comma-separated")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for pairs in map(int, args.sizes.split(",")):
+            keys = [
+                "--config=configs/toy.py", f"--workdir={folder / str(pairs)}",
+                f"--config.data.train={write_corpus(folder, pairs)}", "--config.data.valid=", "--config.data.test=",
+                "--config.data.tokenizer_sentences=40000", f"--config.train.steps={args.steps}", "--config.eval.every_steps=0",
+            ]  # fmt: skip
+            row = {"pairs": pairs}
+            for command in ("prepare", "train"):
+                row[f"{command}_peak_mb"] = round(
+                    peak_megabytes([sys.executable, "-m", "t2t_flax", command, *keys], folder), 1
+                )
+            rows.append(row)
+            print(row, flush=True)
+    record = {
+        "what": "peak resident memory as the corpus grows",
+        "command": f"python -m benchmarks.memory_growth --sizes={args.sizes} --steps={args.steps}",
+        "rows": rows,
+        "growth": {c: round(rows[-1][f"{c}_peak_mb"] / rows[0][f"{c}_peak_mb"], 3) for c in ("prepare", "train")},
+        "python": platform.python_version(),
+    }
+    if args.out:
+        Path(args.out).write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

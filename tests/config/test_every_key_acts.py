@@ -1,0 +1,259 @@
+"""Every config key acts: each has a test here, or is named with the test elsewhere that shows it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small import devices_mesh, model_and_state, random_pairs, small_config, write_store
+
+from t2t_flax import process
+from t2t_flax.config import Config
+from t2t_flax.config.schema import fields
+from t2t_flax.data import corpus as corpus_module
+from t2t_flax.data.batches import Batches
+from t2t_flax.data.corpus import prepare_corpus, split_source
+from t2t_flax.errors import UserError
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.state import init_state, make_model
+from t2t_flax.training.step import make_train_step
+
+TESTS = Path(__file__).parents[1]
+
+# Keys that change the program of the train step: (base, other value, further keys of the base).
+PROGRAM = {
+    "model.num_encoder_layers": (1, 2, {}),
+    "model.num_decoder_layers": (1, 2, {}),
+    "model.d_model": (8, 16, {}),
+    "model.d_ff": (16, 32, {}),
+    "model.num_heads": (2, 4, {}),
+    "model.d_k": (0, 3, {}),
+    "model.d_v": (0, 3, {}),
+    "model.dropout": (0.1, 0.2, {}),
+    "model.dropout_embed": (None, 0.2, {}),
+    "model.dropout_attention": (0.0, 0.2, {}),
+    "model.dropout_ffn": (0.0, 0.2, {}),
+    "model.norm": ("post", "pre", {}),
+    "model.norm_eps": (1e-6, 1e-3, {}),
+    "model.position": ("sinusoid_interleaved", "learned", {}),
+    "model.position_max": (32, 64, {"model.position": "learned"}),
+    "model.tying": ("all", "decoder", {}),
+    "model.vocab_multiple": (8, 16, {}),
+    "optimizer.schedule": ("noam", "inverse_sqrt", {}),
+    "optimizer.constant": (1.0, 2.0, {}),
+    "optimizer.peak_lr": (1e-3, 2e-3, {"optimizer.schedule": "inverse_sqrt"}),
+    "optimizer.warmup_steps": (10, 20, {}),
+    "optimizer.warmup_init": (0.0, 1e-4, {"optimizer.schedule": "inverse_sqrt"}),
+    "optimizer.b1": (0.9, 0.8, {}),
+    "optimizer.b2": (0.98, 0.9, {}),
+    "optimizer.eps": (1e-9, 1e-8, {}),
+    "optimizer.clip_norm": (0.0, 1.0, {}),
+    "optimizer.weight_decay": (0.0, 0.1, {}),
+    "optimizer.ema_decay": (0.0, 0.9, {}),
+    "loss.label_smoothing": (0.1, 0.2, {}),
+    "train.precision": ("float32", "bfloat16", {}),
+    "train.remat": ("none", "dots", {}),
+    "seed.dropout": (0, 1, {}),
+}
+
+# Keys that change the vocabulary or the token store of the training data.
+PREPARED = {
+    "data.train": ("toy:train:150", "toy:train:160", {}),
+    "data.source_language": ("en", "de", {"data.target_language": "?"}),
+    "data.target_language": ("de", "en", {"data.source_language": "?"}),
+    "data.tokenizer": ("bpe", "unigram", {}),
+    "data.vocab_size": (300, 320, {}),
+    "data.joint_vocabulary": (True, False, {"model.tying": "decoder"}),
+    "data.tokenizer_sentences": (1000, 100, {"data.vocab_size": 180}),
+    "data.character_coverage": (1.0, 0.95, {}),
+    "data.byte_fallback": (False, True, {"data.vocab_size": 500, "data.train": "toy:train:900"}),
+    "data.normalization": ("nmt_nfkc", "identity", {}),
+    "data.split_digits": (False, True, {}),
+    "data.max_length": (64, 24, {}),
+    "data.too_long": ("drop", "cut", {"data.max_length": 24}),
+    "seed.data": (0, 1, {}),
+}
+
+# Keys that another test shows to act: file and test.
+ELSEWHERE = {
+    "data.valid": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
+    "data.test": "commands/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
+    "data.tokenizer_model": "commands/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
+    "data.empty_lines": "commands/test_commands.py::test_bad_input_is_named_and_nothing_is_half_written",
+    "train.steps": "commands/test_commands.py::test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on",
+    "train.init_from": "training/test_loop.py::test_a_finished_run_is_fine_tuned_on_other_data",
+    "eval.every_steps": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
+    "eval.bleu_every_steps": "training/test_loop.py::test_patience_stops_and_the_best_checkpoint_is_kept",
+    "eval.metric": "training/test_loop.py::test_patience_stops_and_the_best_checkpoint_is_kept",
+    "eval.patience": "training/test_loop.py::test_patience_stops_and_the_best_checkpoint_is_kept",
+    "eval.samples": "commands/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
+    "decode.strategy": "decoding/test_translator.py::test_translation_depends_on_no_batch_mate_order_or_batch_size",
+    "decode.n_best": "decoding/test_translator.py::test_forced_prefix_and_n_best",
+    "decode.seed": "decoding/test_translator.py::test_samples_of_a_line_depend_on_its_number_alone",
+    "decode.max_extra": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
+    "decode.max_ratio": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
+    "decode.max_source_length": "decoding/test_translator.py::test_cut_sources_and_capped_outputs_are_flagged",
+    "decode.beam_size": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "decode.alpha": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "decode.temperature": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "decode.top_k": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "decode.top_p": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "decode.batch_size": "decoding/test_translator.py::test_search_keys_change_the_search",
+    "checkpoint.keep_best": "training/test_loop.py::test_patience_stops_and_the_best_checkpoint_is_kept",
+    "checkpoint.every_steps": "training/test_loop.py::test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved",
+    "checkpoint.keep_last": "training/test_loop.py::test_checkpoint_and_log_keys",
+    "checkpoint.average_last": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "eval.bleu_sentences": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "eval.bootstrap_samples": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "log.every_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
+    "log.tensorboard": "training/test_loop.py::test_checkpoint_and_log_keys",
+    "log.profile_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
+}
+
+
+def changed(config: Config, keys: dict) -> Config:
+    for name, value in keys.items():
+        group, item = name.split(".")
+        config = dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{item: value})})
+    return config
+
+
+def program(config: Config) -> str:
+    """The train step as a jaxpr: no compile needed to see whether it differs."""
+    mesh = devices_mesh()
+    model, tx = make_model(config, 37, 37), make_optimizer(config)
+    state, shardings = init_state(config, model, tx, mesh, abstract=True)
+    batch = {
+        side + part: jax.ShapeDtypeStruct((1, 4, 24), np.int32)
+        for side in ("source", "target")
+        for part in ("", "_segments", "_positions")
+    }
+    with mesh_lib.use(mesh):
+        return str(make_train_step(config, model, tx, mesh, shardings).trace(state, batch).jaxpr)
+
+
+SMALL = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2)
+
+
+@pytest.mark.parametrize("key", PROGRAM)
+def test_key_changes_the_train_step(key):
+    base, other, further = PROGRAM[key]
+    config = changed(small_config(model=SMALL, train=dict(precision="float32")), further | {key: base})
+    assert program(config) == program(config)
+    assert program(config) != program(changed(config, {key: other}))
+
+
+@pytest.mark.parametrize("key", PREPARED)
+def test_key_changes_the_prepared_data(key, tmp_path):
+    base, other, further = PREPARED[key]
+    config = small_config(
+        data=dict(
+            train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, row_length=64, batch_tokens=256
+        )
+    )
+    swap = "?" in further.values()
+    config = changed(config, {k: v for k, v in further.items() if v != "?"} | {key: base})
+    second = changed(config, {key: other} | {k: base for k, v in further.items() if v == "?"})
+    digests = [
+        (c.tokenizers.digest, c.train.digest, c.train.num_pairs)
+        for c in (prepare_corpus(x, tmp_path / str(i)) for i, x in enumerate((config, second)))
+    ]
+    assert digests[0] != digests[1]
+    if swap:
+        pairs = [next(iter(split_source(c, "train").pairs())) for c in (config, second)]
+        assert pairs[0] == pairs[1][::-1]
+
+
+BATCHES = {"data.batch_tokens": 200, "data.batching": "buckets", "data.row_length": 48, "data.microbatch_tokens": 48}
+
+
+@pytest.mark.parametrize("key", BATCHES)
+def test_key_changes_the_shapes(key, tmp_path):
+    store = write_store(tmp_path / "store", random_pairs(200, longest=22))
+    config = small_config()
+    before, after = (Batches(store, c.data, seed=0).shapes for c in (config, changed(config, {key: BATCHES[key]})))
+    assert before != after
+
+
+def test_seed_data_changes_the_order(tmp_path):
+    store = write_store(tmp_path / "store", random_pairs(200, longest=22))
+    first, second = (Batches(store, small_config().data, seed=s).batch(0).pairs for s in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_seed_init_changes_the_parameters():
+    tables = [
+        np.asarray(model_and_state(small_config(model=SMALL, seed=dict(init=s)))[2].params["shared_embedding"]["table"])
+        for s in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(tables[0], tables[1])
+    assert not np.allclose(tables[0], tables[2])
+
+
+def test_root_cache_and_processes(tmp_path, monkeypatch):
+    """data.root is where relative paths start, data.cache where stores go, data.processes who tokenises."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    for name in ("a.en", "a.de"):
+        (root / name).write_text("".join(f"line number {i}\n" for i in range(200)))
+    data = dict(train="a.en,a.de", vocab_size=30, byte_fallback=False)
+    with pytest.raises(UserError, match="there is no file"):
+        prepare_corpus(small_config(data=data), tmp_path / "w")
+    seen = []
+    real = corpus_module.prepare_split
+    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
+    config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), processes=1))
+    made = prepare_corpus(config, tmp_path / "w")
+    assert seen == [1] and made.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
+
+
+@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
+def test_mesh_sizes(axis):
+    sizes = dict(data=1, fsdp=1, tensor=1) | {axis: 8}
+    assert devices_mesh(**sizes).shape[axis] == 8
+
+
+def test_cpu_devices_compile_cache_and_allocator(monkeypatch):
+    """Settings of the process, which must come before JAX starts."""
+    updates, tuned = {}, []
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: tuned.append(1) or "allocator")
+    config = changed(
+        Config(), {"mesh.cpu_devices": 3, "train.compile_cache": "/somewhere", "train.cpu_allocator": False}
+    )
+    process.prepare_process(config)
+    assert updates["jax_num_cpu_devices"] == 3 and updates["jax_compilation_cache_dir"] == "/somewhere" and not tuned
+    updates.clear()
+    process.prepare_process(changed(Config(), {"train.compile_cache": ""}))
+    assert "jax_num_cpu_devices" not in updates and "jax_compilation_cache_dir" not in updates and tuned
+
+
+HERE = {
+    "data.root": test_root_cache_and_processes,
+    "data.cache": test_root_cache_and_processes,
+    "data.processes": test_root_cache_and_processes,
+    "seed.init": test_seed_init_changes_the_parameters,
+    "mesh.data": test_mesh_sizes,
+    "mesh.fsdp": test_mesh_sizes,
+    "mesh.tensor": test_mesh_sizes,
+    "mesh.cpu_devices": test_cpu_devices_compile_cache_and_allocator,
+    "train.compile_cache": test_cpu_devices_compile_cache_and_allocator,
+    "train.cpu_allocator": test_cpu_devices_compile_cache_and_allocator,
+}
+
+
+def test_no_key_is_left_out():
+    assert set(fields()) == set(PROGRAM) | set(PREPARED) | set(BATCHES) | set(HERE) | set(ELSEWHERE)
+    for key, place in ELSEWHERE.items():
+        file, name = place.split("::")
+        text = (TESTS / file).read_text()
+        body = text[text.index(f"def {name}(") :].split("\ndef ")[0]
+        assert key.split(".")[1] in body, f"{place} does not mention {key}"
+
+
+def test_stored_config_is_complete():
+    stored = json.loads(__import__("t2t_flax.config", fromlist=["to_json"]).to_json(Config()))
+    assert {f"{g}.{k}" for g, keys in stored.items() if isinstance(keys, dict) for k in keys} == set(fields())

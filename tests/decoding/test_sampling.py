@@ -1,0 +1,154 @@
+"""Sampling against the softmax it draws from, greedy search against a rollout of argmax."""
+
+import jax
+import numpy as np
+import pytest
+from table_model import PARAMS, TableModel
+
+from t2t_flax.decoding.sampling import SampleOptions, sample
+from t2t_flax.errors import UserError
+
+EOS = 1
+MODEL = TableModel(vocab=7)
+
+
+def draw(seeds, options, caps, *, ids=None, prefix=None, length=8, lengths=(8, 16), params=PARAMS):
+    cache = MODEL.start(seeds, options.num_samples, length)
+    ids = np.arange(len(seeds)) if ids is None else ids
+    found = sample(MODEL, params, cache, options, caps_B=caps, sentence_ids_B=ids, prefix_BxP=prefix, lengths=lengths)
+    return jax.tree.map(np.asarray, found)
+
+
+def sequence(found, b: int, n: int = 0) -> tuple[int, ...]:
+    return tuple(found.tokens[b, n, : found.lengths[b, n]].tolist())
+
+
+def rollout(seed: int, cap: int, prefix=()) -> tuple[int, ...]:
+    tokens = ()
+    while len(tokens) < cap and EOS not in tokens:
+        best = 1 + int(np.argmax(MODEL.log_probs(seed, tokens)[1:]))
+        tokens += (prefix[len(tokens)] if len(tokens) < len(prefix) else best,)
+    return tokens
+
+
+def distribution(seed: int, prefix=(), temperature: float = 1.0) -> np.ndarray:
+    """The softmax without padding, float64 [vocab]."""
+    p = np.exp(MODEL.log_probs(seed, prefix) / temperature)
+    p[0] = 0
+    return p / p.sum()
+
+
+def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
+    counts, wanted = np.bincount(tokens.ravel(), minlength=len(expected)), expected * tokens.size
+    some = expected > 0
+    assert counts[~some].sum() == 0
+    return float(((counts - wanted)[some] ** 2 / wanted[some]).sum())
+
+
+def test_greedy_is_a_rollout_of_the_argmax():
+    seeds, caps = np.arange(30), np.arange(30) % 13 + 1
+    found = draw(seeds, SampleOptions(temperature=0.0), caps, length=4, lengths=(4, 8, 16))
+    for b in range(30):
+        expected = rollout(b, caps[b])
+        assert sequence(found, b) == expected
+        assert found.finished[b, 0] == (expected[-1] == EOS)
+        assert (found.tokens[b, 0, len(expected) :] == 0).all()
+        np.testing.assert_allclose(found.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
+    assert found.finished.any() and not found.finished.all()
+    np.testing.assert_array_equal(found.scores, found.log_probs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_frequencies_are_those_of_the_softmax(temperature):
+    options = SampleOptions(num_samples=64, temperature=temperature, seed=11)
+    found = draw(np.full(128, 5), options, np.full(128, 2))
+    # 99.9% of chi-square with 5 degrees of freedom is 20.5.
+    assert chi_square(found.tokens[:, :, 0], distribution(5, (), temperature)) < 20.5
+    for token in range(2, 7):
+        second = found.tokens[:, :, 1][found.tokens[:, :, 0] == token]
+        assert second.size > 200
+        assert chi_square(second, distribution(5, (token,), temperature)) < 20.5
+    # Log-probabilities are the model's own, whatever the temperature.
+    np.testing.assert_allclose(found.log_probs[3, 4], MODEL.score(5, sequence(found, 3, 4)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"top_k": 2}, 2),
+        ({"top_k": 100}, 6),
+        ({"top_p": 0.6}, None),
+        ({"top_p": 1e-6}, 1),
+        ({"top_k": 3, "top_p": 0.7}, None),
+    ],
+)
+def test_top_k_and_top_p_keep_the_likeliest_and_their_proportions(options, size):
+    expected = distribution(8)
+    order = np.argsort(-expected, kind="stable")
+    if "top_k" in options:
+        expected[order[options["top_k"] :]] = 0
+        expected /= expected.sum()
+    if "top_p" in options:
+        kept = int(np.sum(np.cumsum(expected[order]) < options["top_p"])) + 1
+        expected[order[kept:]] = 0
+        expected /= expected.sum()
+    assert 0 < (expected > 0).sum() < 7 and size in (None, (expected > 0).sum())
+    found = draw(np.full(64, 8), SampleOptions(num_samples=64, **options), np.full(64, 1))
+    assert set(np.unique(found.tokens[:, :, 0])) == set(np.flatnonzero(expected))
+    assert chi_square(found.tokens[:, :, 0], expected) < 20.5
+
+
+def test_a_sample_is_a_function_of_seed_sentence_and_index():
+    options = SampleOptions(num_samples=3, seed=2)
+    seeds, ids, caps = np.arange(6), np.array([10, 11, 12, 13, 14, 15]), np.array([9, 3, 12, 1, 7, 5])
+    batch = draw(seeds, options, caps, ids=ids)
+    order = np.array([4, 2, 0, 5, 1, 3])
+    permuted = draw(seeds[order], options, caps[order], ids=ids[order])
+    for i, b in enumerate(order):
+        alone = draw(seeds[b : b + 1], options, caps[b : b + 1], ids=ids[b : b + 1])
+        fewer = draw(seeds[b : b + 1], SampleOptions(num_samples=1, seed=2), caps[b : b + 1], ids=ids[b : b + 1])
+        for n in range(3):
+            assert sequence(batch, b, n) == sequence(permuted, i, n) == sequence(alone, 0, n)
+        assert sequence(batch, b) == sequence(fewer, 0)
+    # The same model state under other ids, indices or seeds draws other noise.
+    same = draw(np.zeros(40, int), SampleOptions(num_samples=2), np.full(40, 6))
+    assert len({sequence(same, b, n) for b in range(40) for n in range(2)}) > 30
+    wide = [
+        draw(np.zeros(40, int), SampleOptions(seed=seed), np.full(40, 6)).tokens.tobytes() for seed in (0, 2**32, -1)
+    ]
+    assert len(set(wide)) == 3
+
+
+def test_caps_flags_and_a_forced_prefix():
+    prefixes = [(2, 3), (4,), (), (3, EOS), (2, 3, 4)]
+    prefix_BxP = np.array([p + (0,) * (3 - len(p)) for p in prefixes], np.int32)
+    caps = [6, 6, 6, 6, 2]
+    found = draw(np.arange(5), SampleOptions(temperature=0.0), caps, prefix=prefix_BxP)
+    for b, prefix in enumerate(prefixes):
+        expected = rollout(b, caps[b], prefix)
+        assert sequence(found, b) == expected
+        assert found.finished[b, 0] == (expected[-1] == EOS)
+        np.testing.assert_allclose(found.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
+    sampled = draw(np.arange(5), SampleOptions(num_samples=4), caps, prefix=prefix_BxP)
+    for b, prefix in enumerate(prefixes):
+        for n in range(4):
+            tokens = sequence(sampled, b, n)
+            assert tokens[: len(prefix)] == prefix[: len(tokens)] and len(tokens) <= caps[b]
+            assert sampled.finished[b, n] == (tokens[-1] == EOS) and EOS not in tokens[:-1] and 0 not in tokens
+
+
+def test_stages_change_nothing():
+    options, seeds, caps = SampleOptions(num_samples=2, top_p=0.9, seed=4), np.arange(8), np.arange(8) * 2 + 1
+    params = PARAMS | {"eos": np.float32(-2.0)}
+    one = draw(seeds, options, caps, length=16, params=params)
+    staged = draw(seeds, options, caps, length=4, lengths=(4, 8, 16), params=params)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_wrong_options_say_so():
+    for name, value in [("temperature", -1.0), ("top_p", 0.0), ("top_k", -1), ("num_samples", 0)]:
+        with pytest.raises(UserError, match=f"{name} = {value} in sampling: it must be"):
+            SampleOptions(**{name: value})
+    with pytest.raises(ValueError, match="the cache is for"):
+        sample(MODEL, PARAMS, MODEL.start([1], 2, 4), SampleOptions(), caps_B=[4], sentence_ids_B=[0])

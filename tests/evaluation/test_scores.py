@@ -1,0 +1,33 @@
+"""Scores equal sacreBLEU's own, and count every sentence."""
+
+import pytest
+import sacrebleu
+
+from t2t_flax.evaluation.scores import corpus_scores
+
+REFERENCES = ["Das ist ein Haus.", "Zwei Katzen schlafen.", "Am 5. März regnet es.", "Er kommt nicht."] * 10
+HYPOTHESES = ["Das ist ein Haus.", "Zwei Katzen schlafen", "Am 5. März schneit es.", ""] * 10
+
+
+def test_scores_are_sacrebleus_with_signatures():
+    scores = corpus_scores(HYPOTHESES, REFERENCES, bootstrap_samples=200)
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
+    assert scores["sacrebleu"]["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert scores["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2")
+    assert scores["sacrebleu"]["reference_length"] == expected.ref_len
+    assert scores["chrf"]["score"] == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score, abs=1e-4)
+    assert scores["exact_match"] == {"score": 25.0, "sentences": 10}
+    interval = scores["sacrebleu"]["confidence"]
+    assert interval["samples"] == 200 and 0 < interval["half_width"] < 20
+    assert abs(interval["mean"] - expected.score) < interval["half_width"]
+
+
+def test_perfect_and_empty():
+    assert corpus_scores(REFERENCES, REFERENCES)["sacrebleu"]["score"] == pytest.approx(100.0)
+    assert corpus_scores([""] * 40, REFERENCES)["sacrebleu"]["score"] == 0.0
+    assert "confidence" not in corpus_scores(REFERENCES, REFERENCES)["sacrebleu"]
+
+
+def test_lists_of_different_length_are_an_error():
+    with pytest.raises(ValueError):
+        corpus_scores(HYPOTHESES[:-1], REFERENCES)

@@ -1,0 +1,61 @@
+"""The house: imports run one way, files fit in the head."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "t2t_flax"
+BELOW = {
+    "errors": set(),
+    "version": set(),
+    "config": {"errors"},
+    "process": {"config", "errors"},
+    "data": {"config", "errors"},
+    "models": {"config", "errors"},
+    "parallel": {"config", "errors"},
+    "telemetry": {"config", "errors"},
+    "training": {"config", "errors", "data", "models", "parallel", "telemetry", "version"},
+    "decoding": {"config", "errors", "data", "models", "parallel"},
+    "evaluation": {"config", "errors", "data", "models", "parallel", "training", "decoding", "version"},
+}
+NO_JAX = ("config", "data", "errors", "version")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_one_way(path):
+    own = room(path)
+    if own not in BELOW:
+        assert own in ("commands", "__main__", "__init__")
+        return
+    for name in imports(path):
+        if name.startswith("t2t_flax."):
+            other = name.split(".")[1]
+            assert other == own or other in BELOW[own], f"{path.name} in {own} imports {name}"
+        if own in NO_JAX:
+            assert name.split(".")[0] not in ("jax", "flax", "optax", "orbax"), f"{path.name} imports {name}"
+
+
+def test_only_one_file_knows_orbax():
+    assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoint.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_file_fits_in_the_head(path):
+    assert len(path.read_text().splitlines()) <= 300
+    assert path.name not in ("utils.py", "helpers.py", "misc.py")

@@ -1,0 +1,150 @@
+"""Checkpoints: whole or set aside, never silently wrong."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import devices_mesh, model_and_state, small_config
+
+from t2t_flax import config as config_lib
+from t2t_flax.errors import UserError
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checksum import checksums
+from t2t_flax.training.state import init_state
+
+
+@pytest.fixture(scope="module")
+def made():
+    config = small_config(optimizer=dict(ema_decay=0.9))
+    return config, *model_and_state(config)
+
+
+def meta_of(config, step):
+    return {"step": step, "config": json.loads(config_lib.to_json(config)), "digests": {}, "progress": {}}
+
+
+def save(checkpoints, made, step, metric=None):
+    config, _, _, state, _ = made
+    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, state)
+    checkpoints.save(scaled.replace(step=jnp.int32(step)), meta_of(config, step), metric)
+    return scaled
+
+
+def abstract(made, mesh=None):
+    config, model, tx, _, _ = made
+    return init_state(config, model, tx, mesh or devices_mesh(), abstract=True)[0]
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def largest_file(folder: Path) -> Path:
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def test_restores_bit_for_bit_on_any_mesh(tmp_path, made):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    saved = save(checkpoints, made, 3)
+    checkpoints.wait()
+    for shape in ((1, 1, 1), (2, 2, 2), (8, 1, 1)):
+        mesh = devices_mesh(*shape)
+        state, meta = Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made, mesh), made[0])
+        assert equal((state.params, state.opt_state, state.ema), (saved.params, saved.opt_state, saved.ema))
+        assert int(state.step) == 3 == meta["step"]
+        assert {x.sharding.mesh.size for x in jax.tree.leaves(state.params)} == {mesh.size}
+    assert meta["config"]["model"]["d_model"] == 16
+
+
+def test_newest_and_best_are_kept(tmp_path, made):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=2, keep_best=2)
+    for step, metric in enumerate([1.0, 9.0, 3.0, 8.0, None, 2.0, 1.0], 1):
+        save(checkpoints, made, step, metric)
+    checkpoints.close()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
+
+
+def damage_flip(folder):
+    path = largest_file(folder / "params")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def damage_truncate(folder):
+    path = largest_file(folder / "opt_state")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def damage_meta(folder):
+    largest_file(folder / "meta").write_bytes(b"{")
+
+
+def damage_item(folder):
+    os.rename(folder / "params", folder / "parama")
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_meta, damage_item])
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, made, caplog, damage):
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep_last=3)
+    saved = [save(checkpoints, made, step) for step in (1, 2, 3)]
+    checkpoints.close()
+    damage(folder / "3")
+    with caplog.at_level(logging.WARNING, "t2t_flax"):
+        state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(made), made[0])
+    assert meta["step"] == 2 and equal(state.params, saved[1].params)
+    assert "checkpoint 3" in caplog.text and "damaged" in caplog.text
+    again = Checkpoints(folder, keep_last=3)
+    assert again.steps() == [1, 2]  # so that step 3 can be written again
+    save(again, made, 3)
+    again.close()
+    assert Checkpoints(folder).restore_latest(abstract(made), made[0])[1]["step"] == 3
+    assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
+
+
+def test_an_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    save(checkpoints, made, 1)
+    checkpoints.close()
+    (tmp_path / "checkpoints" / "5").mkdir()
+    assert Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])[1]["step"] == 1
+
+
+def test_all_damaged_is_an_error_that_says_so(tmp_path, made):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    save(checkpoints, made, 1)
+    checkpoints.close()
+    damage_flip(tmp_path / "checkpoints" / "1")
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])
+
+
+def test_a_checkpoint_of_another_model_names_the_keys(tmp_path, made):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    save(checkpoints, made, 1)
+    checkpoints.close()
+    other = small_config(model=dict(d_model=32, norm="pre"))
+    with pytest.raises(UserError, match="model.d_model: 16 there, 32 here; model.norm: 'post' there, 'pre' here"):
+        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), other)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
+
+
+def test_checksum_sees_any_bit_and_no_mesh():
+    x = jax.random.normal(jax.random.key(0), (37, 5))
+    base = checksums({"x": x})
+    for place, bit in [(0, 0), (100, 31), (184, 7)]:
+        bits = np.asarray(x).view(np.uint32).copy()
+        bits.reshape(-1)[place] ^= np.uint32(1 << bit)
+        assert checksums({"x": jnp.asarray(bits.view(np.float32))}) != base
+    swapped = np.asarray(x).copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    assert checksums({"x": jnp.asarray(swapped)}) != base
+    states = [model_and_state(small_config(), devices_mesh(*s))[2] for s in ((1, 1, 1), (2, 2, 2))]
+    moved = jax.device_put(states[0].params, jax.tree.map(lambda a: a.sharding, states[1].params))
+    assert checksums(moved) == checksums(states[0].params)

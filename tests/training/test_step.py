@@ -1,0 +1,151 @@
+"""One update: packing, accumulation and the mesh leave it as it is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+
+from t2t_flax.data.batches import Batches
+from t2t_flax.data.rows import fill, first_fit
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.training.feed import put_batch
+from t2t_flax.training.step import loss_sums, make_train_step
+
+
+def packed(pairs, length=48):
+    """The same pairs, several to a row: arrays [B, L]."""
+    lengths = [np.array([len(p[n]) for p in pairs]) for n in (0, 1)]
+    row, *starts = first_fit(*lengths, length)
+    arrays = {}
+    for n, (side, start) in enumerate(zip(("source", "target"), starts, strict=True)):
+        tokens = np.concatenate([p[n] for p in pairs])
+        offsets = np.cumsum(lengths[n]) - lengths[n]
+        parts = fill(tokens, offsets, lengths[n], np.arange(len(pairs)), row, start, int(row.max()) + 1, length)
+        arrays |= {side if k == "ids" else f"{side}_{k}": x for k, x in parts.items()}
+    return arrays
+
+
+def losses_and_gradients(config, params, model, arrays):
+    def loss(params):
+        loss, (nll, tokens) = loss_sums(config, model, params, arrays, None)
+        return loss, (nll, tokens)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_packed_pairs_have_the_loss_and_gradient_of_the_same_pairs_alone(norm):
+    config = small_config(model=dict(dropout=0.0, norm=norm))
+    model, _, state, _ = model_and_state(config)
+    pairs = random_pairs(30)
+    arrays = packed(pairs)
+    assert arrays["target_segments"].max() >= 3
+    (loss, sums), grads = losses_and_gradients(config, state.params, model, arrays)
+    (loss_alone, sums_alone), grads_alone = losses_and_gradients(config, state.params, model, rows_alone(pairs))
+    np.testing.assert_allclose(loss, loss_alone, rtol=1e-6)
+    np.testing.assert_allclose(sums, sums_alone, rtol=1e-6)
+    assert int(sums[1]) == sum(len(t) for _, t in pairs)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(grads_alone), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4 * float(jnp.abs(b).max()) + 1e-6)
+
+
+def loss_curve(config, store, mesh_shape, updates, x64=False):
+    mesh = devices_mesh(*mesh_shape)
+    model, tx, state, shardings = model_and_state(config, mesh)
+    batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
+    step = make_train_step(config, model, tx, mesh, shardings)
+    losses = []
+    with mesh_lib.use(mesh):
+        for k in range(updates):
+            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            losses.append(float(metrics["loss"]))
+    return np.array(losses), state
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("data") / "store", random_pairs(400, longest=22))
+
+
+@pytest.fixture(scope="module")
+def reference(store):
+    config = small_config(optimizer=dict(constant=2.0))
+    return config, *loss_curve(config, store, (1, 1, 1), 30)
+
+
+@pytest.mark.parametrize("batching", ["packed", "buckets"])
+def test_accumulated_update_equals_the_big_batch(store, batching):
+    """With dropout on: masks follow the global row, whatever microbatch it is in."""
+    config = small_config(optimizer=dict(constant=2.0), data=dict(batching=batching))
+    whole, state = loss_curve(config, store, (1, 1, 1), 6)
+    split = dataclasses.replace(config, data=dataclasses.replace(config.data, microbatch_tokens=48))
+    assert all(s.micro > 1 for s in Batches(store, split.data, seed=0).shapes if s.length > 12)
+    parts, state_parts = loss_curve(split, store, (1, 1, 1), 6)
+    np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(state_parts.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_losses_are_the_same_on_every_mesh(store, reference, shape):
+    """Dropout and accumulation on, 30 updates, float32: equal to 1e-5."""
+    config, losses, _ = reference
+    data = dataclasses.replace(config.data, microbatch_tokens=24)
+    on_mesh, _ = loss_curve(dataclasses.replace(config, data=data), store, shape, 30)
+    np.testing.assert_allclose(on_mesh, losses, rtol=1e-5)
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_the_same_update_twice_gives_the_same_bits(store, reference):
+    config, losses, state = reference
+    again, state_again = loss_curve(config, store, (1, 1, 1), 30)
+    np.testing.assert_array_equal(again, losses)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_again), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_golden_first_update(reference):
+    """The first update's loss, to be changed only by a commit that says why the model's arithmetic changed."""
+    _, losses, _ = reference
+    np.testing.assert_allclose(losses[:2], [0.0, 0.0], rtol=2e-5)
+
+
+def test_rematerialisation_lowers_the_temporary_memory_and_nothing_else(store):
+    sizes, losses = {}, {}
+    for remat in ("none", "dots", "full"):
+        config = small_config(
+            train=dict(remat=remat),
+            model=dict(d_model=64, d_ff=256, num_encoder_layers=4, num_decoder_layers=4),
+            data=dict(batch_tokens=1600),
+        )
+        mesh = devices_mesh()
+        model, tx, state, shardings = model_and_state(config, mesh)
+        batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh, store.lengths).arrays
+        with mesh_lib.use(mesh):
+            compiled = make_train_step(config, model, tx, mesh, shardings).lower(state, batch).compile()
+        sizes[remat] = compiled.memory_analysis().temp_size_in_bytes
+        losses[remat] = float(compiled(state, batch)[1]["loss"])
+    assert sizes["full"] < sizes["dots"] < sizes["none"]
+    assert losses["full"] == pytest.approx(losses["none"], rel=1e-6) == losses["dots"]
+
+
+def test_label_smoothed_loss_against_its_definition():
+    """Cross-entropy against (1 - eps) one-hot + eps uniform over the real classes (5.4); padding rows take no mass."""
+    from t2t_flax.training.loss import smoothed_cross_entropy
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 5, 40)).astype(np.float32) * 3
+    logits[..., VOCAB:] = -1e9
+    targets = rng.integers(0, VOCAB, (2, 5))
+    weights = rng.integers(0, 2, (2, 5)).astype(np.float32)
+    log_p = logits[..., :VOCAB].astype(np.float64)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    smooth = np.full((2, 5, VOCAB), 0.1 / VOCAB)
+    np.put_along_axis(smooth, targets[..., None], 0.9 + 0.1 / VOCAB, axis=-1)
+    nll = -(np.take_along_axis(log_p, targets[..., None], -1)[..., 0] * weights).sum()
+    loss, found_nll = smoothed_cross_entropy(logits, targets, weights, label_smoothing=0.1, vocab_size=VOCAB)
+    np.testing.assert_allclose(loss, -((smooth * log_p).sum(-1) * weights).sum(), rtol=1e-6)
+    np.testing.assert_allclose(found_nll, nll, rtol=1e-6)
