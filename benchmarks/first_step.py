@@ -25,7 +25,7 @@ def seconds_to_first_update(workdir: Path, cache: Path) -> float:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
     found = None
     for line in process.stdout:
-        if line.startswith("first update after") and found is None:
+        if line.startswith("first update ") and found is None:
             found = time.perf_counter() - began
     if process.wait() or found is None:
         sys.exit(f"{' '.join(command)} failed")

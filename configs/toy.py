@@ -10,7 +10,7 @@ def get_config():
     c = default_config()
     c.data.train, c.data.valid, c.data.test = "toy:train", "toy:valid", "toy:test"
     c.data.vocab_size = 1000
-    c.data.byte_fallback = False
+    c.data.byte_fallback, c.data.split_digits = False, True
     c.data.max_length, c.data.row_length = 64, 64
     c.data.batch_tokens = 2048
     c.model.num_encoder_layers = c.model.num_decoder_layers = 2
@@ -22,4 +22,5 @@ def get_config():
     c.checkpoint.every_steps = 250
     c.checkpoint.keep_last = 3
     c.log.every_steps = 25
+    c.mesh.cpu_devices = 2
     return c

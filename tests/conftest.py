@@ -16,3 +16,9 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("T2T_FLAX_DATA names no data folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """A folder of token stores that tests share."""
+    return tmp_path_factory.mktemp("cache")

@@ -1,7 +1,8 @@
 """What the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
 
 import argparse
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
 
 from t2t_flax.errors import UserError
 
@@ -61,18 +62,23 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def split_progress(name: str) -> Any:
-    """A callback for tokenising a split: says how far it is, at most every few seconds."""
-    import time
+@contextlib.contextmanager
+def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
+    """Progress bars for tokenising, one split after the other: `progress(split)` gives the callback of its bar."""
+    from t2t_flax.telemetry.progress import Progress
 
-    began = last = time.monotonic()
+    with contextlib.ExitStack() as stack:
 
-    def show(done: int, total: int | None) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 3 or (done == total and now - began >= 3):
-            last = now
-            of = f" of {total:,}" if total else ""
-            print(f"tokenising {name}: {done:,}{of} pairs, {done / (now - began):,.0f} pairs/s", flush=True)
+        def bar_of(split: str) -> Callable[[int, int | None], None]:
+            bar = None
 
-    return show
+            def show(done: int, total: int | None) -> None:
+                nonlocal bar
+                if bar is None:
+                    stack.close()
+                    bar = stack.enter_context(Progress(f"tokenise {split}", total, unit="pairs"))
+                bar.update(done, line_every=3.0)
+
+            return show
+
+        yield bar_of

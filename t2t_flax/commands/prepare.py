@@ -24,7 +24,8 @@ def run(argv: list[str]) -> int:
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
     adopt_config(workdir, config)
-    corpus = prepare_corpus(config, workdir, flags.split_progress)
+    with flags.split_progress() as progress:
+        corpus = prepare_corpus(config, workdir, progress)
     for name, store in (("train", corpus.train), ("valid", corpus.valid)):
         if store is not None:
             print(f"{name}: {store.describe()}")

@@ -85,7 +85,8 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
     from t2t_flax.training.state import count_params
     from t2t_flax.training.update_log import NonFiniteLoss
 
-    corpus = prepare_corpus(config, workdir, flags.split_progress)
+    with flags.split_progress() as progress:
+        corpus = prepare_corpus(config, workdir, progress)
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]

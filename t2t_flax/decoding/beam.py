@@ -13,9 +13,9 @@ from t2t_flax.decoding.stages import (
     Hypotheses,
     SearchState,
     Step,
+    allowed_only,
     concatenate,
     empty_hypotheses,
-    forced_only,
     gather_beams,
     previous_tokens,
     run_in_stages,
@@ -78,7 +78,7 @@ def _extend(step: Step, options: BeamOptions, params, state: SearchState, caps_B
     """One token more for every sentence that is not done."""
     beam, position = options.beam_size, state.position
     logits, cache = step(params, previous_tokens(state), position, state.cache)
-    log_p_BxKxV = forced_only(jax.nn.log_softmax(logits, axis=-1), prefix_BxP, position)
+    log_p_BxKxV = allowed_only(jax.nn.log_softmax(logits, axis=-1), prefix_BxP, position)
 
     # 2 K candidates: even if K of them end here, K others go on.
     candidates, beam_BxC = _candidates(state.alive, log_p_BxKxV, 2 * beam, position, options.alpha)

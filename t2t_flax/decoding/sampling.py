@@ -13,8 +13,8 @@ from t2t_flax.decoding.stages import (
     Hypotheses,
     SearchState,
     Step,
+    allowed_only,
     empty_hypotheses,
-    forced_only,
     gather_beams,
     previous_tokens,
     run_in_stages,
@@ -67,7 +67,7 @@ def _extend(step: Step, options: SampleOptions, params, state: SearchState, caps
     alive, position = state.alive, state.position
     logits, cache = step(params, previous_tokens(state), position, state.cache)
     log_p = jax.nn.log_softmax(logits, axis=-1)
-    allowed = forced_only(truncated(log_p, options), prefix_BxP, position)
+    allowed = allowed_only(truncated(log_p, options), prefix_BxP, position)
     if options.temperature > 0:
         noise = _gumbel(options.seed, ids_B, log_p.shape, position)
         allowed = jnp.where(allowed > NEG / 2, allowed / options.temperature + noise, NEG)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 NEG = -1e9
-EOS = 1
+PAD, EOS = 0, 1
 Step = Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 
 
@@ -92,8 +92,9 @@ def previous_tokens(state: SearchState) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(state.alive.tokens, before, axis=2, keepdims=False)
 
 
-def forced_only(log_p: jax.Array, prefix_BxP: jax.Array, position: jax.Array) -> jax.Array:
-    """log-probabilities [B, K, V] with all but the forced token impossible, where the prefix still holds one."""
+def allowed_only(log_p: jax.Array, prefix_BxP: jax.Array, position: jax.Array) -> jax.Array:
+    """log-probabilities [B, K, V] with padding impossible, and where the prefix still holds a token, all others too."""
+    log_p = jnp.where(jnp.arange(log_p.shape[-1]) == PAD, NEG, log_p)
     if prefix_BxP.shape[1] == 0:
         return log_p
     place = jnp.minimum(position, prefix_BxP.shape[1] - 1)

@@ -17,9 +17,9 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
 
 # Sources are padded to one of these, so that the programs are few.
-SOURCE_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-PREFIX_LENGTHS = (0, 8, 32, 128, 512)
-FIRST_CACHE_LENGTH = 16
+SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+PREFIX_LENGTHS = (0, 16, 128, 1024)
+FIRST_CACHE_LENGTH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Translator:
     def __init__(self, model: Transformer, tokenizers: TokenizerPair, mesh: jax.sharding.Mesh, config: Decode):
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
         self._rows = config.batch_size * mesh_lib.batch_shards(mesh)
-        self._start = jax.jit(_start, static_argnums=(0, 3, 4))
         self._step = _Step(model)
 
     def translate(
@@ -110,7 +109,7 @@ class Translator:
         put = lambda x: jax.device_put(x, rows)  # noqa: E731
         with mesh_lib.use(self._mesh):
             width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
-            cache = self._start(self._model, params, put(source_BxS), width, FIRST_CACHE_LENGTH)
+            cache = _start(self._model, params, put(source_BxS), width, FIRST_CACHE_LENGTH)
             caps_B, prefix_BxP = put(caps_B), put(prefix_BxP)
             if c.strategy == "beam":
                 options = BeamOptions(beam_size=c.beam_size, alpha=c.alpha, n_best=c.n_best)
@@ -146,6 +145,7 @@ class _Step:
         return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")
 
 
+@jax.jit(static_argnums=(0, 3, 4))
 def _start(model: Transformer, params, source_BxS, beam_size: int, length: int):
     return model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
 

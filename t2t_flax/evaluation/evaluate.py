@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def evaluate(
         "record_version": RECORD_VERSION,
         "split": split,
         "data": {"spec": source.spec, "digest": source.fingerprint(), "sentences": len(pairs)},
-        "scores": scores | {"nll": nll, "perplexity": float(jax.numpy.exp(nll))},
+        "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
             "sentences": len(pairs),
             "source_cut": sum(t.source_cut for t in translations),

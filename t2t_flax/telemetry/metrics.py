@@ -14,11 +14,10 @@ class MetricsWriter:
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool):
         self._path = epath.Path(workdir) / "metrics.jsonl"
-        lines = read_metrics(workdir)
-        kept = [line for line in lines if line["step"] <= resume_step]
-        if len(kept) < len(lines):
+        kept = "".join(json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= resume_step)
+        if self._path.exists() and self._path.read_text() != kept:
             partial = self._path.with_name("metrics.jsonl.partial")
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            partial.write_text(kept)
             partial.replace(self._path)
         self._file = self._path.open("a")
         self._board = None

@@ -38,8 +38,8 @@ class Progress:
         now = time.monotonic()
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
-            total = f"/{self._total}" if self._total else ""
-            self.say(f"{self._name} {done}{total} {self._unit}  {text}{self._eta(done, now)}")
+            total = f"/{self._total:,}" if self._total else ""
+            self.say(f"{self._name} {done:,}{total} {self._unit}  {text}{self._eta(done, now)}")
 
     def say(self, text: str) -> None:
         """A line of its own."""

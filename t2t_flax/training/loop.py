@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import psutil
 
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.progress import Progress
@@ -38,7 +39,6 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
     `bleu(params)` scores the validation set. Update t takes batch t - 1. Raises NonFiniteLoss; UserError for a
     checkpoint of another model and for a full disk.
     """
-    began = time.monotonic()
     config = run.config
     checkpoints = open_checkpoints(run)
     state, done = restore_or_init(run, checkpoints, say)
@@ -60,8 +60,10 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
             with clock.measure("step"), jax.transfer_guard("disallow"):
                 state, metrics = programs[fed.key](state, fed.arrays)
             log.took(step, fed, metrics, bar)  # waits for the update before, so that the device always has one queued
-            if step == 1:
-                say(f"first update after {time.monotonic() - began:.1f} s")
+            if step == done.step + 1:
+                log.flush(bar)
+                started = psutil.Process().create_time()
+                say(f"first update {time.time() - started:.1f} s after the start of the process")
 
             metric = None
             if _due(step, config.eval.every_steps) or _due(step, config.eval.bleu_every_steps):

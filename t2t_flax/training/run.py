@@ -12,6 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batches import Batches, Shape, validation_batches
 from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.store import TokenStore
+from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.telemetry import memory
@@ -81,6 +82,12 @@ class ValidationLoss:
     """
 
     def __init__(self, config: Config, model: Transformer, mesh: jax.sharding.Mesh, params: Any, store: TokenStore):
+        longest = max(int(x.max()) for x in store.lengths)
+        if model.config.position == "learned" and longest > model.config.position_max:
+            raise UserError(
+                f"a validation or test sentence has {longest} tokens, config.model.position_max = "
+                f"{model.config.position_max} learned positions end before it."
+            )
         self._mesh = mesh
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)

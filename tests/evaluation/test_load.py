@@ -1,0 +1,124 @@
+"""A finished run restored for evaluation: the right parameters, on whatever mesh, from the workdir alone."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from small import rows_alone
+from tiny_run import start, tiny_run
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import evaluate, summary
+from t2t_flax.evaluation.load import load, mean
+from t2t_flax.training import loop
+from t2t_flax.training.run import ValidationLoss
+from t2t_flax.training.step import loss_sums
+
+ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    workdir = tmp_path_factory.mktemp("finished")
+    config = tiny_run(
+        workdir,
+        steps=6,
+        optimizer=dict(ema_decay=0.5),
+        checkpoint=dict(every_steps=2, keep_last=3),
+        data=dict(test="toy:test:30", source_language="en"),
+        eval=dict(bootstrap_samples=50),
+        decode=dict(beam_size=2, max_extra=4),
+    )
+    return workdir, loop.train(start(config, workdir, cache), bleu=None)
+
+
+def test_evaluation_uses_the_moving_average(finished):
+    workdir, outcome = finished
+    loaded = load(workdir, overrides=ONE_DEVICE)
+    assert loaded.steps == (6,)
+    for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, outcome.state.ema, outcome.state.params)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, c)
+
+
+def test_moving_average_of_parameters_by_hand(finished):
+    """ema <- decay * ema + (1 - decay) * params after each update, starting from the initial parameters."""
+    first, second = (load(finished[0], step=s, overrides=ONE_DEVICE) for s in (2, 4))
+    assert (first.steps, second.steps) == ((2,), (4,))
+    x, y = (np.asarray(t.params["decoder_0"]["feed_forward"]["Einsum_0"]["kernel"]) for t in (first, second))
+    assert 0 < np.abs(x - y).max() < 0.1
+
+
+def test_mean_of_the_last_checkpoints(finished):
+    parts = [load(finished[0], step=s, overrides=ONE_DEVICE).params for s in (6, 4)]
+    loaded = load(finished[0], average=2, overrides=ONE_DEVICE)
+    assert loaded.steps == (6, 4)
+    for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, *parts)), strict=True):
+        np.testing.assert_allclose(a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7)
+    assert mean(parts[:1]) is parts[0]
+    with pytest.raises(UserError, match="an average of 9 checkpoints was asked for"):
+        load(finished[0], average=9, overrides=ONE_DEVICE)
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"mesh.data": "2", "mesh.fsdp": "2", "mesh.tensor": "2"}, {"mesh.data": "1", "mesh.fsdp": "8"}]
+)
+def test_restores_on_another_mesh(finished, mesh):
+    one, other = load(finished[0], overrides=ONE_DEVICE), load(finished[0], overrides=mesh)
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
+    """No dropout, no smoothing, nothing dropped: against each pair alone."""
+    workdir, outcome = finished
+    run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
+    store = run.corpus.valid
+    found = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
+    pairs = [(store.source(i).tolist(), store.target(i).tolist()) for i in range(store.num_pairs)]
+    _, (nll, tokens) = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(
+        outcome.state.params, rows_alone(pairs, 64)
+    )
+    assert int(tokens) == sum(len(t) for _, t in pairs)
+    assert found == pytest.approx(float(nll / tokens), rel=1e-5)
+
+
+def test_record_holds_what_led_to_the_score(finished):
+    workdir, _ = finished
+    record, triples = evaluate(load(workdir, overrides=ONE_DEVICE), "test")
+    stored = json.loads((workdir / "eval" / "test-6.json").read_text())
+    assert stored == json.loads(json.dumps(record))
+    assert record["counts"]["sentences"] == 30 == len(triples)
+    assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed")
+    assert record["scores"]["perplexity"] == pytest.approx(np.exp(record["scores"]["nll"]), rel=1e-5)
+    assert record["counts"]["hit_max_length"] == sum(t.hit_cap for _, _, t in triples)
+    assert record["checkpoint"] == {"step": 6, "averaged": [6]}
+    assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
+    for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
+        assert len(digest) == 64
+    hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]
+    assert hypotheses == [t.text for _, _, t in triples]
+    text = summary(record)
+    assert "BLEU" in text and "30 sentences" in text
+    if record["counts"]["hit_max_length"]:
+        assert "hit their length cap" in text
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named_when_asked_for(finished, tmp_path, caplog):
+    copy = shutil.copytree(finished[0], tmp_path / "copy")
+    (copy / "checkpoints" / "6" / "meta" / "metadata").write_text("{")
+    assert load(epath.Path(copy), overrides=ONE_DEVICE).steps == (4,)
+    assert "checkpoint 6" in caplog.text
+    with pytest.raises(UserError, match="checkpoint 6 in .* is damaged"):
+        load(copy, step=6, overrides=ONE_DEVICE)
+
+
+def test_unknown_key_in_overrides(finished):
+    with pytest.raises(UserError, match="Did you mean 'decode.beam_size'"):
+        load(finished[0], overrides={"decode.beamsize": "3"})
+    assert load(finished[0], overrides=ONE_DEVICE | {"decode.beam_size": "3"}).config.decode.beam_size == 3
+    assert dataclasses.asdict(load(finished[0], overrides=ONE_DEVICE).config)["decode"]["beam_size"] == 2

@@ -1,0 +1,43 @@
+"""The README's claims that a program can check."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def test_files_of_the_tree_exist():
+    tree = TEXT.split("## The code")[1].split("```")[1]
+    for name in re.findall(r"^  (\w+)/ ", tree, re.M):
+        assert (ROOT / "t2t_flax" / name).is_dir()
+        listed = re.search(rf"^  {name}/ +(.*?)(?=^  \w|^\w)", tree, re.M | re.S)[1]
+        for module in re.findall(r"\b[a-z_]+\b(?= ·| \(| and|$|\*)", listed.replace("\n", " ")):
+            if (ROOT / "t2t_flax" / name / f"{module}.py").exists():
+                continue
+    for name in re.findall(r"^(\w+)/ ", tree, re.M):
+        assert (ROOT / name).is_dir(), name
+
+
+def test_records_and_keys_that_are_named_exist():
+    from t2t_flax.config.schema import fields
+
+    for path in re.findall(r"\((benchmarks/results/[^)]+)\)", TEXT):
+        assert (ROOT / path).exists(), path
+    for key in re.findall(r"--config\.([a-z_]+\.[a-z_0-9]+)", TEXT):
+        assert key in fields(), key
+    for key in re.findall(r"`((?:data|model|train|mesh|optimizer)\.[a-z_]+)`", TEXT):
+        assert key in fields(), key
+
+
+def test_every_command_and_config_is_named():
+    from t2t_flax.__main__ import COMMANDS
+
+    for command in COMMANDS:
+        assert f"python -m t2t_flax {command}" in TEXT
+    for config in (ROOT / "configs").glob("*.py"):
+        assert config.stem in TEXT
+
+
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in TEXT
