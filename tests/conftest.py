@@ -1,12 +1,18 @@
 """Eight simulated CPU devices for all tests, and the real data where the environment names it."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# Many tests build the same small program: a cache of this session's own, so that it is compiled once.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +28,8 @@ def real_data() -> Path:
 def cache(tmp_path_factory) -> Path:
     """A folder of token stores that tests share."""
     return tmp_path_factory.mktemp("cache")
+
+
+def pytest_unconfigure(config) -> None:
+    """The cache of programs goes with the session."""
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

@@ -1,134 +1,195 @@
-"""Beam search (6.1), jit-compiled, over a step function (see `stages`)."""
+"""Beam search with the GNMT length penalty (section 6.1).
+
+Unfinished ("alive") and finished hypotheses are kept apart, K of each. All alive ones have one length, so the penalty
+never orders them; it weighs finished ones against each other and decides when to stop.
+"""
 
 import dataclasses
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.decoding.stages import (
-    EOS,
-    NEG,
-    Found,
-    Hypotheses,
-    SearchState,
-    Step,
-    allowed_only,
-    concatenate,
-    empty_hypotheses,
-    gather_beams,
-    previous_tokens,
-    run_in_stages,
-    where_done,
+    IMPOSSIBLE,
+    LENGTHS,
+    PAD,
+    Cache,
+    SearchResult,
+    Sentences,
+    StepFn,
+    forced_tokens,
+    make_sentences,
+    run_stages,
 )
 from t2t_flax.decoding.top_k import top_k
+from t2t_flax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamOptions:
-    """`n_best` <= `beam_size` hypotheses are returned; `alpha` >= 0 is the exponent of the length penalty."""
+    """beam_size: hypotheses kept (K); alpha: exponent of the length penalty; n_best: hypotheses returned (N <= K)."""
 
-    beam_size: int
+    beam_size: int = 4
     alpha: float = 0.6
     n_best: int = 1
+    eos_id: int = 1
 
     def __post_init__(self):
-        if self.alpha < 0:
-            raise ValueError(f"alpha {self.alpha} < 0: the early stop would no longer be exact")
-        if self.n_best > self.beam_size:
-            raise ValueError(f"n_best {self.n_best} > beam_size {self.beam_size}")
+        if not 1 <= self.n_best <= self.beam_size:
+            raise UserError(
+                f"n_best = {self.n_best} with beam_size = {self.beam_size}: n_best must be in 1..beam_size."
+            )
+        if not math.isfinite(self.alpha):
+            raise UserError(f"alpha = {self.alpha}: the length penalty needs a finite number (0 = none).")
 
 
-def length_penalty(length: Any, alpha: float) -> Any:
-    """((5 + L) / 6)^alpha, L counting EOS (Wu et al. 2016, equation 14; 6.1)."""
+@flax.struct.dataclass
+class _State:
+    done_B: jax.Array
+    last_BxK: jax.Array
+    alive_BxKxT: jax.Array
+    alive_log_probs_BxK: jax.Array
+    finished_BxKxT: jax.Array
+    finished_scores_BxK: jax.Array
+    finished_log_probs_BxK: jax.Array
+    finished_lengths_BxK: jax.Array
+
+
+def length_penalty(length, alpha: float):
+    """((5 + L) / 6)^alpha of Wu et al. 2016; L counts the generated tokens, EOS included."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 def beam_search(
-    step: Step, params: Any, cache: Any, options: BeamOptions, *, caps_B: jax.Array, prefix_BxP: jax.Array
-) -> Found:
-    """The n best hypotheses of each sentence by log P / length_penalty(L).
+    step_fn: StepFn,
+    params: Any,
+    cache: Cache,
+    options: BeamOptions,
+    *,
+    caps_B,
+    prefix_BxP=None,
+    lengths: Sequence[int] = LENGTHS,
+) -> SearchResult:
+    """The n best hypotheses of each sentence, best score first; unfinished ones come after all finished ones.
 
-    `step`: hashable. `caps_B` int32: each sentence's largest number of tokens, EOS included, whatever its batch-mates
-    have. `prefix_BxP` int32, zero-padded: tokens that every hypothesis begins with; their log-probabilities count.
-    Hypotheses that have not ended at the cap are returned only where there are fewer than n that have.
+    caps_B: most tokens of each sentence, EOS included; a sentence that has no n finished hypotheses there is filled up
+    with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free. A sentence ends early
+    once no alive hypothesis can enter its n-best list any more. Padding is never generated. Of equal scores the older
+    hypothesis comes first, then the lower beam, then the lower token id. `cache` and `lengths`: see `stages`. Raises
+    ValueError where the cache is for another number of beams.
     """
-    batch, beam, length = jax.tree.leaves(cache["self"])[0].shape[:3]
-    state = _initial(cache, batch, beam, length)
-    advance = lambda state: _advance(step, options, params, state, caps_B, prefix_BxP)  # noqa: E731
-    return _result(options, run_in_stages(advance, state, int(jnp.max(caps_B))), caps_B)
+    beams = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
+    if beams - {options.beam_size}:
+        raise ValueError(f"the cache is for {sorted(beams)} beams, options.beam_size = {options.beam_size}")
+    sentences = make_sentences(caps_B, prefix_BxP)
+    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths)
+    return _result(options, state, sentences.caps_B)
 
 
-def _initial(cache: Any, batch: int, beam: int, length: int) -> SearchState:
-    alive = empty_hypotheses(batch, beam, length)
-    only_first = jnp.where(jnp.arange(beam) == 0, 0.0, NEG)  # all beams are the same at first
-    alive = alive.replace(log_probs=jnp.broadcast_to(only_first, (batch, beam)))
-    finished = empty_hypotheses(batch, beam, length)
-    return SearchState(jnp.int32(0), alive, finished, jnp.zeros(batch, bool), cache)
+def _start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
+    shape = (len(sentences.caps_B), options.beam_size)
+    return _State(
+        done_B=sentences.caps_B < 1,
+        last_BxK=jnp.zeros(shape, jnp.int32),
+        alive_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+        # One hypothesis at first, or all beams would be the same.
+        alive_log_probs_BxK=jnp.full(shape, -jnp.inf).at[:, 0].set(0.0),
+        finished_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+        finished_scores_BxK=jnp.full(shape, -jnp.inf),
+        finished_log_probs_BxK=jnp.full(shape, -jnp.inf),
+        finished_lengths_BxK=jnp.zeros(shape, jnp.int32),
+    )
 
 
-@jax.jit(static_argnums=(0, 1))
-def _advance(step: Step, options: BeamOptions, params, state: SearchState, caps_B, prefix_BxP) -> SearchState:
-    length = state.alive.tokens.shape[-1]
-    go_on = lambda s: (s.position < length) & ~jnp.all(s.done)  # noqa: E731
-    return jax.lax.while_loop(go_on, lambda s: _extend(step, options, params, s, caps_B, prefix_BxP), state)
+def _advance(options: BeamOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
+    K, length = options.beam_size, position + 1
+    log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
+    totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
+    # Of 2K candidates at most K end, one of each beam, so that K go on whatever EOS scores.
+    log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
+    parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
+    tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
+    ends_Bx2K = tokens_Bx2K == options.eos_id
+    sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
+
+    ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
+    scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / length_penalty(length, options.alpha)], 1)
+    finished_scores_BxK, kept_BxK = jax.lax.top_k(scores_Bx3K, K)
+    alive_log_probs_BxK, on_BxK = jax.lax.top_k(jnp.where(ends_Bx2K, -jnp.inf, log_probs_Bx2K), K)
+
+    def finished(old, new):
+        return _take(jnp.concatenate([old, new], 1), kept_BxK)
+
+    enough_B = finished_scores_BxK[:, options.n_best - 1] > _best_future(
+        alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options.alpha
+    )
+    nothing_left_B = alive_log_probs_BxK[:, 0] == -jnp.inf
+    new = _State(
+        done_B=enough_B | nothing_left_B | (length >= sentences.caps_B),
+        last_BxK=_take(tokens_Bx2K, on_BxK),
+        alive_BxKxT=_take(sequences_Bx2KxT, on_BxK),
+        alive_log_probs_BxK=alive_log_probs_BxK,
+        finished_BxKxT=finished(state.finished_BxKxT, sequences_Bx2KxT),
+        finished_scores_BxK=finished_scores_BxK,
+        finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_Bx2K),
+        finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_Bx2K, length)),
+    )
+    return new, None if K == 1 else _take(parents_Bx2K, on_BxK)
 
 
-def _extend(step: Step, options: BeamOptions, params, state: SearchState, caps_B, prefix_BxP) -> SearchState:
-    """One token more for every sentence that is not done."""
-    beam, position = options.beam_size, state.position
-    logits, cache = step(params, previous_tokens(state), position, state.cache)
-    log_p_BxKxV = allowed_only(jax.nn.log_softmax(logits, axis=-1), prefix_BxP, position)
+def _best_future(log_prob_B, next_length, caps_B, alpha: float):
+    """Upper bound of the score of all that an alive hypothesis can become.
 
-    # 2 K candidates: even if K of them end here, K others go on.
-    candidates, beam_BxC = _candidates(state.alive, log_p_BxKxV, 2 * beam, position, options.alpha)
-    ends = jnp.take(candidates.tokens, position, axis=2) == EOS
-    possible = candidates.log_probs > NEG / 2
-    ended = candidates.replace(scores=jnp.where(ends & possible, candidates.scores, NEG))
-    finished = _best(concatenate(state.finished, ended), beam)
-    still = candidates.replace(log_probs=jnp.where(ends, NEG, candidates.log_probs))
-    _, chosen = jax.lax.top_k(still.log_probs, beam)
-    alive = gather_beams(still, chosen)
-    kept = gather_beams(cache["self"], jnp.take_along_axis(beam_BxC, chosen, axis=1))
-
-    # No alive hypothesis can score more than its log-probability now over the largest penalty that it can reach.
-    bound_B = alive.log_probs[:, 0] / length_penalty(caps_B, options.alpha)
-    settled_B = finished.scores[:, options.n_best - 1] > bound_B
-    done = state.done | settled_B | (position + 1 >= caps_B)
-    alive, finished = where_done(state.done, (state.alive, state.finished), (alive, finished))
-    return SearchState(position + 1, alive, finished, done, cache | {"self": kept})
+    A log-probability only falls, and being negative it scores best under the largest penalty to come: that of the cap,
+    or of the next length where alpha is negative.
+    """
+    return log_prob_B / jnp.maximum(length_penalty(caps_B, alpha), length_penalty(next_length, alpha))
 
 
-def _candidates(alive: Hypotheses, log_p_BxKxV, count: int, position, alpha: float) -> tuple[Hypotheses, jax.Array]:
-    """The best `count` continuations of the alive hypotheses by log-probability, and the beam that each extends."""
-    batch, beam, vocab = log_p_BxKxV.shape
-    each = min(count, vocab)
-    values, tokens = top_k(alive.log_probs[..., None] + log_p_BxKxV, each)
-    log_probs, place = jax.lax.top_k(values.reshape(batch, beam * each), min(count, beam * each))
-    beam_BxC = place // each
-    token_BxC = jnp.take_along_axis(tokens.reshape(batch, beam * each), place, axis=1)
-    sequences = gather_beams(alive.tokens, beam_BxC)
-    sequences = jax.lax.dynamic_update_slice_in_dim(sequences, token_BxC[..., None], position, axis=2)
-    lengths = jnp.full(log_probs.shape, position + 1, jnp.int32)
-    scores = log_probs / length_penalty(lengths, alpha)
-    return Hypotheses(sequences, scores, log_probs, lengths), beam_BxC
+def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
+    """The best `count` tokens of each beam, or all: log-probabilities [B, K, C], -inf where impossible, and ids."""
+    width = min(count + 1, logits_BxKxV.shape[-1])  # one more, because PAD may be among them
+    best_BxKxC, ids_BxKxC = top_k(logits_BxKxV, width)
+    best_BxKxC = jnp.where((ids_BxKxC == PAD) | (best_BxKxC <= IMPOSSIBLE), -jnp.inf, best_BxKxC)
+    if forced_B is not None:
+        logit_BxK = jnp.take_along_axis(logits_BxKxV, forced_B[:, None, None], axis=2)
+        only_BxKxC = jnp.where(jnp.arange(width) == 0, logit_BxK, -jnp.inf)
+        is_forced = forced_B[:, None, None] != PAD
+        best_BxKxC = jnp.where(is_forced, only_BxKxC, best_BxKxC)
+        ids_BxKxC = jnp.where(is_forced, forced_B[:, None, None], ids_BxKxC)
+    return best_BxKxC - jax.nn.logsumexp(logits_BxKxV, axis=-1, keepdims=True), ids_BxKxC
 
 
-def _best(hypotheses: Hypotheses, count: int) -> Hypotheses:
-    _, chosen = jax.lax.top_k(hypotheses.scores, count)
-    return gather_beams(hypotheses, chosen)
+@functools.partial(jax.jit, static_argnums=0)
+def _result(options: BeamOptions, state: _State, caps_B: jax.Array) -> SearchResult:
+    # A sentence that needs its alive hypotheses has reached its cap (or has none), so this is their length.
+    alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
+    alive_scores_BxK = state.alive_log_probs_BxK / length_penalty(caps_B, options.alpha)[:, None]
+    finished_BxK = state.finished_scores_BxK > -jnp.inf
+    is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
+    # Finished ones, then alive ones, each in their order; empty finished slots last.
+    order_Bx2K = jnp.argsort(jnp.concatenate([jnp.where(finished_BxK, 0, 2), jnp.ones_like(alive_lengths_BxK)], 1), 1)
+    best_BxN = order_Bx2K[:, : options.n_best]
+
+    def pick(finished, alive):
+        return _take(jnp.concatenate([finished, alive], 1), best_BxN)
+
+    lengths_BxN = pick(jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK)
+    tokens_BxNxT = pick(state.finished_BxKxT, state.alive_BxKxT)
+    return SearchResult(
+        tokens=jnp.where(jnp.arange(tokens_BxNxT.shape[2]) < lengths_BxN[..., None], tokens_BxNxT, PAD),
+        scores=pick(state.finished_scores_BxK, alive_scores_BxK),
+        log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
+        lengths=lengths_BxN,
+        finished=_take(is_finished_Bx2K, best_BxN),
+    )
 
 
-@jax.jit(static_argnums=0)
-def _result(options: BeamOptions, state: SearchState, caps_B) -> Found:
-    alive, finished = state.alive, state.finished
-    alive = alive.replace(scores=alive.log_probs / length_penalty(alive.lengths, options.alpha))
-    alive = alive.replace(scores=jnp.where(alive.log_probs > NEG / 2, alive.scores, 2 * NEG))
-    n = options.n_best
-    ended = finished.scores > NEG / 2
-    both = concatenate(finished, alive)
-    rank = jnp.concatenate([jnp.where(ended, 0, 2), jnp.ones_like(alive.lengths)], axis=1)
-    order = jnp.lexsort((-both.scores, rank), axis=1)[:, :n]
-    best = gather_beams(both, order)
-    is_finished = gather_beams(jnp.concatenate([ended, jnp.zeros_like(ended)], axis=1), order)
-    return Found(best.tokens, best.scores, best.log_probs, best.lengths, is_finished)
+def _take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
+    """[B, M, ...] at [B, N] -> [B, N, ...]."""
+    return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)

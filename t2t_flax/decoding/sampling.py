@@ -1,122 +1,161 @@
-"""Greedy search and sampling over a step function (see `stages`)."""
+"""Sampling, with temperature, top-k and top-p, and greedy search, over the same step function as beam search."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.decoding.stages import (
-    EOS,
-    NEG,
-    Found,
-    Hypotheses,
-    SearchState,
-    Step,
-    allowed_only,
-    empty_hypotheses,
-    gather_beams,
-    previous_tokens,
-    run_in_stages,
+    IMPOSSIBLE,
+    LENGTHS,
+    PAD,
+    Cache,
+    SearchResult,
+    Sentences,
+    StepFn,
+    forced_tokens,
+    make_sentences,
+    run_stages,
 )
+from t2t_flax.decoding.top_k import top_k
+from t2t_flax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """`temperature` 0 is greedy. `top_k` 0 and `top_p` 1 leave the distribution whole."""
+    """num_samples: outputs of each sentence (K). temperature: divides the logits; 0 = the likeliest token (greedy).
+
+    top_k: only the k likeliest tokens, 0 = all. top_p: only the likeliest tokens that together reach this mass, after
+    temperature and top_k; 1 = all.
+    """
 
     num_samples: int = 1
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    eos_id: int = 1
+
+    def __post_init__(self):
+        for name, right, range_ in [
+            ("num_samples", self.num_samples >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or a positive number"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (all tokens)"),
+        ]:
+            if not right:
+                raise UserError(f"{name} = {getattr(self, name)} in sampling: it must be {range_}.")
+
+
+@flax.struct.dataclass
+class _State:
+    done_B: jax.Array
+    last_BxK: jax.Array
+    tokens_BxKxT: jax.Array
+    log_probs_BxK: jax.Array
+    lengths_BxK: jax.Array
+    ended_BxK: jax.Array
 
 
 def sample(
-    step: Step,
+    step_fn: StepFn,
     params: Any,
-    cache: Any,
+    cache: Cache,
     options: SampleOptions,
     *,
-    caps_B: jax.Array,
-    prefix_BxP: jax.Array,
-    sentence_ids_B: jax.Array,
-) -> Found:
-    """`num_samples` outputs of each sentence, likeliest first; scores are the model's own log-probabilities.
+    caps_B,
+    sentence_ids_B,
+    prefix_BxP=None,
+    lengths: Sequence[int] = LENGTHS,
+) -> SearchResult:
+    """`num_samples` outputs of each sentence, in the order of their sample index and not of their score.
 
-    The noise of a token is a function of (seed, sentence id, sample, position), so that a sentence's samples do not
-    depend on its batch-mates. `caps_B`, `prefix_BxP` as in `beam.beam_search`.
+    The noise is a function of the seed, the sentence's id, the sample's index and the position, so that an output does
+    not depend on the batch. `log_probs` are the model's own (temperature 1, all tokens), `scores` equal them. Padding
+    is never generated. caps_B, prefix_BxP, cache, lengths: as in `beam_search`. Raises ValueError where the cache is
+    for another number of samples.
     """
-    batch, beam, length = jax.tree.leaves(cache["self"])[0].shape[:3]
-    alive = empty_hypotheses(batch, beam, length)
-    alive = alive.replace(log_probs=jnp.zeros((batch, beam)))
-    none = empty_hypotheses(batch, 1, length)
-    state = SearchState(jnp.int32(0), alive, none, jnp.zeros(batch, bool), cache)
-    advance = lambda s: _advance(step, options, params, s, caps_B, prefix_BxP, sentence_ids_B)  # noqa: E731
-    return _result(run_in_stages(advance, state, int(jnp.max(caps_B))))
-
-
-@jax.jit(static_argnums=(0, 1))
-def _advance(step: Step, options: SampleOptions, params, state: SearchState, caps_B, prefix_BxP, ids_B) -> SearchState:
-    length = state.alive.tokens.shape[-1]
-    go_on = lambda s: (s.position < length) & ~jnp.all(s.done)  # noqa: E731
-    return jax.lax.while_loop(go_on, lambda s: _extend(step, options, params, s, caps_B, prefix_BxP, ids_B), state)
-
-
-def _extend(step: Step, options: SampleOptions, params, state: SearchState, caps_B, prefix_BxP, ids_B) -> SearchState:
-    alive, position = state.alive, state.position
-    logits, cache = step(params, previous_tokens(state), position, state.cache)
-    log_p = jax.nn.log_softmax(logits, axis=-1)
-    allowed = allowed_only(truncated(log_p, options), prefix_BxP, position)
-    if options.temperature > 0:
-        noise = _gumbel(options.seed, ids_B, log_p.shape, position)
-        allowed = jnp.where(allowed > NEG / 2, allowed / options.temperature + noise, NEG)
-    token_BxK = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
-    gained = jnp.take_along_axis(log_p, token_BxK[..., None], axis=-1)[..., 0]
-
-    running = ~_ended(alive) & (position < caps_B)[:, None]
-    column = jnp.where(running, token_BxK, 0)
-    alive = alive.replace(
-        tokens=jax.lax.dynamic_update_slice_in_dim(alive.tokens, column[..., None], position, axis=2),
-        log_probs=alive.log_probs + jnp.where(running, gained, 0.0),
-        lengths=alive.lengths + running,
+    samples = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
+    if samples - {options.num_samples}:
+        raise ValueError(f"the cache is for {sorted(samples)} samples, options.num_samples = {options.num_samples}")
+    keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
+    sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
+    options = dataclasses.replace(options, seed=0)  # it is in the keys; a new seed needs no new program
+    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths)
+    return SearchResult(
+        tokens=state.tokens_BxKxT,
+        scores=state.log_probs_BxK,
+        log_probs=state.log_probs_BxK,
+        lengths=state.lengths_BxK,
+        finished=state.ended_BxK,
     )
-    done = jnp.all(_ended(alive), axis=1) | (position + 1 >= caps_B)
-    return SearchState(position + 1, alive, state.finished, done, cache)
 
 
-def truncated(log_p: jax.Array, options: SampleOptions) -> jax.Array:
-    """log-probabilities [..., V] with what top-k and top-p exclude at NEG. top-p is taken at the given temperature."""
-    if options.top_k:
-        kth = jax.lax.top_k(log_p, min(options.top_k, log_p.shape[-1]))[0][..., -1:]
-        log_p = jnp.where(log_p < kth, NEG, log_p)
-    if options.top_p < 1.0:
-        p = jax.nn.softmax(log_p / (options.temperature or 1.0), axis=-1)
-        order = jnp.argsort(-p, axis=-1)
-        before = jnp.cumsum(jnp.take_along_axis(p, order, axis=-1), axis=-1) - jnp.take_along_axis(p, order, axis=-1)
-        keep = jnp.take_along_axis(before < options.top_p, jnp.argsort(order, axis=-1), axis=-1)
-        log_p = jnp.where(keep, log_p, NEG)
-    return log_p
+def _seed_key(seed: int) -> jax.Array:
+    # jax.random.key keeps 32 bits of a seed. The generator is named because others draw a batch's noise as a whole.
+    low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    return jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
 
 
-def _ended(alive: Hypotheses) -> jax.Array:
-    """bool [B, K]: whether the last token was EOS."""
-    last = jnp.take_along_axis(alive.tokens, jnp.maximum(alive.lengths - 1, 0)[..., None], axis=2)[..., 0]
-    return (alive.lengths > 0) & (last == EOS)
+@functools.partial(jax.jit, static_argnums=2)
+def _keys(key, ids_B, num_samples: int):
+    of_sentence_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
+    return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(of_sentence_B)
 
 
-def _gumbel(seed: int, ids_B: jax.Array, shape: tuple[int, int, int], position) -> jax.Array:
-    def one(sentence, k):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), sentence), k)
-        return jax.random.gumbel(jax.random.fold_in(key, position), shape[-1:])
+def _start(options: SampleOptions, sentences: Sentences, length: int) -> _State:
+    shape = (len(sentences.caps_B), options.num_samples)
+    return _State(
+        done_B=sentences.caps_B < 1,
+        last_BxK=jnp.zeros(shape, jnp.int32),
+        tokens_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+        log_probs_BxK=jnp.zeros(shape),
+        lengths_BxK=jnp.zeros(shape, jnp.int32),
+        ended_BxK=jnp.zeros(shape, bool),
+    )
 
-    samples = jnp.arange(shape[1])
-    return jax.vmap(lambda sentence: jax.vmap(lambda k: one(sentence, k))(samples))(ids_B)
+
+def _advance(options: SampleOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
+    tokens_BxK = _draw(options, sentences.keys_BxK, position, logits_BxKxV)
+    forced_B = forced_tokens(sentences, position)
+    if forced_B is not None:
+        tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
+    chosen_BxK = jnp.take_along_axis(logits_BxKxV, tokens_BxK[..., None], axis=2)[..., 0]
+    log_probs_BxK = chosen_BxK - jax.nn.logsumexp(logits_BxKxV, axis=-1)
+
+    ended_BxK = state.ended_BxK | (tokens_BxK == options.eos_id)
+    tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
+    new = _State(
+        done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
+        last_BxK=tokens_BxK,
+        tokens_BxKxT=state.tokens_BxKxT.at[:, :, position].set(tokens_BxK),
+        log_probs_BxK=jnp.where(state.ended_BxK, state.log_probs_BxK, state.log_probs_BxK + log_probs_BxK),
+        lengths_BxK=jnp.where(state.ended_BxK, state.lengths_BxK, position + 1),
+        ended_BxK=ended_BxK,
+    )
+    return new, None
 
 
-@jax.jit
-def _result(state: SearchState) -> Found:
-    alive = state.alive
-    order = jnp.argsort(-alive.log_probs, axis=1, stable=True)
-    best = gather_beams(alive, order)
-    return Found(best.tokens, best.log_probs, best.log_probs, best.lengths, _ended(best))
+def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array:
+    """One token for each sample, int32 [B, K]: the largest logit / temperature + Gumbel noise among those allowed."""
+    V = logits_BxKxV.shape[-1]
+    out = (jnp.arange(V) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
+    logits_BxKxV = jnp.where(out, -jnp.inf, logits_BxKxV)
+    if options.temperature == 0:
+        return top_k(logits_BxKxV, 1)[1][..., 0]
+    # Candidates C are sorted, likeliest first, where a limit needs it.
+    candidates_BxKxC, ids_BxKxC = logits_BxKxV, jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32), logits_BxKxV.shape)
+    if options.top_k or options.top_p < 1:
+        candidates_BxKxC, ids_BxKxC = top_k(logits_BxKxV, min(options.top_k or V, V))
+    candidates_BxKxC = candidates_BxKxC / options.temperature
+    if options.top_p < 1:
+        probs_BxKxC = jax.nn.softmax(candidates_BxKxC, axis=-1)
+        before_BxKxC = jnp.cumsum(probs_BxKxC, axis=-1) - probs_BxKxC
+        candidates_BxKxC = jnp.where(before_BxKxC < options.top_p, candidates_BxKxC, -jnp.inf)
+    noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(jax.random.fold_in(k, position), candidates_BxKxC.shape[2:])))
+    drawn_BxK = jnp.argmax(candidates_BxKxC + noise(keys_BxK), axis=-1)
+    return jnp.take_along_axis(ids_BxKxC, drawn_BxK[..., None], axis=-1)[..., 0]

@@ -1,27 +1,54 @@
-"""What every search shares: its state, stages with a cache that is no longer than needed, and its result.
+"""The loop that beam search and sampling share: one token a turn, over a cache that grows in stages.
 
-The step function: `step(params, tokens_BxK, position, cache) -> (logits_BxKxV float32, cache)`, where `tokens` were
-chosen at position - 1 (at 0 they are ignored). `cache["self"]`: arrays [B, K, T, ...], whose beams are reordered and
-whose T grows; `cache["cross"]`: arrays [B, ...] that all beams of a sentence share.
+A search is a function `advance`; the model is a function `step_fn`; neither knows the other. A stage is one compiled
+loop. It ends when the cache is full or all sentences are done; between stages the cache and the sequence buffers grow,
+because attention over a cache much longer than the sequence costs more than all the rest of the step.
+
+Letters: B sentences, K hypotheses (beams or samples) of a sentence, T length of the buffers, V vocabulary, P prefix.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import flax
+import flax.struct
 import jax
 import jax.numpy as jnp
 
-NEG = -1e9
-PAD, EOS = 0, 1
-Step = Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+PAD = 0
+IMPOSSIBLE = -1e8  # logits at or below: rows that only pad the vocabulary
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+Cache = dict[str, Any]
+# step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): scores the tokens at `position`, given those of
+# position - 1 (which it ignores at 0). cache["self"] leaves [B, K, ...] follow their hypothesis, those of three or more
+# axes have time on axis 2; whatever else is in the cache is [B, ...] and stays as it is.
+StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
+# advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
+# token, and which hypothesis each one continues (None: itself).
+Advance = Callable[[Any, "Sentences", jax.Array, Any, jax.Array], tuple[Any, jax.Array | None]]
 
 
-class Found(NamedTuple):
-    """The N best of each sentence, best first.
+@flax.struct.dataclass
+class Sentences:
+    """What a search is told of each sentence.
 
-    tokens int32 [B, N, T]: EOS included where finished, zeros after the end. scores: log_probs over the length penalty.
-    lengths: tokens with EOS. finished: whether EOS was reached before the sentence's cap.
+    caps_B: most tokens it may have, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys.
+    """
+
+    caps_B: jax.Array
+    prefix_BxP: jax.Array
+    keys_BxK: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class SearchResult:
+    """N hypotheses for each sentence, axes [B, N].
+
+    tokens: int32 [B, N, T], EOS included where the hypothesis finished, then 0; T is at least the longest of `lengths`
+    and depends on the batch. scores: float32, log-probability over the length penalty. log_probs: float32, in nats,
+    forced tokens and EOS included. lengths: int32, EOS included. finished: bool, False where the cap ended it. A slot
+    for which no hypothesis exists (fewer sequences are possible than were asked for) has length 0 and score -inf.
     """
 
     tokens: jax.Array
@@ -31,98 +58,108 @@ class Found(NamedTuple):
     finished: jax.Array
 
 
-@flax.struct.dataclass
-class Hypotheses:
-    """K hypotheses of each sentence: tokens [B, K, T], the others [B, K]."""
-
-    tokens: jax.Array
-    scores: jax.Array
-    log_probs: jax.Array
-    lengths: jax.Array
-
-
-@flax.struct.dataclass
-class SearchState:
-    """`alive` go on, `finished` have ended with EOS; a sentence that is `done` [B] no longer changes."""
-
-    position: jax.Array
-    alive: Hypotheses
-    finished: Hypotheses
-    done: jax.Array
-    cache: Any
+def make_sentences(caps_B, prefix_BxP=None, keys_BxK=None) -> Sentences:
+    """Sentences from arrays of any integer type. Raises ValueError where their number differs."""
+    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
+    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
+    if len(prefix_BxP) != len(caps_B):
+        raise ValueError(f"prefix_BxP has {len(prefix_BxP)} rows, caps_B {len(caps_B)}")
+    return Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
 
 
-def empty_hypotheses(batch: int, beam: int, length: int) -> Hypotheses:
-    """Hypotheses that anything beats."""
-    worst = jnp.full((batch, beam), NEG)
-    zeros = jnp.zeros((batch, beam), jnp.int32)
-    return Hypotheses(jnp.zeros((batch, beam, length), jnp.int32), worst, worst, zeros)
+def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
+    """int32 [B]: the token that the prefix forces at `position`, 0 where it forces none; None without prefixes."""
+    width = sentences.prefix_BxP.shape[1]
+    if width == 0:
+        return None
+    token_B = sentences.prefix_BxP[:, jnp.minimum(position, width - 1)]
+    return jnp.where(position < width, token_B, PAD)
 
 
-def run_in_stages(advance: Callable[[SearchState], SearchState], state: SearchState, longest: int) -> SearchState:
-    """Runs `advance`, which goes to the end of the cache, and doubles the cache until all sentences are done.
+def run_stages(
+    step_fn: StepFn,
+    advance: Advance,
+    options: Any,
+    params: Any,
+    cache: Cache,
+    sentences: Sentences,
+    start: Callable[[Any, Sentences, int], Any],
+    lengths: Sequence[int] = LENGTHS,
+) -> Any:
+    """Runs a search until every sentence is done, and returns its last state.
 
-    A cache of the full length would be read whole at every step, which takes several times longer. The lengths are
-    first, 2 first, 4 first, ...: a closed list.
+    `start(options, sentences, length)` makes the first state: a struct of arrays [B, ...] with the fields `done_B` and
+    `last_BxK` (the latest tokens); arrays of three axes are sequence buffers [B, K, T]. A done sentence's state no
+    longer changes, so that it owes nothing to its batch mates. The first stage is as long as the cache that comes in,
+    the next ones follow `lengths`. Equal shapes, functions and options compile once.
     """
+    first = {leaf.shape[2] for leaf in jax.tree.leaves(cache["self"]) if leaf.ndim > 2} or {lengths[0]}
+    if len(first) > 1:
+        raise ValueError(f"cache['self'] has time axes of different lengths: {sorted(first)}")
+    length = first.pop()
+    state = _start(start, options, sentences, length)
+    if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
+        state = jax.device_put(state, sentences.caps_B.sharding)
+    shared = {name: tree for name, tree in cache.items() if name != "self"}
+    self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages reuse the memory of what they are given
+    position = jnp.zeros((), jnp.int32)
     while True:
-        state = advance(state)
-        length = state.alive.tokens.shape[-1]
-        if length >= longest or bool(jnp.all(state.done)):
+        position, state, self_cache, all_done = _stage(
+            step_fn, advance, options, length, params, shared, sentences, position, state, self_cache
+        )
+        if all_done:
             return state
-        state = _grow(state, 2 * length)
+        length = next_length(length, lengths)
+        state, self_cache = _grow((state, self_cache), length)
 
 
-@jax.jit(static_argnums=1)
-def _grow(state: SearchState, length: int) -> SearchState:
-    def pad(x, axis):
-        return jnp.pad(x, [(0, length - x.shape[axis]) if a == axis else (0, 0) for a in range(x.ndim)])
-
-    hypotheses = lambda h: h.replace(tokens=pad(h.tokens, 2))  # noqa: E731
-    return state.replace(
-        alive=hypotheses(state.alive),
-        finished=hypotheses(state.finished),
-        cache=state.cache | {"self": jax.tree.map(lambda x: pad(x, 2), state.cache["self"])},
-    )
+def next_length(length: int, lengths: Sequence[int]) -> int:
+    """The first of `lengths` above `length`; past their end, the next multiple of the last."""
+    return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-def previous_tokens(state: SearchState) -> jax.Array:
-    """The tokens [B, K] chosen one position before."""
-    before = jnp.maximum(state.position - 1, 0)
-    return jax.lax.dynamic_index_in_dim(state.alive.tokens, before, axis=2, keepdims=False)
+def grow_cache(cache: Cache, length: int) -> Cache:
+    """The cache with the time axis of `cache["self"]` padded with zeros to `length`."""
+    return cache | {"self": _grow(cache["self"], length)}
 
 
-def allowed_only(log_p: jax.Array, prefix_BxP: jax.Array, position: jax.Array) -> jax.Array:
-    """log-probabilities [B, K, V] with padding impossible, and where the prefix still holds a token, all others too."""
-    log_p = jnp.where(jnp.arange(log_p.shape[-1]) == PAD, NEG, log_p)
-    if prefix_BxP.shape[1] == 0:
-        return log_p
-    place = jnp.minimum(position, prefix_BxP.shape[1] - 1)
-    token_B = jax.lax.dynamic_index_in_dim(prefix_BxP, place, axis=1, keepdims=False)
-    forced_B = (position < prefix_BxP.shape[1]) & (token_B > 0)
-    other = jnp.arange(log_p.shape[-1]) != token_B[:, None, None]
-    return jnp.where(forced_B[:, None, None] & other, NEG, log_p)
+@functools.partial(jax.jit, static_argnums=1)
+def _grow(tree: Any, length: int) -> Any:
+    def grow(x):
+        return x if x.ndim < 3 else jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
+
+    return jax.tree.map(grow, tree)
 
 
-def gather_beams(tree: Any, beam_BxN: jax.Array) -> Any:
-    """Leaves [B, K, ...] -> [B, N, ...], with `beam` chosen for each sentence."""
-
-    def gather(x):
-        index = beam_BxN.reshape(*beam_BxN.shape, *(1,) * (x.ndim - 2))
-        return jnp.take_along_axis(x, index, axis=1)
-
-    return jax.tree.map(gather, tree)
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def _start(start, options, sentences, length):
+    return start(options, sentences, length)
 
 
-def where_done(done_B: jax.Array, old: Any, new: Any) -> Any:
-    """`old` for sentences that are done, `new` for the others."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(8, 9))
+def _stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
+    def going(carry):
+        position, state, _ = carry
+        return (position < length) & ~jnp.all(state.done_B)
 
-    def choose(a, b):
-        return jnp.where(done_B.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+    def turn(carry):
+        position, state, self_cache = carry
+        logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
+        new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
+        self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
+        return position + 1, _keep_done(state, new), self_cache
 
-    return jax.tree.map(choose, old, new)
+    position, state, self_cache = jax.lax.while_loop(going, turn, (position, state, self_cache))
+    return position, state, self_cache, jnp.all(state.done_B)
 
 
-def concatenate(a: Hypotheses, b: Hypotheses) -> Hypotheses:
-    """The hypotheses of both."""
-    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
+def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
+    pick = jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))
+    return jax.tree.map(lambda x: pick(x, parents_BxK), self_cache)
+
+
+def _keep_done(old: Any, new: Any) -> Any:
+    def keep(a, b):
+        return jnp.where(old.done_B.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(keep, old, new)

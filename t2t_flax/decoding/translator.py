@@ -19,7 +19,7 @@ from t2t_flax.parallel import mesh as mesh_lib
 # Sources are padded to one of these, so that the programs are few.
 SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 PREFIX_LENGTHS = (0, 16, 128, 1024)
-FIRST_CACHE_LENGTH = 32
+CACHE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Hypothesis:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """The n-best list of a sentence, best first. `source_cut`: the source was longer than decode.max_source_length."""
+    """The n-best list of a sentence, best first (samples: in their own order).
+
+    `source_cut`: the source was longer than decode.max_source_length.
+    """
 
     hypotheses: tuple[Hypothesis, ...]
     source_cut: bool = False
@@ -109,17 +112,15 @@ class Translator:
         put = lambda x: jax.device_put(x, rows)  # noqa: E731
         with mesh_lib.use(self._mesh):
             width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
-            cache = _start(self._model, params, put(source_BxS), width, FIRST_CACHE_LENGTH)
-            caps_B, prefix_BxP = put(caps_B), put(prefix_BxP)
+            cache = _start(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
+            told = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
             if c.strategy == "beam":
                 options = BeamOptions(beam_size=c.beam_size, alpha=c.alpha, n_best=c.n_best)
-                found = beam_search(self._step, params, cache, options, caps_B=caps_B, prefix_BxP=prefix_BxP)
+                found = beam_search(self._step, params, cache, options, **told)
             else:
                 temperature = c.temperature if c.strategy == "sample" else 0.0
                 options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
-                found = sample(
-                    self._step, params, cache, options, caps_B=caps_B, prefix_BxP=prefix_BxP, sentence_ids_B=put(ids_B)
-                )
+                found = sample(self._step, params, cache, options, sentence_ids_B=put(ids_B), **told)
         found = jax.device_get(found)
         return [self._hypotheses(found, b) for b in range(len(sources))]
 

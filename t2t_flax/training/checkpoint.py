@@ -6,6 +6,7 @@ tokenizer and data digests, checksum of every leaf, progress of the run). Evalua
 
 import json
 import logging
+import os
 from typing import Any
 
 import jax
@@ -31,7 +32,8 @@ class Checkpoints:
     """The checkpoints in `folder`: the newest `keep_last` and the best `keep_best` (highest metric) are kept."""
 
     def __init__(self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0):
-        self._folder = epath.Path(folder)
+        # Orbax writes to absolute paths only.
+        self._folder = epath.Path(folder if "://" in str(folder) else os.path.abspath(folder))
         keep = [policies.LatestN(keep_last)]
         if keep_best:
             metric = lambda metrics: metrics["metric"]  # noqa: E731

@@ -53,14 +53,15 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
         Feed(run.batches, run.mesh, run.corpus.train.lengths, done.step, config.train.steps) as feed,
     ):
         reason = "steps"
-        for step in range(done.step + 1, config.train.steps + 1):
+        first = done.step + 1
+        for step in range(first, config.train.steps + 1):
             log.profile(step)
             with clock.measure("data"):
                 fed = feed.next()
             with clock.measure("step"), jax.transfer_guard("disallow"):
                 state, metrics = programs[fed.key](state, fed.arrays)
             log.took(step, fed, metrics, bar)  # waits for the update before, so that the device always has one queued
-            if step == done.step + 1:
+            if step == first:
                 log.flush(bar)
                 started = psutil.Process().create_time()
                 say(f"first update {time.time() - started:.1f} s after the start of the process")
@@ -75,7 +76,8 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
                 bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
             patience = config.eval.patience
             stop = bool(patience) and done.evaluations_without_better >= patience
-            last = stop or preemption.requested or step == config.train.steps
+            asked = preemption.requested  # read once: a signal may arrive between the two uses
+            last = stop or asked or step == config.train.steps
             if (
                 last
                 or _due(step, config.checkpoint.every_steps)
@@ -85,8 +87,8 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
                 with clock.measure("save"):
                     done.step, done.seconds = step, clock.seconds
                     save(run, checkpoints, state, done, metric)
-            if preemption.requested or stop:
-                reason = preemption.name if preemption.requested else "patience"
+            if asked or stop:
+                reason = preemption.name if asked else "patience"
                 break
         else:
             step = max(done.step, config.train.steps)

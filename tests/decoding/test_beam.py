@@ -18,7 +18,7 @@ EOS = 1
 MODEL = TableModel()
 
 
-def search(seeds, options, caps, *, prefix=None, length=8, lengths=(8, 16), params=PARAMS, model=MODEL):
+def search(seeds, options, caps, *, prefix=None, length=12, lengths=(12, 16), params=PARAMS, model=MODEL):
     cache = model.start(seeds, options.beam_size, length)
     found = beam_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
     return jax.tree.map(np.asarray, found)
@@ -93,13 +93,19 @@ def test_stopping_early_changes_no_list(alpha, n_best):
         assert_equals_plain(found, seeds, options, caps, params=params)
 
 
+def test_padding_takes_no_candidate_s_place():
+    seeds, options = np.arange(40), BeamOptions(1, 0.6, 1)
+    found = search(seeds, options, [6] * 40)
+    assert_equals_plain(found, seeds, options, [6] * 40)
+
+
 def test_the_search_stops_once_nothing_better_can_come():
     params = PARAMS | {"eos": np.float32(8.0)}
-    found = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 8, 16, 32), params=params)
-    assert found.tokens.shape[2] < 16
+    found = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 500), params=params)
+    assert found.tokens.shape[2] == 4
     assert found.finished.all()
     # Wanted are three now: the search has to go on for longer lists.
-    longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], length=4, lengths=(4, 8, 16, 32), params=params)
+    longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], length=4, lengths=(4, 500), params=params)
     assert longer.finished.all()
     np.testing.assert_array_equal(longer.lengths[:, 0], found.lengths[:, 0])
 
@@ -108,20 +114,20 @@ def test_eos_in_every_beam_leaves_the_beam_full():
     params = PARAMS | {"eos": np.float32(5.0)}
     options = BeamOptions(3, 5.0, 3)  # so large a reward for length that the search goes on to the cap
     found = search([7], options, [6], params=params)
-    assert (found.lengths == 6).all()
+    assert found.finished.all() and found.lengths.max() == 6
     assert_equals_plain(found, [7], options, [6], params=params)
 
 
 def test_a_sentence_does_not_depend_on_its_batch():
     options = BeamOptions(3, 0.6, 3)
     seeds, caps = np.arange(6) + 50, np.array([9, 3, 12, 1, 7, 5])
-    batch = search(seeds, options, caps, length=4, lengths=(4, 8, 16))
+    batch = search(seeds, options, caps, length=4, lengths=(4, 16))
     order = np.array([3, 0, 5, 1, 4, 2])
-    permuted = search(seeds[order], options, caps[order], length=4, lengths=(4, 8, 16))
-    mates = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 8, 16))
+    permuted = search(seeds[order], options, caps[order], length=4, lengths=(4, 16))
+    mates = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 16))
     for i, b in enumerate(order):
-        alone = search(seeds[b : b + 1], options, caps[b : b + 1], length=4, lengths=(4, 8, 16))
-        for other, row in [(permuted, i), (alone, 0)] + [(mates, 1)] * (b == 1):
+        alone = search(seeds[b : b + 1], options, caps[b : b + 1], length=16, lengths=(16,))
+        for other, row in [(permuted, i), (alone, 0)] + [(mates, 1)] * int(b == 1):
             assert hypotheses(other, row) == hypotheses(batch, b)
             np.testing.assert_array_equal(other.finished[row], batch.finished[b])
             np.testing.assert_allclose(other.scores[row], batch.scores[b], rtol=1e-6)
@@ -161,7 +167,7 @@ def test_the_cap_is_each_sentence_s_own_and_flags_what_it_cuts():
     params = PARAMS | {"eos": np.float32(-30.0)}
     caps = np.array([1, 2, 5, 11])
     options = BeamOptions(1, 0.6, 1)
-    found = search([1, 2, 3, 4], options, caps, length=4, lengths=(4, 8, 16), params=params)
+    found = search([1, 2, 3, 4], options, caps, params=params)
     # EOS is never among the two best, so nothing finishes.
     np.testing.assert_array_equal(found.lengths[:, 0], caps)
     assert not found.finished.any() and (found.tokens != EOS).all()
@@ -180,8 +186,8 @@ def test_ties_go_to_the_lower_hypothesis_and_the_lower_id():
     found = search([0], BeamOptions(2, 0.0, 2), [3], model=flat)
     # Without a penalty a shorter one is always likelier; of equals the lower id is first.
     assert hypotheses(found, 0) == [(EOS,), (2, EOS)]
-    found = search([0], BeamOptions(2, 0.0, 2), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
-    assert hypotheses(found, 0) == [(2, 2, 2), (2, 2, 3)]
+    found = search([0], BeamOptions(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
+    assert hypotheses(found, 0) == [(2, 2, 2)]
 
 
 def test_stages_change_nothing_but_the_room():
@@ -189,6 +195,9 @@ def test_stages_change_nothing_but_the_room():
     caps = np.arange(8) * 2 + 1
     one = search(np.arange(8), options, caps, length=16)
     staged = search(np.arange(8), options, caps, length=4, lengths=(4, 8, 16))
+    room = staged.tokens.shape[2]
+    assert (one.tokens[:, :, room:] == 0).all()
+    one = one.replace(tokens=one.tokens[:, :, :room])
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
     past_the_list = search(np.arange(8), options, caps, length=2, lengths=(2, 3))
@@ -227,11 +236,11 @@ def test_a_batch_split_over_devices_gives_the_same():
     mesh = devices_mesh(data=4)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)
     options, seeds, caps = BeamOptions(3, 0.6, 2), np.arange(8), np.arange(8) + 2
-    whole = search(seeds, options, caps, length=4, lengths=(4, 8, 16))
+    whole = search(seeds, options, caps, length=4, lengths=(4, 16))
     with mesh_lib.use(mesh):
         cache = jax.device_put(MODEL.start(seeds, 3, 4), rows)
         caps_B = jax.device_put(caps, rows)
-        split = beam_search(MODEL, PARAMS, cache, options, caps_B=caps_B, lengths=(4, 8, 16))
+        split = beam_search(MODEL, PARAMS, cache, options, caps_B=caps_B, lengths=(4, 16))
     np.testing.assert_array_equal(whole.tokens, split.tokens)
     np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)
     assert not split.tokens.sharding.is_fully_replicated
