@@ -9,6 +9,7 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # the models are tiny: compiling them is what takes the time
 # Many tests build the same small program: a cache of this session's own, so that it is compiled once.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -36,9 +36,14 @@ def run(argv: list[str]) -> int:
 
 
 def adopt_config(workdir: epath.Path, config: Config) -> None:
-    """Stores the resolved config in the workdir. Raises UserError where a run of another config lives there."""
+    """Stores the resolved config in the workdir. Raises UserError where a run of another config lives there.
+
+    Before its first checkpoint a run has nothing to lose: a corrected command then simply takes its place.
+    """
     path = workdir / "config.json"
-    if path.exists():
+    if not _checkpoints(workdir):
+        (workdir / "tokenizer").rmtree(missing_ok=True)
+    elif path.exists():
         stored = config_lib.from_json(path.read_text())
         differ = config_lib.frozen_differences(stored, config)
         if differ:
@@ -153,7 +158,8 @@ def print_samples(triples: list, count: int) -> None:
 
 
 def _checkpoints(workdir: epath.Path) -> int:
-    return sum(p.name.isdigit() for p in (workdir / "checkpoints").iterdir())
+    folder = workdir / "checkpoints"
+    return sum(p.name.isdigit() for p in folder.iterdir()) if folder.exists() else 0
 
 
 def _valid_pairs(config: Config):

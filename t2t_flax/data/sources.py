@@ -4,6 +4,7 @@ import abc
 import gzip
 import hashlib
 import itertools
+import os
 import zlib
 from collections.abc import Iterator
 
@@ -171,7 +172,7 @@ def lines(path: epath.Path) -> Iterator[str]:
 def _existing(name: str, root: str, label: str) -> epath.Path:
     path = epath.Path(root or ".") / epath.Path(name).expanduser()
     if not path.exists():
-        hint = "" if root or path.is_absolute() else f" (relative to {epath.Path.cwd()}; config.data.root is empty)"
+        hint = "" if root or path.is_absolute() else f" (relative to {os.getcwd()}; config.data.root is empty)"
         raise UserError(f"{label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{label}: {path} is a folder; name a file in it")

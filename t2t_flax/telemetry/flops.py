@@ -63,7 +63,7 @@ def data_sheet_peak(device: jax.Device) -> float | None:
 
 def measured_peak(dtype: jnp.dtype, size: int | None = None) -> float:
     """FLOP/s of one device in a square matrix product of the compute type; the best of several."""
-    size = size or (2048 if jax.default_backend() == "cpu" else 8192)
+    size = size or (1024 if jax.default_backend() == "cpu" else 8192)
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a, b: a @ b)
     product(x, x).block_until_ready()

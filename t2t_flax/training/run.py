@@ -63,10 +63,19 @@ def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
         size = (shape.micro, shape.rows, shape.length)
         struct = _batch_struct(size, run.mesh, mesh_lib.MICRO_ROWS)
         with mesh_lib.use(run.mesh):
-            programs[size] = step.lower(run.abstract, struct).compile()
+            programs[size] = step.lower(run.abstract, struct).compile(compiler_options(run.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
         memory.weigh(f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice)
     return programs
+
+
+def compiler_options(config: Config) -> dict[str, str] | None:
+    """What XLA must be told. Its CPU pipeline drops the barriers around rematerialised layers early and then merges the
+    recomputation with the first computation, which would leave the memory as it was: here they stay.
+    """
+    if config.train.remat != "none" and jax.default_backend() == "cpu":
+        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return None
 
 
 def _batch_struct(size: tuple[int, ...], mesh: jax.sharding.Mesh, spec: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,5 +1,7 @@
 """The encoder-decoder: what it may see, what it must not, and that caching changes nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,13 +20,14 @@ KINDS = [
 ]
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def logits_of(model, params, batch):
     return model.apply({"params": params}, batch)
 
 
 @pytest.fixture(params=KINDS, ids=lambda k: "-".join(map(str, k.values())))
 def trained_like(request):
-    config = small_config(model=request.param | dict(dropout=0.0))
+    config = small_config(model=request.param | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2))
     model, _, state, _ = model_and_state(config)
     # Fresh parameters leave LayerNorm and biases at 1 and 0: shake them so that a forgotten one shows.
     noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
@@ -48,6 +51,7 @@ def test_encoder_sees_every_source_token_and_no_padding(trained_like):
     batch = rows_alone(random_pairs(1, longest=20), 24)
     length = int((batch["source"] > 0).sum())
 
+    @jax.jit
     def encode(source):
         return model.apply(
             {"params": params}, source, batch["source_segments"], batch["source_positions"], method="encode"
@@ -76,10 +80,11 @@ def test_cached_decoding_equals_recomputing_the_prefix(trained_like):
     full = logits_of(model, params, batch)
     variables = {"params": params}
     cache = model.apply(variables, batch["source"], 2, 16, method="start_cache")
+    decode_step = jax.jit(lambda *args: model.apply(variables, *args, method="decode_step"))
     for position in range(12):
         previous = batch["target"][:, position - 1] if position else np.zeros(4, np.int32)
         tokens_BxK = np.stack([previous, previous], axis=1)
-        step, cache = model.apply(variables, tokens_BxK, jnp.int32(position), cache, method="decode_step")
+        step, cache = decode_step(tokens_BxK, jnp.int32(position), cache)
         for i, (_, target) in enumerate(pairs):
             if position < len(target):
                 np.testing.assert_allclose(step[i, 0], full[i, position], atol=2e-5)
@@ -95,7 +100,7 @@ def test_gradient_reaches_every_parameter(trained_like):
         gold = jnp.take_along_axis(log_p, batch["target"][..., None], -1)[..., 0]
         return jnp.sum(gold * (batch["target_segments"] > 0))
 
-    for path, grad in jax.tree.leaves_with_path(jax.grad(loss)(params)):
+    for path, grad in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
         assert float(jnp.abs(grad).max()) > 0, jax.tree_util.keystr(path)
 
 

@@ -70,10 +70,10 @@ def test_newest_and_best_are_kept(tmp_path, made):
 
 
 def damage_flip(folder):
-    path = largest_file(folder / "params")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    for path in (folder / "params").rglob("d/*"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
 
 
 def damage_truncate(folder):

@@ -12,6 +12,7 @@ from t2t_flax.data.batches import Batches
 from t2t_flax.data.rows import fill, first_fit
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.feed import put_batch
+from t2t_flax.training.run import compiler_options
 from t2t_flax.training.step import loss_sums, make_train_step
 
 
@@ -110,25 +111,27 @@ def test_the_same_update_twice_gives_the_same_bits(store, reference):
 def test_golden_first_update(reference):
     """The first update's loss, to be changed only by a commit that says why the model's arithmetic changed."""
     _, losses, _ = reference
-    np.testing.assert_allclose(losses[:2], [0.0, 0.0], rtol=2e-5)
+    np.testing.assert_allclose(losses[:2], [3.983032, 3.729629], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_rematerialisation_lowers_the_temporary_memory_and_nothing_else(store):
     sizes, losses = {}, {}
     for remat in ("none", "dots", "full"):
         config = small_config(
             train=dict(remat=remat),
-            model=dict(d_model=64, d_ff=256, num_encoder_layers=4, num_decoder_layers=4),
+            model=dict(d_model=32, d_ff=256, num_encoder_layers=3, num_decoder_layers=3),
             data=dict(batch_tokens=1600),
         )
         mesh = devices_mesh()
         model, tx, state, shardings = model_and_state(config, mesh)
         batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh, store.lengths).arrays
         with mesh_lib.use(mesh):
-            compiled = make_train_step(config, model, tx, mesh, shardings).lower(state, batch).compile()
+            lowered = make_train_step(config, model, tx, mesh, shardings).lower(state, batch)
+        compiled = lowered.compile(compiler_options(config))
         sizes[remat] = compiled.memory_analysis().temp_size_in_bytes
         losses[remat] = float(compiled(state, batch)[1]["loss"])
-    assert sizes["full"] < sizes["dots"] < sizes["none"]
+    assert sizes["full"] < 0.5 * sizes["none"] and sizes["dots"] < 0.9 * sizes["none"], sizes
     assert losses["full"] == pytest.approx(losses["none"], rel=1e-6) == losses["dots"]
 
 
