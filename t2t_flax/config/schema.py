@@ -65,7 +65,7 @@ class Data:
     vocab_size: int = key(37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8)
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tying = all")
     tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
-    character_coverage: float = key(1.0, "share of characters that get a piece", low=0.9, high=1.0)
+    character_coverage: float = key(1.0, "share of characters that get a piece", low=0.98, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
     split_digits: bool = key(False, "every digit is a piece of its own")

@@ -239,6 +239,6 @@ def test_the_final_evaluation_averages(tmp_path):
         "--config.eval.bootstrap_samples=0", "--config.checkpoint.keep_last=3", cwd=tmp_path,
     )  # fmt: skip
     record = json.loads((tmp_path / "w" / "eval" / "test-30.json").read_text())
-    assert record["checkpoint"]["averaged"] == [30, 20, 15]
+    assert record["checkpoint"]["averaged"] == [30, 20, 10]
     assert "confidence" not in record["scores"]["sacrebleu"]
     assert out.count("valid_bleu") == 2

@@ -68,7 +68,7 @@ PREPARED = {
     "data.vocab_size": (300, 320, {}),
     "data.joint_vocabulary": (True, False, {"model.tying": "decoder"}),
     "data.tokenizer_sentences": (1000, 100, {"data.vocab_size": 180}),
-    "data.character_coverage": (1.0, 0.95, {}),
+    "data.character_coverage": (1.0, 0.98, {}),
     "data.byte_fallback": (False, True, {"data.vocab_size": 500, "data.train": "toy:train:900"}),
     "data.normalization": ("nmt_nfkc", "identity", {}),
     "data.split_digits": (False, True, {}),
