@@ -13,7 +13,7 @@ from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.progress import Progress
 from t2t_flax.training.feed import Feed
 from t2t_flax.training.preemption import Preemption
-from t2t_flax.training.resume import Progressed, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
 from t2t_flax.training.run import Run, ValidationLoss, compile_train_steps
 from t2t_flax.training.state import TrainState
 from t2t_flax.training.update_log import UpdateLog
@@ -48,6 +48,7 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
         valid_loss = _validation_loss(run)
     log = UpdateLog(run, clock, done.step)
     with (
+        finish_saves_on_error(checkpoints),
         Preemption() as preemption,
         Progress("train", config.train.steps, start=done.step) as bar,
         Feed(run.batches, run.mesh, run.corpus.train.lengths, done.step, config.train.steps) as feed,

@@ -1,5 +1,6 @@
 """Where a run starts from, and what it leaves behind to start from again."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -82,6 +83,17 @@ def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed
         "progress": dataclasses.asdict(done),
     }
     on_disk(checkpoints, lambda: checkpoints.save(state, meta, metric))
+
+
+@contextlib.contextmanager
+def finish_saves_on_error(checkpoints: Checkpoints):
+    """Where the block fails, what is being written is still written: the run will want to continue from it."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Exception):
+            checkpoints.close()
+        raise
 
 
 def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
     whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
     assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
     assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
-    with pytest.raises(UserError, match=r"source side of t\.tsv: data\.vocab_size = 9000 is too large"):
+    with pytest.raises(UserError, match=r"source side of t\.tsv: config\.data\.vocab_size = 9000 is too large"):
         train_tokenizers(source, vocab_size=9000, joint=False, **TRAINING)
 
 
@@ -204,7 +204,7 @@ def test_a_small_corpus_starts_no_process(tmp_path, tokenizers, monkeypatch):
 def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(prepare, "INLINE_PAIRS", 0)
     monkeypatch.setattr(prepare, "_start_worker", os.kill)  # called with one argument: the worker does not start
-    with pytest.raises(UserError, match="was killed or could not start .* set data.processes = 1"):
+    with pytest.raises(UserError, match="was killed or could not start .* set config.data.processes = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", **POLICIES | {"processes": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
 
