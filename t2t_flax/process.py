@@ -40,7 +40,7 @@ def prepare_process(config: Config) -> list[str]:
 
 def keep_freed_memory() -> str:
     """Tells glibc to keep freed blocks: XLA allocates its temporaries anew each step, and otherwise pays for fresh
-    pages every time. One arena, no mmap, no trimming.
+    pages every time. One arena, no mmap, no trimming (-1: the largest int would still trim what is above 2 GiB).
     """
     if not sys.platform.startswith("linux"):
         return "allocator: not glibc, left as it is"
@@ -48,7 +48,7 @@ def keep_freed_memory() -> str:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return "allocator: not glibc, left as it is"
-    for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**28)):
+    for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 2**28)):
         mallopt(name, value)
     return "allocator: freed memory is kept (train.cpu_allocator)"
 

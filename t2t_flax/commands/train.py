@@ -95,17 +95,19 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
+    counted = {"real": "real", "padded_max": "padded"}[config.data.batch_count]
     print(
         f"{config.data.train}: {corpus.train.describe()}\n"
         f"model: {count_params(whole.abstract.params, config, *sizes):,} parameters, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {whole.model.dtype.name} products\n"
-        f"batches: at most {config.data.batch_tokens:,} real tokens a side, {whole.batches.updates_per_epoch} updates an "
+        f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {whole.batches.updates_per_epoch} updates an "
         f"epoch, shapes {describe_shapes(whole.batches.shapes)}\n"
         f"devices: {jax.device_count()} x {device.device_kind}, mesh {dict(whole.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process),
         flush=True,
     )
-    translator = Translator(whole.model, corpus.tokenizers, whole.mesh, config.decode)
+    eos = config.data.source_eos
+    translator = Translator(whole.model, corpus.tokenizers, whole.mesh, config.decode, source_eos=eos)
 
     def bleu(params) -> float:
         sentences = config.eval.bleu_sentences or None
@@ -133,7 +135,7 @@ def _finish(config: Config, workdir: epath.Path, outcome) -> None:
 
     record, text = None, ""
     if config.data.test:
-        loaded = load(workdir, average=min(config.checkpoint.average_last, _checkpoints(workdir)))
+        loaded = load(workdir, average=config.checkpoint.average_last, at_most=True)
         record, triples = evaluate(loaded, "test")
         text = summary(record)
         print_samples(triples, config.eval.samples)

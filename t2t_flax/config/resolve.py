@@ -190,21 +190,34 @@ def _check_combinations(c: Config) -> None:
             "config.model.tying = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot share one "
             "matrix. Use model.tying = 'decoder'."
         )
-    if d.batching == "packed" and d.max_length > d.row_length:
+    if d.batch_tokens // d.batch_groups < 2 * d.max_length:
         raise UserError(
-            f"config.data.max_length = {d.max_length} is longer than config.data.row_length = {d.row_length}: a pair "
-            "must fit into one packed row."
+            f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
+            f"longest pairs (config.data.max_length = {d.max_length})."
         )
-    if d.batch_tokens < 2 * d.max_length:
+    if d.batch_groups > 1 and d.batch_count == "real":
         raise UserError(
-            f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest pairs "
-            f"(config.data.max_length = {d.max_length})."
+            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_count = padded_max: real tokens need "
+            "no groups."
+        )
+    if d.batch_groups > 1 and d.batching == "buckets":
+        raise UserError(
+            f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
+            "config.data.batching = packed."
+        )
+    if d.tokenizer == "subword_nmt" and not d.tokenizer_model:
+        raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
+    if m.position_start and not m.position.startswith("sinusoid"):
+        raise UserError(
+            f"config.model.position_start = {m.position_start} is for sinusoids; config.model.position = {m.position}."
         )
     if m.position == "learned" and d.max_length > m.position_max:
         raise UserError(
             f"config.model.position_max = {m.position_max} learned positions cannot serve "
             f"config.data.max_length = {d.max_length}."
         )
+    if c.eval.metric == "loss" and not (c.eval.every_steps or c.eval.every_epochs):
+        raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
     if c.decode.strategy == "beam" and c.decode.n_best > c.decode.beam_size:
         raise UserError(
             f"config.decode.n_best = {c.decode.n_best} is more than config.decode.beam_size = {c.decode.beam_size}."

@@ -30,20 +30,52 @@ class Model:
     )
     dropout_attention: float = key(0.0, "rate on attention weights; the paper has none", low=0.0, high=0.99)
     dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
+    activation: str = key("relu", "between the two feed-forward products (3.3)", choices=("relu", "gelu", "swish"))
+    attention_score: str = key(
+        "scaled_dot",
+        "compatibility of query and key: divided by sqrt(d_k) (3.2.1), not divided, or v tanh(q + k)",
+        choices=("scaled_dot", "dot", "additive"),
+    )
+    attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")
+    kernel_init: str = key(
+        "xavier",
+        "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as fairseq",
+        choices=("xavier", "xavier_qkv_rsqrt2"),
+    )
     norm: str = key(
         "post", "LayerNorm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
+    )
+    final_norm: str = key(
+        "auto",
+        "LayerNorm at the end of each stack; auto = with pre-norm only",
+        choices=("auto", "both", "none"),
     )
     norm_eps: float = key(1e-6, "epsilon of LayerNorm; the paper names none", low=1e-12, high=1e-1)
     position: str = key(
         "sinusoid_interleaved",
         "positions added to the embeddings (3.5); halves = all sines, then all cosines, as tensor2tensor lays them out",
-        choices=("sinusoid_interleaved", "sinusoid_halves", "learned"),
+        choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
     )
+    position_start: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
     position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1)
     tying: str = key(
         "all",
         "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",
         choices=("all", "decoder", "none"),
+    )
+    embed_scale: str = key("sqrt_d", "factor of both lookups (3.4): sqrt(d_model), or none", choices=("sqrt_d", "none"))
+    embed_init: str = key(
+        "normal_rsqrt_d",
+        "initial table: normal with std d_model^-0.5, normal with std 1, or Xavier uniform over vocabulary and d_model",
+        choices=("normal_rsqrt_d", "normal_1", "xavier"),
+    )
+    logit_scale: str = key("none", "factor of the logits: none (paper), or d_model^-0.5", choices=("none", "rsqrt_d"))
+    output_bias: bool = key(False, "a bias before the softmax; the paper has none")
+    decoder_start: str = key(
+        "zeros",
+        "what stands before the first target: a zero vector (tensor2tensor), the row of EOS (fairseq), a row of its own, "
+        "or the row of padding",
+        choices=("zeros", "eos", "bos", "pad_row"),
     )
     vocab_multiple: int = key(
         128, "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted", low=1
@@ -60,8 +92,17 @@ class Data:
     target_language: str = key("de", "language code of the target side")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
     processes: int = key(0, "processes that tokenise; 0 = one per core", low=0, live=True)
-    tokenizer: str = key("bpe", "SentencePiece model that is trained on the run's own text", choices=("bpe", "unigram"))
-    tokenizer_model: str = key("", "ready tokenizer: a SentencePiece .model file, or a folder with source and target")
+    corpus: str = key("", "name of the corpus, for records (its digest is there besides)", live=True)
+    tokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
+    tokenizer: str = key(
+        "bpe",
+        "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes of "
+        "data.tokenizer_model over text that is split at spaces, with the pieces of the training text as vocabulary",
+        choices=("bpe", "unigram", "subword_nmt"),
+    )
+    tokenizer_model: str = key(
+        "", "ready tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
+    )
     vocab_size: int = key(37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8)
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tying = all")
     tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
@@ -74,8 +115,18 @@ class Data:
     empty_lines: str = key(
         "drop", "training pairs with an empty side: drop and count, or refuse", choices=("drop", "error")
     )
+    source_eos: bool = key(True, "EOS ends the source sentences too")
     batch_tokens: int = key(
-        25000, "real source tokens, and real target tokens, of one update over all devices (5.1)", unit="tokens", low=16
+        25000, "source tokens, and target tokens, of one update over all devices (5.1)", unit="tokens", low=16
+    )
+    batch_count: str = key(
+        "real",
+        "which tokens batch_tokens counts: real ones, or those of a group of similar sentences with its padding, longer "
+        "side, sizes in multiples of 8, as fairseq forms batches",
+        choices=("real", "padded_max"),
+    )
+    batch_groups: int = key(
+        1, "groups of batch_tokens / batch_groups padded tokens in an update of padded_max (fairseq: devices)", low=1
     )
     batching: str = key(
         "packed",
@@ -83,6 +134,11 @@ class Data:
         choices=("packed", "buckets"),
     )
     row_length: int = key(256, "length of a packed row", unit="tokens", low=8)
+    packed_shift: str = key(
+        "restart",
+        "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
+        choices=("restart", "carry"),
+    )
     microbatch_tokens: int = key(
         0, "padded target tokens that one device holds at once, from which accumulation follows; 0 = all", low=0
     )
@@ -103,6 +159,9 @@ class Optimizer:
     b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=0.0)
+    step_origin: int = key(
+        1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
+    )
     clip_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0)
     weight_decay: float = key(0.0, "decoupled weight decay on matrices; 0 = none, as the paper", low=0.0)
     ema_decay: float = key(
@@ -112,7 +171,18 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Loss:
-    label_smoothing: float = key(0.1, "epsilon_ls, mass spread evenly over the vocabulary (5.4)", low=0.0, high=0.99)
+    label_smoothing: float = key(0.1, "epsilon_ls, mass spread evenly over classes (5.4)", low=0.0, high=0.99)
+    smoothing_mass: str = key(
+        "all",
+        "classes that share it: the whole vocabulary, all but the right one, or all but that and padding",
+        choices=("all", "others", "others_nopad"),
+    )
+    chunk_tokens: int = key(
+        512,
+        "target tokens of a device whose logits exist at once; 0 = all. Changes memory and speed, not the result",
+        unit="tokens",
+        low=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -143,11 +213,17 @@ class Train:
 @dataclass(frozen=True)
 class Eval:
     every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, live=True)
+    every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, live=True)
     bleu_every_steps: int = key(0, "updates between validation BLEUs; 0 = only at the end", low=0, live=True)
     bleu_sentences: int = key(
         0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, live=True
     )
-    metric: str = key("nll", "what best checkpoints and patience look at", choices=("nll", "bleu"), live=True)
+    metric: str = key(
+        "nll",
+        "what best checkpoints and patience look at; loss = with label smoothing",
+        choices=("nll", "loss", "bleu"),
+        live=True,
+    )
     patience: int = key(
         0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0, live=True
     )
@@ -159,7 +235,20 @@ class Eval:
 class Decode:
     strategy: str = key("beam", "search over translations", choices=("beam", "greedy", "sample"), live=True)
     beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, live=True)
-    alpha: float = key(0.6, "length penalty ((5 + L) / 6)^alpha (6.1)", low=0.0, live=True)
+    length_penalty: str = key(
+        "gnmt",
+        "what divides the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or nothing",
+        choices=("gnmt", "power", "none"),
+        live=True,
+    )
+    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, live=True)
+    stop: str = key(
+        "bound",
+        "a sentence's search ends when nothing can change its result; when beam_size hypotheses have finished (fairseq); "
+        "or when the likeliest hypothesis has",
+        choices=("bound", "beam_full", "top_finished"),
+        live=True,
+    )
     max_extra: int = key(50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, live=True)
     max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, live=True)
     n_best: int = key(
@@ -185,7 +274,10 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every_steps: int = key(1500, "updates between checkpoints (10 minutes of the paper's base, 6.1)", low=1, live=True)
+    every_steps: int = key(
+        1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0, live=True
+    )
+    every_epochs: int = key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0, live=True)
     keep_last: int = key(5, "newest checkpoints kept", low=1, live=True)
     keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, live=True)
     average_last: int = key(

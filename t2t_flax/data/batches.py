@@ -10,11 +10,19 @@ import math
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.data.padded_plan import PaddedPlan
 from t2t_flax.data.plan import Plan
 from t2t_flax.data.rows import fill, first_fit
 from t2t_flax.data.store import TokenStore
+from t2t_flax.errors import UserError
 
 _SAMPLE = 64
+_PADDED_LEVELS = (
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+)  # padding is counted, so real tokens differ from update to update: several shapes
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -52,59 +60,75 @@ class Batches:
         self._store, self._config, self._shards = store, config, shards
         self._packed = config.batching == "packed"
         lengths = store.source_lengths, store.target_lengths
-        plan = Plan(*lengths, batch_tokens=config.batch_tokens, by_length=not self._packed, seed=seed)
+        plan = _plan(lengths, config, seed)
         self.updates_per_epoch = plan.updates_per_epoch
-        self._rows = self._rows_by_length(plan)  # independent of the mesh, as the order of the pairs must be
-        self._plan = plan.that_fits(lambda pairs: self._needed(pairs) <= self._rows[self._length(pairs)])
-        self.shapes = [self._shape(length, rows) for length, rows in self._rows.items()]
+        self._sizes = self._closed_list(plan)  # independent of the mesh, as the order of the pairs must be
+        self._plan = plan.that_fits(lambda pairs: self._size(pairs) is not None)
+        self.shapes = [self._shape(length, rows) for length, rows in self._sizes]
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0, whatever was asked for before."""
         update = self._plan.update(k)
-        shape, row, starts = self._place(update.pairs)
+        shape = self.shapes[self._size(update.pairs)]
+        row, *starts = self._rows(update.pairs)
         return make_batch(self._store, update.pairs, row, starts, shape, update.epoch)
 
     def _lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._store.source_lengths[pairs], self._store.target_lengths[pairs]
 
-    def _place(self, pairs: np.ndarray):
-        shape = self.shapes[list(self._rows).index(self._length(pairs))]
+    def _rows(self, pairs: np.ndarray):
+        """Row of each pair, and where it starts in the row's source and target."""
         if not self._packed:
-            return shape, np.arange(len(pairs)), (0, 0)
-        row, *starts = first_fit(*self._lengths(pairs), self._config.row_length)
-        return shape, row, starts
+            return np.arange(len(pairs)), 0, 0
+        return first_fit(*self._lengths(pairs), self._config.row_length)
 
-    def _length(self, pairs: np.ndarray) -> int:
-        """The row length that an update of these pairs takes."""
+    def _needed(self, pairs: np.ndarray) -> tuple[int, int]:
+        """(length, rows) that an update of these pairs takes at least."""
         if self._packed:
-            return self._config.row_length
-        longest = max(int(x.max()) for x in self._lengths(pairs))
-        return next(edge for edge in self._rows if edge >= longest)
+            return self._config.row_length, int(self._rows(pairs)[0].max()) + 1
+        return max(int(x.max()) for x in self._lengths(pairs)), len(pairs)
 
-    def _needed(self, pairs: np.ndarray) -> int:
-        """The rows that an update of these pairs takes."""
-        if not self._packed:
-            return len(pairs)
-        return int(first_fit(*self._lengths(pairs), self._config.row_length)[0].max()) + 1
+    def _size(self, pairs: np.ndarray) -> int | None:
+        """Which entry of the closed list these pairs take; None where there is none."""
+        length, rows = self._needed(pairs)
+        if not self._packed:  # the bucket of their length, or none: a longer one would be mostly padding
+            at = next(i for i, (edge, _) in enumerate(self._sizes) if edge >= length)
+            return at if self._sizes[at][1] >= rows else None
+        return next((i for i, (_, enough) in enumerate(self._sizes) if enough >= rows), None)
 
-    def _rows_by_length(self, plan: Plan) -> dict[int, int]:
-        """The closed list, before it is divided into microbatches and over a mesh: row length to number of rows."""
+    def _closed_list(self, plan: Plan) -> list[tuple[int, int]]:
+        """(length, rows), ascending, before rows are divided into microbatches and over a mesh."""
         if self._packed:
             sample = range(min(self.updates_per_epoch, _SAMPLE))
-            return {self._config.row_length: max(self._needed(plan.update(k).pairs) for k in sample)}
-        self._rows = dict.fromkeys(bucket_edges(max(int(x.max()) for x in self._store.lengths)), 0)
+            rows = [self._needed(plan.update(k).pairs)[1] for k in sample]
+            levels = _PADDED_LEVELS if self._config.batch_count == "padded_max" else (1.0,)
+            return [(self._config.row_length, n) for n in sorted({math.ceil(np.quantile(rows, q)) for q in levels})]
+        found = dict.fromkeys(bucket_edges(max(int(x.max()) for x in self._store.lengths)), 0)
         for k in range(min(self.updates_per_epoch, 4 * _SAMPLE)):
-            pairs = plan.update(k).pairs
-            self._rows[self._length(pairs)] = max(self._rows[self._length(pairs)], len(pairs))
+            length, rows = self._needed(plan.update(k).pairs)
+            edge = next(edge for edge in found if edge >= length)
+            found[edge] = max(found[edge], rows)
         # Another epoch cuts the pairs elsewhere: some room more, and room for a bucket that the sample left out.
-        edges = zip(self._rows, [4, *self._rows], strict=False)
+        edges = zip(found, [4, *found], strict=False)
         tokens = self._config.batch_tokens
-        return {edge: math.ceil(1.05 * self._rows[edge]) or math.ceil(tokens / before) for edge, before in edges}
+        return [(edge, math.ceil(1.05 * found[edge]) or math.ceil(tokens / before)) for edge, before in edges]
 
     def _shape(self, length: int, rows: int) -> Shape:
         per_device = self._config.microbatch_tokens // length or rows
         micro = math.ceil(rows / max(1, per_device * self._shards))
         return Shape(length, math.ceil(rows / micro / self._shards) * self._shards, micro)
+
+
+def _plan(lengths, config: Data, seed: int) -> Plan:
+    longest = max(int(x.max()) for x in lengths)
+    if config.batching == "packed" and longest > config.row_length:
+        raise UserError(
+            f"the longest side of a training pair has {longest} tokens, config.data.row_length = {config.row_length}: a "
+            "pair must fit into one packed row. Raise config.data.row_length, or lower config.data.max_length."
+        )
+    if config.batch_count == "padded_max":
+        return PaddedPlan(*lengths, batch_tokens=config.batch_tokens, groups=config.batch_groups, seed=seed)
+    return Plan(*lengths, batch_tokens=config.batch_tokens, by_length=config.batching == "buckets", seed=seed)
 
 
 def make_batch(store: TokenStore, pairs, row, starts, shape: Shape, epoch: int = 0) -> Batch:

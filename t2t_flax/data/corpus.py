@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import Source, open_source
 from t2t_flax.data.store import TokenStore
+from t2t_flax.data.subword import read_codes, with_vocabulary
 from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.errors import UserError
 
@@ -77,6 +79,7 @@ def _store(config: Config, workdir: epath.Path, split: str, source: Source, toke
         max_length=config.data.max_length if train else 2**31 - 1,
         too_long=config.data.too_long if train else "keep",
         empty_lines=config.data.empty_lines if train else "keep",
+        source_eos=config.data.source_eos,
     )
     name = f"{split}-{_digest(source.fingerprint(), tokenizers.digest, policies)}"
     folder = Path(_cache(config, workdir)) / name
@@ -95,8 +98,15 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
     }
     if config.train.init_from:
         pair = TokenizerPair.load(epath.Path(config.train.init_from) / "tokenizer")
+    elif d.tokenizer == "subword_nmt":
+        codes = read_codes(epath.Path(d.root or ".") / d.tokenizer_model)
+        folder = Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), codes, d.joint_vocabulary)}"
+        if not folder.exists():
+            _subword_pair(codes, source, d.joint_vocabulary).save(folder)
+        pair = TokenizerPair.load(folder)
+        _check_size(pair, config)
     elif d.tokenizer_model:
-        pair = TokenizerPair.load(epath.Path(d.tokenizer_model))
+        pair = TokenizerPair.load(epath.Path(d.root or ".") / d.tokenizer_model)
         _check_size(pair, config)
     else:
         folder = Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
@@ -123,6 +133,13 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
             "changed since the run began. Use another --workdir."
         )
     return pair
+
+
+def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
+    if joint:
+        both = with_vocabulary(codes, itertools.chain.from_iterable(source.pairs()))
+        return TokenizerPair(both, both)
+    return TokenizerPair(*(with_vocabulary(codes, (pair[side] for pair in source.pairs())) for side in (0, 1)))
 
 
 def _check_size(pair: TokenizerPair, config: Config) -> None:

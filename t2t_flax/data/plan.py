@@ -1,4 +1,4 @@
-"""Which pairs make update k: a pure function of (lengths, batch_tokens, batching, seed, k).
+"""Which pairs make update k: a pure function of (lengths, config, seed, k).
 
 The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
 windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before
@@ -40,14 +40,16 @@ class Plan:
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
         self._size = len(source_lengths)
-        mean = max(float(np.mean(source_lengths)), float(np.mean(target_lengths)))
-        pairs = max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))
-        windows = max(1, round(self._size / pairs))
+        windows = max(1, round(self._size / self._window_pairs()))
         self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
         self._counts = np.array([self._count(w) for w in range(windows)])
         self.updates_per_epoch = int(self._counts.sum())
         self._fits: Callable[[np.ndarray], bool] = lambda pairs: True
         self._cut_of = functools.lru_cache(maxsize=2)(self._cut)
+
+    def _window_pairs(self) -> int:
+        mean = max(float(np.mean(self._source)), float(np.mean(self._target)))
+        return max(WINDOW_PAIRS, int(WINDOW_UPDATES * self._tokens / mean))
 
     def that_fits(self, fits: Callable[[np.ndarray], bool]) -> "Plan":
         """The plan with only such orders of a window in which `fits(pairs)` holds for each of its updates."""
@@ -92,14 +94,18 @@ class Plan:
     def _cut(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = int(self._counts[window])
         for attempt in range(_ATTEMPTS):
-            order = self._order(window, key_of(self._seed, 4, window, epoch, attempt))
-            starts = cut_evenly(*self._sums(order), count, self._tokens)
+            order, starts = self._attempt(window, key_of(self._seed, 4, window, epoch, attempt), count)
             if starts is not None and all(self._fits(pairs) for pairs in np.split(order, starts[1:-1])):
                 return order, starts, permutation(count, key_of(self._seed, 5, window, epoch))
         raise UserError(
             f"no order of the training pairs keeps every update within config.data.batch_tokens = {self._tokens} and its "
             "rows: raise config.data.batch_tokens, it is small beside the longest pairs."
         )
+
+    def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """An order of a window's pairs, and where its `count` updates begin and end; None where it cannot be cut so."""
+        order = self._order(window, key)
+        return order, cut_evenly(*self._sums(order), count, self._tokens)
 
 
 def cut(source_sums: np.ndarray, target_sums: np.ndarray, cap: int) -> np.ndarray:

@@ -81,6 +81,7 @@ def prepare_split(
     max_length: int,
     too_long: str,
     empty_lines: str,
+    source_eos: bool = True,
     processes: int = 0,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> TokenStore:
@@ -98,6 +99,7 @@ def prepare_split(
         "max_length": max_length,
         "too_long": too_long,
         "empty_lines": empty_lines,
+        "source_eos": source_eos,
     }
     digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
     folder = Path(folder)
@@ -105,7 +107,7 @@ def prepare_split(
     if old is not None and old.get("digest") == digest:
         return TokenStore.open(folder)
 
-    encoder = _Encoder(tokenizers, max_length, too_long, empty_lines)
+    encoder = _Encoder(tokenizers, max_length, too_long, empty_lines, source_eos)
     counts = dict.fromkeys(("pairs_read", "dropped", "too_long", "cut", "empty"), 0)
     vocab_sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
     encoded = _encode_all(encoder, source.pairs(), processes or _num_cores())
@@ -146,6 +148,7 @@ class _Encoder:
     max_length: int
     too_long: str
     empty_lines: str
+    source_eos: bool
 
     def __call__(self, pairs: Pairs) -> _Chunk:
         counts = dict(pairs_read=len(pairs), dropped=0, too_long=0, cut=0, empty=0)
@@ -163,11 +166,10 @@ class _Encoder:
             counts["dropped"] += drop
             counts["cut"] += long and not drop and self.too_long == "cut"
             if not drop:
-                for side, ids in zip(kept, (source, target), strict=True):
+                for side, ids, eos in zip(kept, (source, target), (self.source_eos, True), strict=True):
                     if self.too_long == "cut":
                         del ids[self.max_length - 1 :]
-                    ids.append(EOS)
-                    side.append(ids)
+                    side.append(ids + [EOS] if eos else ids)
         sides = tuple(
             (
                 np.fromiter(itertools.chain.from_iterable(side), np.int32),

@@ -65,8 +65,10 @@ class Tokenizer(abc.ABC):
         path = epath.Path(path)
         if not path.exists():
             raise UserError(f"there is no tokenizer at {path}")
+        from t2t_flax.data.subword import SubwordNmtTokenizer
+
         data = path.read_bytes()
-        for kind in KINDS:
+        for kind in (SubwordNmtTokenizer, SentencePieceTokenizer):
             if kind.recognizes(data):
                 return kind(data)
         raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model")
@@ -117,10 +119,6 @@ class SentencePieceTokenizer(Tokenizer):
             return len(SentencePieceProcessor(model_proto=data)) > 0 if data else False
         except RuntimeError:
             return False
-
-
-KINDS = (SentencePieceTokenizer,)
-"""Every kind of tokenizer file, in the order in which they are asked."""
 
 
 def train_sentencepiece(

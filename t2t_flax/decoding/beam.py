@@ -1,4 +1,4 @@
-"""Beam search with the GNMT length penalty (section 6.1).
+"""Beam search with a length penalty (section 6.1).
 
 Unfinished ("alive") and finished hypotheses are kept apart, K of each. All alive ones have one length, so the penalty
 never orders them; it weighs finished ones against each other and decides when to stop.
@@ -32,11 +32,18 @@ from t2t_flax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class BeamOptions:
-    """beam_size: hypotheses kept (K); alpha: exponent of the length penalty; n_best: hypotheses returned (N <= K)."""
+    """beam_size: hypotheses kept (K); n_best: hypotheses returned (N <= K); length_penalty, alpha: see there.
+
+    stop: "bound" = when nothing can change the result any more; "beam_full" = when K hypotheses have finished;
+    "top_finished" = when N have and the likeliest candidate was among them. With the last two, as where they come
+    from, only the first K candidates of a step can finish.
+    """
 
     beam_size: int = 4
     alpha: float = 0.6
     n_best: int = 1
+    length_penalty: str = "gnmt"
+    stop: str = "bound"
     eos_id: int = 1
 
     def __post_init__(self):
@@ -51,6 +58,7 @@ class BeamOptions:
 @flax.struct.dataclass
 class _State:
     done_B: jax.Array
+    top_finished_B: jax.Array
     last_BxK: jax.Array
     alive_BxKxT: jax.Array
     alive_log_probs_BxK: jax.Array
@@ -60,9 +68,9 @@ class _State:
     finished_lengths_BxK: jax.Array
 
 
-def length_penalty(length, alpha: float):
-    """((5 + L) / 6)^alpha of Wu et al. 2016; L counts the generated tokens, EOS included."""
-    return ((5.0 + length) / 6.0) ** alpha
+def length_penalty(length, alpha: float, kind: str = "gnmt"):
+    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1; L counts the tokens, EOS included."""
+    return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
 
 
 def beam_search(
@@ -78,10 +86,10 @@ def beam_search(
     """The n best hypotheses of each sentence, best score first; unfinished ones come after all finished ones.
 
     caps_B: most tokens of each sentence, EOS included; a sentence that has no n finished hypotheses there is filled up
-    with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free. A sentence ends early
-    once no alive hypothesis can enter its n-best list any more. Padding is never generated. Of equal scores the older
-    hypothesis comes first, then the lower beam, then the lower token id. `cache` and `lengths`: see `stages`. Raises
-    ValueError where the cache is for another number of beams.
+    with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free. A sentence ends early by
+    `options.stop`, by default once no alive hypothesis can enter its n-best list any more. Padding is never generated.
+    Of equal scores the older hypothesis comes first, then the lower beam, then the lower token id. `cache` and
+    `lengths`: see `stages`. Raises ValueError where the cache is for another number of beams.
     """
     beams = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
     if beams - {options.beam_size}:
@@ -95,6 +103,7 @@ def _start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
     shape = (len(sentences.caps_B), options.beam_size)
     return _State(
         done_B=sentences.caps_B < 1,
+        top_finished_B=jnp.zeros(shape[:1], bool),
         last_BxK=jnp.zeros(shape, jnp.int32),
         alive_BxKxT=jnp.zeros((*shape, length), jnp.int32),
         # One hypothesis at first, or all beams would be the same.
@@ -115,22 +124,32 @@ def _advance(options: BeamOptions, sentences: Sentences, position, state: _State
     parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
     tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
     ends_Bx2K = tokens_Bx2K == options.eos_id
+    if options.stop != "bound":
+        ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
     sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
 
     ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
-    scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / length_penalty(length, options.alpha)], 1)
+    penalty = length_penalty(length, options.alpha, options.length_penalty)
+    scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
     finished_scores_BxK, kept_BxK = jax.lax.top_k(scores_Bx3K, K)
-    alive_log_probs_BxK, on_BxK = jax.lax.top_k(jnp.where(ends_Bx2K, -jnp.inf, log_probs_Bx2K), K)
+    alive_Bx2K = jnp.where(tokens_Bx2K == options.eos_id, -jnp.inf, log_probs_Bx2K)
+    alive_log_probs_BxK, on_BxK = jax.lax.top_k(alive_Bx2K, K)
 
     def finished(old, new):
         return _take(jnp.concatenate([old, new], 1), kept_BxK)
 
-    enough_B = finished_scores_BxK[:, options.n_best - 1] > _best_future(
-        alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options.alpha
-    )
+    top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
+    if options.stop == "beam_full":
+        enough_B = finished_scores_BxK[:, -1] > -jnp.inf
+    elif options.stop == "top_finished":
+        enough_B = top_finished_B & (finished_scores_BxK[:, options.n_best - 1] > -jnp.inf)
+    else:
+        best_B = _best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options)
+        enough_B = finished_scores_BxK[:, options.n_best - 1] > best_B
     nothing_left_B = alive_log_probs_BxK[:, 0] == -jnp.inf
     new = _State(
         done_B=enough_B | nothing_left_B | (length >= sentences.caps_B),
+        top_finished_B=top_finished_B,
         last_BxK=_take(tokens_Bx2K, on_BxK),
         alive_BxKxT=_take(sequences_Bx2KxT, on_BxK),
         alive_log_probs_BxK=alive_log_probs_BxK,
@@ -142,13 +161,14 @@ def _advance(options: BeamOptions, sentences: Sentences, position, state: _State
     return new, None if K == 1 else _take(parents_Bx2K, on_BxK)
 
 
-def _best_future(log_prob_B, next_length, caps_B, alpha: float):
+def _best_future(log_prob_B, next_length, caps_B, options: BeamOptions):
     """Upper bound of the score of all that an alive hypothesis can become.
 
     A log-probability only falls, and being negative it scores best under the largest penalty to come: that of the cap,
     or of the next length where alpha is negative.
     """
-    return log_prob_B / jnp.maximum(length_penalty(caps_B, alpha), length_penalty(next_length, alpha))
+    penalty = functools.partial(length_penalty, alpha=options.alpha, kind=options.length_penalty)
+    return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
 
 
 def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
@@ -169,7 +189,8 @@ def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | No
 def _result(options: BeamOptions, state: _State, caps_B: jax.Array) -> SearchResult:
     # A sentence that needs its alive hypotheses has reached its cap (or has none), so this is their length.
     alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
-    alive_scores_BxK = state.alive_log_probs_BxK / length_penalty(caps_B, options.alpha)[:, None]
+    penalty_B = length_penalty(caps_B, options.alpha, options.length_penalty)
+    alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
     finished_BxK = state.finished_scores_BxK > -jnp.inf
     is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
     # Finished ones, then alive ones, each in their order; empty finished slots last.

@@ -55,8 +55,17 @@ class Translation:
 class Translator:
     """A model with parameters on a mesh, its tokenizers and a search."""
 
-    def __init__(self, model: Transformer, tokenizers: TokenizerPair, mesh: jax.sharding.Mesh, config: Decode):
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: TokenizerPair,
+        mesh: jax.sharding.Mesh,
+        config: Decode,
+        *,
+        source_eos: bool = True,
+    ):
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
+        self._eos = [EOS] if source_eos else []
         self._rows = config.batch_size * mesh_lib.batch_shards(mesh)
         self._step = _Step(model)
 
@@ -77,9 +86,10 @@ class Translator:
                 f"{len(prefixes)} prefixes for {len(lines)} lines: give one (or an empty one) for each line."
             )
         limit = self._limit()
-        sources = [self._tokenizers.source.encode(line) + [EOS] if line.strip() else [] for line in lines]
+        sources = [self._tokenizers.source.encode(line) if line.strip() else [] for line in lines]
+        limit -= len(self._eos)
         cut = [len(ids) > limit for ids in sources]
-        sources = [ids[: limit - 1] + [EOS] if too_long else ids for ids, too_long in zip(sources, cut, strict=True)]
+        sources = [ids[:limit] + self._eos if ids else [] for ids in sources]
         forced = [self._tokenizers.target.encode(p) if p else [] for p in prefixes or [""] * len(lines)]
         empty = Translation((Hypothesis("", (), 0.0, 0.0, False),))
         out: list[Translation] = [empty] * len(lines)
@@ -115,7 +125,7 @@ class Translator:
             cache = _start(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
             told = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
             if c.strategy == "beam":
-                options = BeamOptions(beam_size=c.beam_size, alpha=c.alpha, n_best=c.n_best)
+                options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.stop)
                 found = beam_search(self._step, params, cache, options, **told)
             else:
                 temperature = c.temperature if c.strategy == "sample" else 0.0

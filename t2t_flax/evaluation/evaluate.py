@@ -38,7 +38,7 @@ def evaluate(
     decode_seconds = time.perf_counter() - began
     references = [r for _, r in pairs]
     store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers)
-    nll = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
+    nll, _ = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
     scores = corpus_scores(
         [t.text for t in translations], references, bootstrap_samples=loaded.config.eval.bootstrap_samples
     )

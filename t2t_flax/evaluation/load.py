@@ -44,7 +44,8 @@ class Loaded:
         progress: Callable[[int], None] | None = None,
     ) -> list[Translation]:
         """One Translation for each line, in order; see `decoding.translator`."""
-        translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode)
+        eos = self.config.data.source_eos
+        translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
         return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
 
 
@@ -57,10 +58,17 @@ def stored_config(workdir: str | epath.Path) -> Config:
 
 
 def load(
-    workdir: str | epath.Path, *, step: int | None = None, average: int = 0, overrides: dict[str, str] | None = None
+    workdir: str | epath.Path,
+    *,
+    step: int | None = None,
+    average: int = 0,
+    at_most: bool = False,
+    overrides: dict[str, str] | None = None,
 ) -> Loaded:
     """Restores a run: the newest whole checkpoint, checkpoint `step`, or the mean of the last `average` up to it.
 
+    An average leaves out checkpoints that are there only because the run was stopped between two regular ones. With
+    `at_most` it takes fewer where there are fewer.
     `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Needs nothing but the workdir. Raises
     UserError for a folder without a run, an unknown step, or damage.
     """
@@ -75,11 +83,19 @@ def load(
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
     item = "ema" if stored.optimizer.ema_decay else "params"
-    params, steps = _restore(workdir, abstract.params, item, step, average, tokenizers.digest)
+    params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest)
     return Loaded(workdir, config, tokenizers, mesh, model, params, steps)
 
 
-def _restore(workdir: epath.Path, abstract: Any, item: str, step: int | None, average: int, tokenizer_digest: str):
+def _restore(
+    workdir: epath.Path,
+    abstract: Any,
+    item: str,
+    step: int | None,
+    average: int,
+    at_most: bool,
+    tokenizer_digest: str,
+):
     folder = workdir / "checkpoints"
     if not folder.exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
@@ -94,7 +110,10 @@ def _restore(workdir: epath.Path, abstract: Any, item: str, step: int | None, av
         taken, trees = [], []
         for s in candidates:
             try:
-                digest = checkpoints.meta(s)["digests"]["tokenizer"]
+                meta = checkpoints.meta(s)
+                digest = meta["digests"]["tokenizer"]
+                if average and not meta["scheduled"] and s != step:
+                    continue
                 if digest != tokenizer_digest:
                     raise UserError(
                         f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
@@ -112,7 +131,7 @@ def _restore(workdir: epath.Path, abstract: Any, item: str, step: int | None, av
         checkpoints.close()
     if not taken:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
-    if average > len(taken):
+    if average > len(taken) and not at_most:
         raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {steps}.")
     return mean(trees), tuple(taken)
 

@@ -1,13 +1,14 @@
 """Multi-head attention (3.2): over whole rows in training, over a key/value cache in decoding.
 
 Masks are bool, True = may attend. Scores and softmax are float32 whatever the compute type. A new kind of score is a
-function beside `scaled_dot`; a new pattern is a mask.
+row of SCORES; a new pattern is a mask.
 """
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t2t_flax.config import Model
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.layers import Einsum
 
@@ -25,43 +26,78 @@ def causal_mask(length: int) -> jax.Array:
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
-def scaled_dot(q: jax.Array, k: jax.Array) -> jax.Array:
-    """Q K^T / sqrt(d_k) in float32 (3.2.1). q [B, T, N, H], k [B, S, N, H] -> [B, N, T, S]."""
-    scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=jnp.float32)
-    return scores * q.shape[-1] ** -0.5
-
-
 def weights_of(scores: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax over the keys (last axis), float32; masked keys get exactly 0 unless every key is masked."""
     return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
 
 
-class MultiHeadAttention(nn.Module):
-    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V), no biases (3.2.2)."""
+def widths(config: Model) -> tuple[int, int]:
+    """(d_k, d_v) of a head (3.2.2)."""
+    width = config.d_model // config.num_heads
+    return config.d_k or width, config.d_v or width
 
-    d_model: int
-    num_heads: int
-    d_k: int
-    d_v: int
-    dropout: float = 0.0
+
+class DotScore(nn.Module):
+    """Q K^T (3.2.1), divided by sqrt(d_k) if `scaled`. q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]."""
+
+    scaled: bool
+
+    def __call__(self, q: jax.Array, k: jax.Array) -> jax.Array:
+        scores = jnp.einsum("...tnh,...snh->...nts", q, k, preferred_element_type=jnp.float32)
+        return scores * q.shape[-1] ** -0.5 if self.scaled else scores
+
+
+class AdditiveScore(nn.Module):
+    """v^T tanh(q + k) in each head, of which 3.2.1 says that it is slower and takes more space. Axes as `DotScore`.
+
+    q and k are projections already, so this is the network of Bahdanau et al. with its first matrix cut in two.
+    """
+
+    @nn.compact
+    def __call__(self, q: jax.Array, k: jax.Array) -> jax.Array:
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "uniform", in_axis=1, out_axis=0)
+        v = self.param("v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32)
+        hidden = jnp.tanh(q[..., :, None, :, :] + k[..., None, :, :, :])  # [..., T, S, N, H]
+        return jnp.einsum("...tsnh,nh->...nts", hidden, v.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+SCORES = {
+    "scaled_dot": lambda: DotScore(scaled=True),
+    "dot": lambda: DotScore(scaled=False),
+    "additive": lambda: AdditiveScore(),
+}
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V) (3.2.2); no biases by default."""
+
+    config: Model
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        def project(width):
-            shape, names = (self.d_model, self.num_heads, width), ("embed", "heads", "kv")
-            return Einsum("...d,dnh->...nh", shape, names, in_axis=0, out_axis=(1, 2), dtype=self.dtype)
+        c = self.config
+        d_k, d_v = widths(c)
+        gain = 0.5**0.5 if c.kernel_init == "xavier_qkv_rsqrt2" else 1.0
 
-        self.query, self.key, self.value = project(self.d_k), project(self.d_k), project(self.d_v)
-        shape, names = (self.num_heads, self.d_v, self.d_model), ("heads", "kv", "embed")
-        self.out = Einsum("...nh,nhd->...d", shape, names, in_axis=(0, 1), out_axis=2, dtype=self.dtype)
-        self.weight_dropout = Dropout(self.dropout)
+        def project(width):
+            shape, names = (c.d_model, c.num_heads, width), ("embed", "heads", "kv")
+            axes = dict(in_axis=(0,), out_axis=(1, 2))
+            return Einsum(
+                "...d,dnh->...nh", shape, names, **axes, use_bias=c.attention_bias, gain=gain, dtype=self.dtype
+            )
+
+        self.query, self.key, self.value = project(d_k), project(d_k), project(d_v)
+        self.score = SCORES[c.attention_score]()
+        shape, names = (c.num_heads, d_v, c.d_model), ("heads", "kv", "embed")
+        axes = dict(in_axis=(0, 1), out_axis=(2,))
+        self.out = Einsum("...nh,nhd->...d", shape, names, **axes, use_bias=c.attention_bias, dtype=self.dtype)
+        self.weight_dropout = Dropout(c.dropout_attention)
 
     def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: jax.Array, noise: Noise | None) -> jax.Array:
         """[B, T, D] queries over [B, S, D] memory under a bool mask [B, 1, T, S] -> [B, T, D]."""
         k, v = self.keys_values(memory_BxSxD)
-        weights = weights_of(scaled_dot(self.query(x_BxTxD), k), mask).astype(self.dtype)
-        context = jnp.einsum("bnts,bsnh->btnh", self.weight_dropout(weights, noise), v)
-        return self.out(context)
+        weights = self._weights(self.query(x_BxTxD), k, mask)
+        return self.out(jnp.einsum("bnts,bsnh->btnh", self.weight_dropout(weights, noise), v))
 
     def keys_values(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[..., D] -> keys [..., N, d_k], values [..., N, d_v]."""
@@ -69,7 +105,7 @@ class MultiHeadAttention(nn.Module):
 
     def cross_step(self, x_BxKxD: jax.Array, k_BxSxNxH: jax.Array, v_BxSxNxH: jax.Array, mask_BxS: jax.Array):
         """One decoding step over the encoder output, whose keys and values all beams of a sentence share."""
-        weights = weights_of(scaled_dot(self.query(x_BxKxD), k_BxSxNxH), mask_BxS[:, None, None]).astype(self.dtype)
+        weights = self._weights(self.query(x_BxKxD), k_BxSxNxH, mask_BxS[:, None, None])
         return self.out(jnp.einsum("bnks,bsnh->bknh", weights, v_BxSxNxH))
 
     def self_step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
@@ -77,12 +113,17 @@ class MultiHeadAttention(nn.Module):
 
         Returns ([B, K, D], the new cache).
         """
-        k, v = self.keys_values(x_BxKxD)
+        x_BxKx1xD = x_BxKxD[:, :, None]
+        k, v = self.keys_values(x_BxKx1xD)
         cache = {
-            "key": jax.lax.dynamic_update_slice_in_dim(cache["key"], k[:, :, None], position, axis=2),
-            "value": jax.lax.dynamic_update_slice_in_dim(cache["value"], v[:, :, None], position, axis=2),
+            "key": jax.lax.dynamic_update_slice_in_dim(cache["key"], k, position, axis=2),
+            "value": jax.lax.dynamic_update_slice_in_dim(cache["value"], v, position, axis=2),
         }
-        scores = jnp.einsum("bknh,bktnh->bknt", self.query(x_BxKxD), cache["key"], preferred_element_type=jnp.float32)
         seen = jnp.arange(cache["key"].shape[2]) <= position
-        weights = weights_of(scores * self.d_k**-0.5, seen).astype(self.dtype)
-        return self.out(jnp.einsum("bknt,bktnh->bknh", weights, cache["value"])), cache
+        weights = self._weights(self.query(x_BxKx1xD), cache["key"], seen)
+        return self.out(jnp.einsum("bknts,bksnh->bktnh", weights, cache["value"]))[:, :, 0], cache
+
+    def _weights(self, q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
+        weights = weights_of(self.score(q, k), mask)
+        self.sow("intermediates", "weights", weights)
+        return weights.astype(self.dtype)

@@ -4,9 +4,11 @@ A checkpoint has separate items: `params`, `opt_state`, `ema` (where there is on
 tokenizer and data digests, checksum of every leaf, progress of the run). Evaluation restores parameters alone.
 """
 
+import dataclasses
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,12 +31,21 @@ class DamagedCheckpoint(Exception):
 
 
 class Checkpoints:
-    """The checkpoints in `folder`: the newest `keep_last` and the best `keep_best` (highest metric) are kept."""
+    """The checkpoints in `folder`: the newest, the last `keep_last` that `scheduled(step)` is true of, and the best
+    `keep_best` (highest metric) are kept.
+    """
 
-    def __init__(self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0):
+    def __init__(
+        self,
+        folder: str | epath.Path,
+        *,
+        keep_last: int = 1,
+        keep_best: int = 0,
+        scheduled: Callable[[int], bool] = lambda step: True,
+    ):
         # Orbax writes to absolute paths only.
         self._folder = epath.Path(folder if "://" in str(folder) else os.path.abspath(folder))
-        keep = [policies.LatestN(keep_last)]
+        keep = [policies.LatestN(1), _LastScheduled(keep_last, scheduled)]
         if keep_best:
             metric = lambda metrics: metrics["metric"]  # noqa: E731
             keep.append(policies.BestN(get_metric_fn=metric, n=keep_best, keep_checkpoints_without_metrics=False))
@@ -137,6 +148,18 @@ class Checkpoints:
         number = sum(1 for _ in target.iterdir())
         (self._folder / str(step)).rename(target / f"{step}-{number}")
         self._manager.reload()
+
+
+@dataclasses.dataclass
+class _LastScheduled(policies.PreservationPolicy):
+    """What a signal made be written between two regular checkpoints takes no place of a regular one."""
+
+    count: int
+    scheduled: Callable[[int], bool]
+
+    def should_preserve(self, checkpoints, *, context):
+        last = [c.step for c in checkpoints if self.scheduled(c.step)][-self.count :]
+        return [c.step in last for c in checkpoints]
 
 
 class _Always(policies.SaveDecisionPolicy):

@@ -11,6 +11,7 @@ import psutil
 
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.due import Due, due
 from t2t_flax.training.feed import Feed
 from t2t_flax.training.preemption import Preemption
 from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
@@ -68,10 +69,11 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
                 say(f"first update {time.time() - started:.1f} s after the start of the process")
 
             metric = None
-            if _due(step, config.eval.every_steps) or _due(step, config.eval.bleu_every_steps):
+            now = due(run, step)
+            if now.loss or now.bleu:
                 log.flush(bar)
                 with clock.measure("eval"):
-                    values = _evaluate(run, state, step, valid_loss, bleu)
+                    values = _evaluate(now, state, valid_loss, bleu)
                 metric = _note_metric(done, values, step, config.eval.metric)
                 log.write(step, values)
                 bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
@@ -79,14 +81,10 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
             stop = bool(patience) and done.evaluations_without_better >= patience
             asked = preemption.requested  # read once: a signal may arrive between the two uses
             last = stop or asked or step == config.train.steps
-            if (
-                last
-                or _due(step, config.checkpoint.every_steps)
-                or (metric is not None and config.checkpoint.keep_best)
-            ):
+            if last or now.checkpoint or (metric is not None and config.checkpoint.keep_best):
                 log.flush(bar)
                 with clock.measure("save"):
-                    done.step, done.seconds = step, clock.seconds
+                    done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
                     save(run, checkpoints, state, done, metric)
             if asked or stop:
                 reason = preemption.name if asked else "patience"
@@ -101,21 +99,17 @@ def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = p
 
 
 def _validation_loss(run: Run) -> ValidationLoss | None:
-    if not (run.corpus.valid and run.config.eval.every_steps):
+    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
 
 
-def _due(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
-
-
-def _evaluate(run: Run, state: TrainState, step: int, valid_loss: ValidationLoss | None, bleu) -> dict[str, float]:
+def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bleu) -> dict[str, float]:
     values = {}
-    if valid_loss and _due(step, run.config.eval.every_steps):
-        nll = valid_loss(state.eval_params)
-        values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0))}
-    if _due(step, run.config.eval.bleu_every_steps):
+    if valid_loss and now.loss:
+        nll, loss = valid_loss(state.eval_params)
+        values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+    if now.bleu:
         values["valid_bleu"] = bleu(state.eval_params)
     return values
 
@@ -125,7 +119,7 @@ def _note_metric(done: Progressed, values: dict[str, float], step: int, name: st
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = -value if name == "nll" else value
+    metric = value if name == "bleu" else -value
     if done.best_metric is None or metric > done.best_metric:
         done.best_metric, done.best_step, done.evaluations_without_better = metric, step, 0
     else:

@@ -5,13 +5,20 @@ import jax.numpy as jnp
 
 
 def smoothed_cross_entropy(
-    logits_BxTxV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array, *, label_smoothing: float, vocab_size: int
+    logits_BxTxV: jax.Array,
+    targets_BxT: jax.Array,
+    weights_BxT: jax.Array,
+    *,
+    label_smoothing: float,
+    vocab_size: int,
+    smoothing_mass: str = "all",
 ) -> tuple[jax.Array, jax.Array]:
     """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
 
-    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes; rows of the logits
-    beyond them are padding, which takes no mass. Weights are 0 or 1. Nothing is divided here: the caller divides once
-    by the tokens of the whole update.
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), over all of them
+    but the right one ("others"), or over those without class 0 ("others_nopad"); rows of the logits beyond
+    `vocab_size` take no mass. Weights are 0 or 1. Nothing is divided here: the caller divides once by the tokens of
+    the whole update.
     """
     logits = logits_BxTxV.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -20,6 +27,11 @@ def smoothed_cross_entropy(
     if label_smoothing == 0.0:
         return nll, nll
     real = jnp.arange(logits.shape[-1]) < vocab_size
-    mean_logit = jnp.sum(jnp.where(real, logits, 0.0), axis=-1) / vocab_size
-    uniform = jnp.sum((log_z - mean_logit) * weights_BxT)
+    sum_logit = jnp.sum(jnp.where(real, logits, 0.0), axis=-1)
+    classes = vocab_size
+    if smoothing_mass != "all":
+        sum_logit, classes = sum_logit - gold, classes - 1
+    if smoothing_mass == "others_nopad":
+        sum_logit, classes = sum_logit - logits[..., 0], classes - 1
+    uniform = jnp.sum((log_z - sum_logit / classes) * weights_BxT)
     return (1 - label_smoothing) * nll + label_smoothing * uniform, nll

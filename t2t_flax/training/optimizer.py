@@ -10,15 +10,15 @@ from t2t_flax.config import Config, Optimizer
 
 
 def schedule(config: Optimizer, d_model: int) -> Callable[[jax.Array], jax.Array]:
-    """The rate of update t, where the first update is t = 1 (the noam formula is undefined at 0).
+    """The rate of update u = 1, 2, ..., by formulas in t = u - 1 + step_origin.
 
     noam: constant * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3). inverse_sqrt: from warmup_init
     linearly to peak_lr at t = warmup_steps, then peak_lr * sqrt(warmup_steps / t). constant: peak_lr after the warm-up.
     """
     warmup = config.warmup_steps
 
-    def rate(t):
-        t = jnp.asarray(t, jnp.float32)
+    def rate(update):
+        t = jnp.asarray(update, jnp.float32) - 1 + config.step_origin
         if config.schedule == "noam":
             return config.constant * d_model**-0.5 * jnp.minimum(t**-0.5, t * warmup**-1.5)
         warm = config.warmup_init + (config.peak_lr - config.warmup_init) * t / warmup

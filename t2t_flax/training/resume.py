@@ -12,6 +12,7 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
+from t2t_flax.training.due import due
 from t2t_flax.training.run import Run
 from t2t_flax.training.state import TrainState, init_state
 
@@ -24,13 +25,20 @@ class Progressed:
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
+    scheduled: bool = True
+    """False where only a signal, or an evaluation, asked for the checkpoint: averages leave it out."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def open_checkpoints(run: Run) -> Checkpoints:
     """The run's checkpoints, with room for what the final average needs."""
     c = run.config.checkpoint
-    return Checkpoints(run.workdir / "checkpoints", keep_last=max(c.keep_last, c.average_last), keep_best=c.keep_best)
+    return Checkpoints(
+        run.workdir / "checkpoints",
+        keep_last=max(c.keep_last, c.average_last),
+        keep_best=c.keep_best,
+        scheduled=lambda step: due(run, step).checkpoint,
+    )
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, say) -> tuple[TrainState, Progressed]:
@@ -78,6 +86,7 @@ def params_of_finished(run: Run, workdir: epath.Path) -> Any:
 def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed, metric: float | None) -> None:
     meta = {
         "step": done.step,
+        "scheduled": done.scheduled,
         "config": json.loads(config_lib.to_json(run.config)),
         "digests": {"tokenizer": run.corpus.tokenizers.digest, "training data": run.corpus.train.digest},
         "progress": dataclasses.asdict(done),

@@ -85,7 +85,7 @@ def _batch_struct(size: tuple[int, ...], mesh: jax.sharding.Mesh, spec: Any) -> 
 
 
 class ValidationLoss:
-    """nll per real target token of a whole store, without dropout and label smoothing; compiled once.
+    """(nll, smoothed loss) per real target token of a whole store, without dropout; compiled once.
 
     `params`: parameters, or their abstract shapes and shardings.
     """
@@ -107,13 +107,13 @@ class ValidationLoss:
         with mesh_lib.use(mesh):
             self._program = step.lower(params, struct).compile()
 
-    def __call__(self, params: Any) -> float:
+    def __call__(self, params: Any) -> tuple[float, float]:
         rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
         for batch in self._batches():
             sums.append(self._program(params, mesh_lib.to_global({k: x[0] for k, x in batch.arrays.items()}, rows)))
-        nll, tokens = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
-        return float(nll / tokens)
+        nll, loss, tokens = np.sum([[float(x) for x in three] for three in sums], axis=0)
+        return float(nll / tokens), float(loss / tokens)
 
 
 def describe_shapes(shapes: list[Shape]) -> str:

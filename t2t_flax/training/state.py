@@ -42,7 +42,12 @@ def compute_dtype(precision: str) -> jnp.dtype:
 def make_model(config: Config, source_vocab: int, target_vocab: int) -> Transformer:
     """The module of a config for tokenizers of these sizes."""
     return Transformer(
-        config.model, source_vocab, target_vocab, dtype=compute_dtype(config.train.precision), remat=config.train.remat
+        config.model,
+        source_vocab,
+        target_vocab,
+        dtype=compute_dtype(config.train.precision),
+        remat=config.train.remat,
+        packed_shift=config.data.packed_shift,
     )
 
 

@@ -10,22 +10,38 @@ from t2t_flax.config import Config
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.training.chunked import chunked_sums
 from t2t_flax.training.loss import smoothed_cross_entropy
 from t2t_flax.training.optimizer import schedule
 from t2t_flax.training.state import TrainState
 
 
-def loss_sums(config: Config, model: Transformer, params: Any, batch: dict[str, jax.Array], noise: Noise | None):
-    """(smoothed loss sum, (nll sum, real target tokens)) of rows [B, L]; float32."""
-    logits = model.apply({"params": params}, batch, noise)
+def loss_sums(
+    config: Config,
+    model: Transformer,
+    params: Any,
+    batch: dict[str, jax.Array],
+    noise: Noise | None,
+    shards: int = 1,
+):
+    """(smoothed loss sum, (nll sum, real target tokens)) of rows [B, L]; float32. `shards`: of the batch axis."""
+
+    def sums(params, hidden, targets, weights):
+        return smoothed_cross_entropy(
+            model.apply({"params": params}, hidden, method="logits"),
+            targets,
+            weights,
+            label_smoothing=config.loss.label_smoothing,
+            smoothing_mass=config.loss.smoothing_mass,
+            vocab_size=model.target_vocab,
+        )
+
+    hidden = model.apply({"params": params}, batch, noise, method="hidden")
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
-    loss, nll = smoothed_cross_entropy(
-        logits,
-        batch["target"],
-        weights,
-        label_smoothing=config.loss.label_smoothing,
-        vocab_size=model.target_vocab,
-    )
+    output = {name: params[name] for name in model.output_params}
+    told = output, hidden, batch["target"], weights
+    chunk = config.loss.chunk_tokens
+    loss, nll = chunked_sums(sums, *told, chunk=chunk, shards=shards) if chunk else sums(*told)
     return loss, (nll, weights.sum())
 
 
@@ -36,6 +52,7 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
     the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate.
     """
     rate = schedule(config.optimizer, config.model.d_model)
+    shards = mesh_lib.batch_shards(mesh)
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -43,7 +60,7 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
 
         def micro(part, a):
             noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
-            loss = lambda params: loss_sums(config, model, params, part, noise)  # noqa: E731
+            loss = lambda params: loss_sums(config, model, params, part, noise, shards)  # noqa: E731
             (loss, (nll, tokens)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
             return grads, loss, nll, tokens
 
@@ -62,7 +79,7 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
             "loss": loss / tokens,
             "nll": nll / tokens,
             "tokens": tokens,
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": rate(state.step + 1),
         }
         return TrainState(state.step + 1, params, opt_state, ema), metrics
@@ -78,10 +95,11 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
 
 
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
-    """jitted (params, rows [B, L]) -> (nll sum, real target tokens): no dropout, no label smoothing."""
+    """jitted (params, rows [B, L]) -> (nll sum, smoothed loss sum, real target tokens), without dropout."""
 
     def step(params, batch):
-        return loss_sums(config, model, params, batch, None)[1]
+        loss, (nll, tokens) = loss_sums(config, model, params, batch, None, mesh_lib.batch_shards(mesh))
+        return nll, loss, tokens
 
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)

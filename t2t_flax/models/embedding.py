@@ -1,0 +1,80 @@
+"""Tokens to vectors and back: the embedding table (3.4) and what is added at the bottom of a stack (3.5)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t2t_flax.config import Model
+from t2t_flax.models import positions
+
+EOS = 1
+
+INITS = {
+    "normal_rsqrt_d": lambda d_model: nn.initializers.normal(d_model**-0.5),
+    "normal_1": lambda d_model: nn.initializers.normal(1.0),
+    "xavier": lambda d_model: nn.initializers.xavier_uniform(),
+}
+
+
+class Embedding(nn.Module):
+    """Table [rows, d_model]; lookups are scaled by sqrt(d_model), logits are not (3.4), each switched by its key."""
+
+    config: Model
+    rows: int
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        init = nn.with_logical_partitioning(INITS[self.config.embed_init](self.config.d_model), ("vocab", "table"))
+        self.table = self.param("table", init, (self.rows, self.config.d_model), jnp.float32)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids [...] int32 -> [..., D] in the compute type."""
+        return scale(jnp.take(self.table, ids, axis=0).astype(self.dtype), self.config)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """x [..., D] -> float32 logits [..., rows], with the table as projection."""
+        logits = jnp.einsum(
+            "...d,vd->...v", x.astype(self.dtype), self.table.astype(self.dtype), preferred_element_type=jnp.float32
+        )
+        return logits * self.config.d_model**-0.5 if self.config.logit_scale == "rsqrt_d" else logits
+
+
+def scale(x: jax.Array, config: Model) -> jax.Array:
+    """x times sqrt(d_model), where the config scales embeddings."""
+    return x * jnp.asarray(config.d_model**0.5, x.dtype) if config.embed_scale == "sqrt_d" else x
+
+
+class Position(nn.Module):
+    """int32 positions [...] -> what is added to the embeddings [..., D]; see `positions.KINDS`."""
+
+    config: Model
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, position: jax.Array) -> jax.Array:
+        c = self.config
+        if c.position == "none":
+            return jnp.zeros((), self.dtype)
+        if c.position == "learned":
+            init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
+            table = self.param("table", init, (c.position_max, c.d_model), jnp.float32)
+            # NaN beyond the table: JAX would silently clamp the index otherwise.
+            return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)
+        return positions.KINDS[c.position](position + c.position_start, c.d_model).astype(self.dtype)
+
+
+class DecoderStart(nn.Module):
+    """The vector [D] that stands before the first target: zeros (tensor2tensor), a row of the table, or one of its own."""
+
+    config: Model
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, embedding: Embedding) -> jax.Array:
+        kind, d_model = self.config.decoder_start, self.config.d_model
+        if kind == "bos":
+            init = nn.with_logical_partitioning(nn.initializers.normal(d_model**-0.5), ("table",))
+            return scale(self.param("bos", init, (d_model,), jnp.float32).astype(self.dtype), self.config)
+        if kind == "zeros":
+            return jnp.zeros((d_model,), self.dtype)
+        return embedding(jnp.asarray({"eos": EOS, "pad_row": 0}[kind]))

@@ -1,0 +1,76 @@
+"""Encoder and decoder layers (3.1): a mixer of positions, in the decoder attention over the source, feed-forward."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from t2t_flax.config import Model
+from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.dropout import Dropout
+from t2t_flax.models.layers import FeedForward, layer_norm
+
+
+class Residual(nn.Module):
+    """LayerNorm(x + Dropout(f(x))) (3.1, 5.4), or x + Dropout(f(LayerNorm(x))) with pre-norm."""
+
+    config: Model
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.norm = layer_norm(self.config.norm_eps, self.dtype)
+        self.drop = Dropout(self.config.dropout)
+
+    def __call__(self, x, sublayer, noise):
+        if self.config.norm == "pre":
+            return x + self.drop(sublayer(self.norm(x)), noise)
+        return self.norm(x + self.drop(sublayer(x), noise))
+
+
+def _feed_forward(c: Model, dtype: jnp.dtype) -> FeedForward:
+    return FeedForward(c.d_model, c.d_ff, c.dropout_ffn, c.activation, dtype)
+
+
+class EncoderLayer(nn.Module):
+    config: Model
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config, self.dtype)
+        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.residual_attention = Residual(self.config, self.dtype)
+        self.residual_ffn = Residual(self.config, self.dtype)
+
+    def __call__(self, x, mask, noise):
+        x = self.residual_attention(x, lambda y: self.self_attention(y, y, mask, noise), noise)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
+
+
+class DecoderLayer(nn.Module):
+    config: Model
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config, self.dtype)
+        self.cross_attention = MultiHeadAttention(self.config, self.dtype)
+        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.residual_attention = Residual(self.config, self.dtype)
+        self.residual_cross = Residual(self.config, self.dtype)
+        self.residual_ffn = Residual(self.config, self.dtype)
+
+    def __call__(self, x, memory, mask, cross_mask, noise):
+        x = self.residual_attention(x, lambda y: self.self_attention(y, y, mask, noise), noise)
+        x = self.residual_cross(x, lambda y: self.cross_attention(y, memory, cross_mask, noise), noise)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
+
+    def step(self, x_BxKxD, self_cache, cross_cache, source_mask_BxS, position):
+        new_cache = {}
+
+        def self_attention(y):
+            out, new_cache["self"] = self.self_attention.self_step(y, self_cache, position)
+            return out
+
+        def cross_attention(y):
+            return self.cross_attention.cross_step(y, cross_cache["key"], cross_cache["value"], source_mask_BxS)
+
+        x = self.residual_attention(x_BxKxD, self_attention, None)
+        x = self.residual_cross(x, cross_attention, None)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, None), None), new_cache["self"]

@@ -1,0 +1,24 @@
+"""What the config asks for after an update: a function of the update's number alone."""
+
+from typing import NamedTuple
+
+from t2t_flax.training.run import Run
+
+
+class Due(NamedTuple):
+    """Whether a validation loss, a validation BLEU and a checkpoint are due."""
+
+    loss: bool
+    bleu: bool
+    checkpoint: bool
+
+
+def due(run: Run, step: int) -> Due:
+    """After update `step`; epochs are counted in the updates that the plan of the batches gives them."""
+    c, epoch = run.config, run.batches.updates_per_epoch
+    every = lambda *intervals: any(n and step % n == 0 for n in intervals)  # noqa: E731
+    return Due(
+        loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
+        bleu=every(c.eval.bleu_every_steps),
+        checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch) or step == c.train.steps,
+    )
