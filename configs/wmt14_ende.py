@@ -7,23 +7,12 @@ Data comes from TensorFlow Datasets (no TensorFlow needed), or from your own fil
 --config.data.test=newstest2014.en,newstest2014.de. Published (tokenised, cased, compounds split): base 27.3, big 28.4.
 """
 
-from t2t_flax.config import default_config
+from t2t_flax.config.presets import preset
+
+PRESETS = {"base": "aiayn_base", "big": "aiayn_big"}
 
 
 def get_config(size: str = "base"):
-    c = default_config()
-    c.data.train = "tfds:wmt14_translate/de-en:train"
-    c.data.valid = "tfds:wmt14_translate/de-en:validation"
-    c.data.test = "tfds:wmt14_translate/de-en:test"
-    c.eval.bleu_every_steps, c.eval.bleu_sentences = 10_000, 500
-    if size == "base":
-        c.train.steps, c.checkpoint.every_steps = 100_000, 1500
-        c.checkpoint.keep_last = c.checkpoint.average_last = 5
-    elif size == "big":
-        c.model.d_model, c.model.d_ff, c.model.num_heads = 1024, 4096, 16
-        c.model.dropout = 0.3
-        c.train.steps, c.checkpoint.every_steps = 300_000, 600
-        c.checkpoint.keep_last = c.checkpoint.average_last = 20
-    else:
+    if size not in PRESETS:
         raise KeyError(f"variant {size!r}: expected base or big")
-    return c
+    return preset(PRESETS[size])

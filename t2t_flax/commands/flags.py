@@ -51,7 +51,12 @@ def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
     """`--config`, required."""
-    arguments.add_argument("--config", required=True, metavar="FILE.py[:variant]", help="config file; " + OVERRIDE_HELP)
+    arguments.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE.py[:variant]",
+        help="config file, or the name of a preset; " + OVERRIDE_HELP,
+    )
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:

@@ -1,0 +1,288 @@
+"""Known runs by name, key by key: the paper's, its Table 3, and what other codebases made of it.
+
+A preset is the set of keys in which it leaves the defaults of `schema`, which are the paper's base model. `explain
+--diff NAME` says in what a config leaves a preset.
+"""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import ml_collections
+
+from t2t_flax.config.resolve import default_config
+from t2t_flax.errors import UserError
+
+Keys = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """`source`: where the values are from. `published`: the result that the source states, and how it was scored."""
+
+    source: str
+    keys: Keys
+    published: str = ""
+
+
+_WMT14_ENDE = {
+    "data.corpus": "WMT14 English-German",
+    "data.train": "tfds:wmt14_translate/de-en:train",
+    "data.valid": "tfds:wmt14_translate/de-en:validation",
+    "data.test": "tfds:wmt14_translate/de-en:test",
+    "eval.bleu_every_steps": 10_000,
+    "eval.bleu_sentences": 500,
+}
+_BASE = _WMT14_ENDE | {"checkpoint.average_last": 5}
+_BIG_SHAPE = {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16}
+_BIG = _WMT14_ENDE | _BIG_SHAPE | {
+    "model.dropout": 0.3,
+    "train.steps": 300_000,
+    "checkpoint.every_steps": 600,
+    "checkpoint.keep_last": 20,
+    "checkpoint.average_last": 20,
+}  # fmt: skip
+_ENFR = {
+    "data.corpus": "WMT14 English-French",
+    "data.train": "tfds:wmt14_translate/fr-en:train",
+    "data.valid": "tfds:wmt14_translate/fr-en:validation",
+    "data.test": "tfds:wmt14_translate/fr-en:test",
+    "data.target_language": "fr",
+    "data.vocab_size": 32_000,
+}
+_TABLE3 = _WMT14_ENDE | {"data.test": "tfds:wmt14_translate/de-en:validation", "checkpoint.average_last": 0}
+_FAIRSEQ = {
+    "model.norm_eps": 1e-5,
+    "model.position": "sinusoid_halves",
+    "model.position_start": 2,
+    "model.decoder_start": "eos",
+    "model.attention_bias": True,
+    "model.kernel_init": "xavier_qkv_rsqrt2",
+    "model.dropout": 0.3,
+    "model.vocab_multiple": 8,
+    "optimizer.eps": 1e-8,
+    "optimizer.schedule": "inverse_sqrt",
+    "optimizer.warmup_init": 1e-7,
+    "optimizer.step_origin": 0,
+    "data.max_length": 1024,
+    "data.batch_count": "padded_max",
+    "decode.length_penalty": "power",
+    "decode.stop": "beam_full",
+    "decode.max_ratio": 0.0,
+    "decode.max_extra": 200,
+}
+
+PRESETS: dict[str, Preset] = {
+    "aiayn_base": Preset("the paper, 5 and 6.1", _BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
+    "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
+    "aiayn_base_enfr": Preset("the paper, 5 and 6.1", _BASE | _ENFR, "38.1 paper BLEU on newstest2014 (Table 2)"),
+    "aiayn_big_enfr": Preset(
+        "the paper, 5.4 and 6.1",
+        _BIG | _ENFR | {"model.dropout": 0.1},
+        "41.0 paper BLEU on newstest2014 (Table 2; 41.8 in later versions)",
+    ),
+    "aiayn_parsing": Preset(
+        "the paper, 6.3; heads, d_ff and tying, which it leaves open, as base with d_model 1024, untied",
+        {
+            "model.num_encoder_layers": 4,
+            "model.num_decoder_layers": 4,
+            "model.d_model": 1024,
+            "model.tying": "none",
+            "data.joint_vocabulary": False,
+            "data.vocab_size": 16_000,
+            "data.corpus": "WSJ constituency trees",
+            "decode.beam_size": 21,
+            "decode.alpha": 0.3,
+            "decode.max_extra": 300,
+        },
+        "F1 91.3 on section 23, WSJ only (Table 4)",
+    ),
+    "t2t_v1": Preset(
+        "tensor2tensor transformer_base_v1",
+        _BASE
+        | {
+            "model.position": "sinusoid_halves",
+            "loss.smoothing_mass": "others",
+            "data.batch_tokens": 32_768,
+            "data.batch_count": "padded_max",
+            "data.batch_groups": 8,
+        },
+    ),
+    "t2t_v3": Preset(
+        "tensor2tensor transformer_base, which is transformer_base_v3",
+        {
+            "model.norm": "pre",
+            "model.position": "sinusoid_halves",
+            "model.dropout_attention": 0.1,
+            "model.dropout_ffn": 0.1,
+            "loss.smoothing_mass": "others",
+            "optimizer.b2": 0.997,
+            "optimizer.constant": 2.0,
+            "optimizer.warmup_steps": 8000,
+            "optimizer.step_origin": 0,
+            "data.corpus": "news-commentary v13, commoncrawl and europarl v7, English-German",
+            "data.vocab_size": 32_768,
+            "data.batch_tokens": 32_768,
+            "data.batch_count": "padded_max",
+            "data.batch_groups": 8,
+            "train.steps": 300_000,
+            "checkpoint.average_last": 5,
+            "decode.max_extra": 100,
+        },
+        "about 28 BLEU on newstest2014 (its README)",
+    ),
+    "fairseq_scaling_nmt": Preset(
+        "fairseq examples/scaling_nmt (Ott et al. 2018, arXiv 1806.00187), 8 GPUs of 3,584 tokens",
+        _FAIRSEQ
+        | _BIG_SHAPE
+        | {
+            "loss.smoothing_mass": "others",
+            "optimizer.peak_lr": 5e-4,
+            "data.corpus": "WMT16 English-German, Google's bundle",
+            "data.vocab_size": 32_768,
+            "data.row_length": 1024,
+            "data.batch_tokens": 28_672,
+            "data.batch_groups": 8,
+            "checkpoint.every_steps": 0,
+            "checkpoint.every_epochs": 1,
+            "checkpoint.keep_last": 10,
+            "checkpoint.average_last": 10,
+        },
+        "29.29 tokenised, compounds split; 28.6 sacreBLEU on newstest2014",
+    ),
+    "wu2021_tiny": Preset(
+        "Wu et al. 2021 (arXiv 2105.14462), text-only Transformer-Tiny on Multi30k",
+        _FAIRSEQ
+        | {
+            "model.num_encoder_layers": 4,
+            "model.num_decoder_layers": 4,
+            "model.d_model": 128,
+            "model.d_ff": 256,
+            "model.num_heads": 4,
+            "optimizer.peak_lr": 5e-3,
+            "optimizer.warmup_steps": 2000,
+            "optimizer.clip_norm": 25.0,
+            "data.corpus": "Multi30k task 1, lower-cased, Moses-tokenised",
+            "data.train": "tok/train.lc.norm.tok.en.gz,tok/train.lc.norm.tok.de.gz",
+            "data.valid": "tok/val.lc.norm.tok.en.gz,tok/val.lc.norm.tok.de.gz",
+            "data.test": "tok/test2016.lc.norm.tok.en.gz,tok/test2016.lc.norm.tok.de.gz",
+            "data.tokenized": True,
+            "data.tokenizer": "subword_nmt",
+            "data.tokenizer_model": "wu2021/bpe10k.en-de.code.gz",
+            "data.vocab_size": 9711,
+            "data.row_length": 64,
+            "data.batch_tokens": 8192,
+            "data.batch_groups": 2,
+            "train.steps": 8000,
+            "train.precision": "float32",
+            "eval.every_steps": 0,
+            "eval.every_epochs": 1,
+            "eval.metric": "loss",
+            "eval.patience": 10,
+            "checkpoint.every_steps": 0,
+            "checkpoint.every_epochs": 1,
+            "checkpoint.keep_last": 10,
+            "checkpoint.average_last": 10,
+            "decode.beam_size": 5,
+            "decode.alpha": 1.0,
+            "seed.init": 1,
+            "seed.dropout": 1,
+            "seed.data": 1,
+        },
+        "41.02 tokenised, lower-cased BLEU on test2016",
+    ),
+    "flax_wmt": Preset(
+        "google/flax examples/wmt, configs/default.py; its per-device loss mean and its own BLEU are not reproduced",
+        _BIG_SHAPE
+        | {
+            "model.norm": "pre",
+            "model.position": "sinusoid_halves",
+            "model.embed_scale": "none",
+            "model.embed_init": "normal_1",
+            "model.logit_scale": "rsqrt_d",
+            "model.decoder_start": "pad_row",
+            "model.dropout_attention": 0.1,
+            "model.dropout_ffn": 0.1,
+            "loss.smoothing_mass": "others",
+            "optimizer.schedule": "inverse_sqrt",
+            "optimizer.peak_lr": 2e-3,
+            "optimizer.warmup_steps": 1000,
+            "optimizer.step_origin": 0,
+            "data.corpus": "WMT17 German-English; test WMT14",
+            "data.train": "tfds:wmt17_translate/de-en:train",
+            "data.test": "tfds:wmt14_translate/de-en:test",
+            "data.source_language": "de",
+            "data.target_language": "en",
+            "data.tokenizer": "unigram",
+            "data.vocab_size": 32_000,
+            "data.batch_tokens": 65_536,
+            "data.packed_shift": "carry",
+            "decode.max_ratio": 0.0,
+            "decode.max_extra": 256,
+        },
+        "32.87 German-English, own lower-cased BLEU (its README)",
+    ),
+    "bert_base": Preset(
+        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned positions",
+        {
+            "model.num_encoder_layers": 12,
+            "model.num_decoder_layers": 12,
+            "model.d_model": 768,
+            "model.d_ff": 3072,
+            "model.num_heads": 12,
+            "model.attention_bias": True,
+        },
+    ),
+    "bert_large": Preset(
+        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned positions",
+        _BIG_SHAPE | {"model.num_encoder_layers": 24, "model.num_decoder_layers": 24, "model.attention_bias": True},
+    ),
+}
+
+# Table 3: what each row changes, its perplexity and BLEU on newstest2013.
+_ROWS: dict[str, tuple[Keys, float, float]] = {
+    "base": ({}, 4.92, 25.8),
+    "a_h1": ({"model.num_heads": 1, "model.d_k": 512, "model.d_v": 512}, 5.29, 24.9),
+    "a_h4": ({"model.num_heads": 4, "model.d_k": 128, "model.d_v": 128}, 5.00, 25.5),
+    "a_h16": ({"model.num_heads": 16, "model.d_k": 32, "model.d_v": 32}, 4.91, 25.8),
+    "a_h32": ({"model.num_heads": 32, "model.d_k": 16, "model.d_v": 16}, 5.01, 25.4),
+    "b_dk16": ({"model.d_k": 16, "model.d_v": 64}, 5.16, 25.1),
+    "b_dk32": ({"model.d_k": 32, "model.d_v": 64}, 5.01, 25.4),
+    "c_n2": ({"model.num_encoder_layers": 2, "model.num_decoder_layers": 2}, 6.11, 23.7),
+    "c_n4": ({"model.num_encoder_layers": 4, "model.num_decoder_layers": 4}, 5.19, 25.3),
+    "c_n8": ({"model.num_encoder_layers": 8, "model.num_decoder_layers": 8}, 4.88, 25.5),
+    "c_d256": ({"model.d_model": 256, "model.d_k": 32, "model.d_v": 32}, 5.75, 24.5),
+    "c_d1024": ({"model.d_model": 1024, "model.d_k": 128, "model.d_v": 128}, 4.66, 26.0),
+    "c_ff1024": ({"model.d_ff": 1024}, 5.12, 25.4),
+    "c_ff4096": ({"model.d_ff": 4096}, 4.75, 26.2),
+    "d_dropout_0": ({"model.dropout": 0.0}, 5.77, 24.6),
+    "d_dropout_02": ({"model.dropout": 0.2}, 4.95, 25.5),
+    "d_smoothing_0": ({"loss.label_smoothing": 0.0}, 4.67, 25.3),
+    "d_smoothing_02": ({"loss.label_smoothing": 0.2}, 5.47, 25.7),
+    "e_learned": ({"model.position": "learned"}, 4.92, 25.7),
+    "big": (_BIG_SHAPE | {"model.dropout": 0.3, "train.steps": 300_000}, 4.33, 26.4),
+}
+PRESETS |= {
+    f"table3_{row}": Preset(
+        f"the paper, Table 3, row {row}", _TABLE3 | keys, f"perplexity {ppl}, {bleu} paper BLEU on newstest2013"
+    )
+    for row, (keys, ppl, bleu) in _ROWS.items()
+}
+
+
+def preset(name: str) -> ml_collections.ConfigDict:
+    """A preset as the locked `ConfigDict` that a config file may edit further. Raises UserError for an unknown name."""
+    config = default_config()
+    for key, value in find(name).keys.items():
+        group, item = key.split(".")
+        config[group][item] = value
+    return config
+
+
+def find(name: str) -> Preset:
+    """The preset of that name. Raises UserError that names the nearest one."""
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"there is no preset {name!r}.{hint} Presets: {', '.join(PRESETS)}.")
+    return PRESETS[name]
