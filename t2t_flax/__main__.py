@@ -10,7 +10,10 @@ COMMANDS = {
     "evaluate": "decode and score a split with a trained run; writes a record",
     "translate": "lines in, translations out",
     "prepare": "tokenise the data of a config ahead of training",
-    "explain": "list every config key with its meaning and default",
+    "score": "log-probability of given pairs",
+    "attend": "attention of every layer and head for a pair, as arrays and a picture",
+    "average": "the mean of checkpoints as a workdir of its own",
+    "explain": "what a run will be, and in what it leaves a preset; every config key",
 }
 OK, FAILURE, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 

@@ -1,28 +1,94 @@
-"""`explain`: every config key with its type, meaning and default."""
+"""`explain`: what a run will be, in what it leaves a preset, and every config key."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
+from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.config.resolve import type_name
 from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
+from t2t_flax.process import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Prints the keys; with --config, their values there."""
-    arguments = flags.parser("explain", "Lists every config key: value, type, meaning and unit.")
-    arguments.add_argument("--keys", action="store_true", help="all keys with their defaults")
-    arguments.add_argument("--config", metavar="FILE.py[:variant]", help="show this config's values")
+    """Exit code 0 when it was explained; --diff says the same with and without differences."""
+    arguments = flags.parser(
+        "explain",
+        "Says what a run of a config will be: parameters by group, FLOPs, batches, learning rates, memory.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
+        "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"
+        "  python -m t2t_flax explain --workdir=runs/toy --diff=aiayn_base\n"
+        f"\npresets: {', '.join(PRESETS)}",
+    )
+    arguments.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
+    arguments.add_argument("--workdir", metavar="DIR", help="the config of this run instead")
+    arguments.add_argument("--diff", metavar="PRESET", help="list every key in which the config leaves this preset")
+    arguments.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
+    arguments.add_argument("--presets", action="store_true", help="list the presets with their sources and results")
     args, overrides = flags.parse(arguments, argv)
-    if not args.keys and not args.config:
-        raise UserError("say what to explain: --keys, or --config=FILE.py[:variant].")
-    config = config_lib.load_config(args.config, overrides) if args.config else config_lib.Config()
-    group = ""
+    if args.presets:
+        print("\n".join(_preset_line(name) for name in PRESETS))
+        return 0
+    config = _config(args, overrides)
+    if args.keys:
+        print("\n".join(_keys(config or config_lib.Config())))
+        return 0
+    if config is None:
+        raise UserError(
+            "say what to explain: --config=FILE.py[:variant] or a preset, --workdir=DIR, --keys, --presets."
+        )
+    if args.diff:
+        print(_difference(config, args.diff))
+        return 0
+    prepare_process(config)
+    from t2t_flax.training.describe import describe
+
+    print(describe(config))
+    return 0
+
+
+def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
+    if args.config and args.workdir:
+        raise UserError("give --config or --workdir, not both.")
+    if args.workdir:
+        from t2t_flax.evaluation.load import stored_config
+
+        config = config_lib.to_config_dict(stored_config(args.workdir))
+        return config_lib.resolve(config_lib.override(config, overrides))
+    return config_lib.load_config(args.config, overrides) if args.config else None
+
+
+def _preset_line(name: str) -> str:
+    found = find(name)
+    return f"{name:22} {found.source}" + (f"\n{'':22} published: {found.published}" if found.published else "")
+
+
+def _difference(config: config_lib.Config, name: str) -> str:
+    """Every key in which the config leaves the preset, by group: what decides the parameters, then the rest."""
+    differ = config_lib.differences(config_lib.resolve(preset(name)), config)
+    if not differ:
+        return f"no difference from {name}"
+    lines = [f"{len(differ)} keys differ from {name} ({find(name).source})"]
+    for live, heading in ((False, "decide the trained parameters"), (True, "decide how it is run, searched, scored")):
+        group = ""
+        part = {k: pair for k, pair in differ.items() if fields()[k].metadata["live"] == live}
+        lines += ["", f"{heading}:"] if part else []
+        for key, (theirs, mine) in part.items():
+            if key.split(".")[0] != group:
+                group = key.split(".")[0]
+                lines.append(f"  {group}")
+            lines.append(f"    {key:28} {theirs!r} there, {mine!r} here")
+    return "\n".join(lines)
+
+
+def _keys(config: config_lib.Config) -> list[str]:
+    lines, group = [], ""
     for name, item in fields().items():
         if name.split(".")[0] != group:
             group = name.split(".")[0]
-            print(f"\n{group}")
+            lines.append(f"\n{group}")
         value = getattr(getattr(config, group), item.name)
         changed = "" if value == item.default else f" (default {item.default!r})"
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
-        print(f"  {name} = {value!r}{changed}{unit}\n      {type_name(name)}: {item.metadata['doc']}")
-    return 0
+        lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(name)}: {item.metadata['doc']}")
+    return lines

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from t2t_flax.errors import UserError
 
@@ -57,6 +59,37 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
         metavar="FILE.py[:variant]",
         help="config file, or the name of a preset; " + OVERRIDE_HELP,
     )
+
+
+def read_lines(name: str) -> list[str]:
+    """Lines of a file, or of standard input for "-"; split at newlines only. Raises UserError for invalid UTF-8."""
+    if name != "-" and not Path(name).is_file():
+        raise UserError(f"no file {name}.")
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    raw = data.split(b"\n")
+    if raw and raw[-1] == b"":
+        raw.pop()
+    lines = []
+    for number, line in enumerate(raw, 1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            where = "standard input" if name == "-" else name
+            raise UserError(
+                f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
+            ) from None
+    return lines
+
+
+def write_text(name: str, text: str) -> None:
+    """To a file, under a temporary name first, or to standard output for "-"."""
+    if name == "-":
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    partial = Path(name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(name)
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:

@@ -1,10 +1,8 @@
 """`translate`: lines in, lines out, always as many lines."""
 
 import sys
-from pathlib import Path
 
 from t2t_flax.commands import flags
-from t2t_flax.errors import UserError
 from t2t_flax.process import prepare_process
 
 
@@ -34,34 +32,14 @@ def run(argv: list[str]) -> int:
 
     prepare_process(stored_config(args.workdir))
     loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
-    lines = read_lines(args.input)
-    prefixes = read_lines(args.prefix) if args.prefix else None
+    lines = flags.read_lines(args.input)
+    prefixes = flags.read_lines(args.prefix) if args.prefix else None
     translations = loaded.translate(lines, prefixes=prefixes)
     n_best = loaded.config.decode.n_best
     out = [line for i, t in enumerate(translations) for line in _format(i, t, n_best, args.scores)]
-    _write(args.output, "".join(line + "\n" for line in out))
+    flags.write_text(args.output, "".join(line + "\n" for line in out))
     _warn(translations)
     return 0
-
-
-def read_lines(name: str) -> list[str]:
-    """Lines of a file, or of standard input for "-"; split at newlines only. Raises UserError for invalid UTF-8."""
-    if name != "-" and not Path(name).is_file():
-        raise UserError(f"no file {name}.")
-    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    raw = data.split(b"\n")
-    if raw and raw[-1] == b"":
-        raw.pop()
-    lines = []
-    for number, line in enumerate(raw, 1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            where = "standard input" if name == "-" else name
-            raise UserError(
-                f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
-            ) from None
-    return lines
 
 
 def _format(number: int, translation, n_best: int, scores: bool) -> list[str]:
@@ -70,16 +48,6 @@ def _format(number: int, translation, n_best: int, scores: bool) -> list[str]:
         return [f"{best.text}\t{best.score:.4f}" if scores else best.text]
     score = (lambda h: f" ||| {h.score:.4f}") if scores else (lambda h: "")
     return [f"{number} ||| {h.text}{score(h)}" for h in translation.hypotheses]
-
-
-def _write(name: str, text: str) -> None:
-    if name == "-":
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
-        return
-    partial = Path(name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(name)
 
 
 def _warn(translations: list) -> None:

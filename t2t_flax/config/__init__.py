@@ -2,6 +2,7 @@
 
 from t2t_flax.config.resolve import (
     SCHEMA_VERSION,
+    as_json,
     default_config,
     differences,
     from_json,
@@ -41,6 +42,7 @@ __all__ = [
     "Optimizer",
     "Seed",
     "Train",
+    "as_json",
     "default_config",
     "differences",
     "from_json",

@@ -99,6 +99,11 @@ def to_json(config: Config) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION} | dataclasses.asdict(config), indent=2) + "\n"
 
 
+def as_json(config: Config) -> dict[str, Any]:
+    """The resolved config with its schema version, as plain JSON values."""
+    return json.loads(to_json(config))
+
+
 def from_json(text: str) -> Config:
     """A resolved config from `to_json`'s text. Raises UserError where it was written by a newer schema."""
     values = json.loads(text)

@@ -109,14 +109,14 @@ class Translator:
 
     def _search(self, params, sources, forced, sentence_ids) -> list[tuple[Hypothesis, ...]]:
         c = self._config
-        length = _round_up(max(map(len, sources)), SOURCE_LENGTHS)
-        source_BxS = _padded(sources, self._rows, length)
+        length = round_up(max(map(len, sources)), SOURCE_LENGTHS)
+        source_BxS = padded(sources, self._rows, length)
         source_BxS[len(sources) :, 0] = EOS  # rows that only fill the batch; their cap of 1 ends them at once
         caps = [math.floor(c.max_ratio * len(s)) + c.max_extra + len(f) for s, f in zip(sources, forced, strict=True)]
         if self._model.config.position == "learned":
             caps = [min(cap, self._model.config.position_max) for cap in caps]
         caps_B = np.array([max(1, cap) for cap in caps] + [1] * (self._rows - len(sources)), np.int32)
-        prefix_BxP = _padded(forced, self._rows, _round_up(max(map(len, forced)), PREFIX_LENGTHS))
+        prefix_BxP = padded(forced, self._rows, round_up(max(map(len, forced)), PREFIX_LENGTHS))
         ids_B = np.array(list(sentence_ids) + [0] * (self._rows - len(sources)), np.int32)
         rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         put = lambda x: jax.device_put(x, rows)  # noqa: E731
@@ -161,11 +161,13 @@ def _start(model: Transformer, params, source_BxS, beam_size: int, length: int):
     return model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
 
 
-def _round_up(n: int, choices: Sequence[int]) -> int:
+def round_up(n: int, choices: Sequence[int]) -> int:
+    """The first of `choices` that is at least n; past their end, the next multiple of 256."""
     return next((c for c in choices if c >= n), 256 * math.ceil(n / 256))
 
 
-def _padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
+def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
+    """int32 [count, length] whose first rows begin with these ids; zeros elsewhere."""
     out = np.zeros((count, length), np.int32)
     for i, ids in enumerate(rows):
         out[i, : len(ids)] = ids

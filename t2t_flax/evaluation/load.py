@@ -1,7 +1,6 @@
 """A trained run, restored from its workdir alone, on whatever devices there are."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
+from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
@@ -26,7 +27,7 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Parameters (of the checkpoints `steps`, averaged where there are several) with all that they need."""
+    """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need."""
 
     workdir: epath.Path
     config: Config
@@ -47,6 +48,33 @@ class Loaded:
         eos = self.config.data.source_eos
         translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
         return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
+
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format
+    ) -> list[PairScore]:
+        """The log-probability of each target given its source, in order; see `decoding.forced`.
+
+        Raises UserError, naming `where(number)`, for a pair with an empty side or one that is too long.
+        """
+        ids = self._ids(pairs, where)
+        batch_size = self.config.decode.batch_size
+        return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size)
+
+    def attend(self, source: str, target: str | None = None) -> AttentionMaps:
+        """Attention of every layer and head for a pair; without a target, for the run's own translation.
+
+        Raises UserError for an empty or too long side.
+        """
+        if target is None:
+            self._ids([(source, source)], "source {}".format)
+            target = self.translate([source])[0].text
+        (pair,) = self._ids([(source, target)], "pair {}".format)
+        return attention_maps(self.model, self.params, self.tokenizers, pair)
+
+    def _ids(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+        limit, model = self.config.decode.max_source_length, self.config.model
+        limit = min(limit, model.position_max) if model.position == "learned" else limit
+        return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 
 def stored_config(workdir: str | epath.Path) -> Config:
@@ -107,7 +135,7 @@ def _restore(
                 f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
             )
         candidates = [s for s in reversed(steps) if step is None or s <= step]
-        taken, trees = [], []
+        taken, trees, means = [], [], {}
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
@@ -121,6 +149,7 @@ def _restore(
                     )
                 trees.append(checkpoints.restore_params(s, abstract, item))
                 taken.append(s)
+                means[s] = tuple(part for _, part in meta.get("averaged", []))
             except DamagedCheckpoint as damage:
                 if step is not None or average:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
@@ -133,7 +162,7 @@ def _restore(
         raise UserError(f"all checkpoints in {workdir} are damaged.")
     if average > len(taken) and not at_most:
         raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {steps}.")
-    return mean(trees), tuple(taken)
+    return mean(trees), (len(taken) == 1 and means[taken[0]]) or tuple(taken)
 
 
 def mean(trees: list[Any]) -> Any:
@@ -141,8 +170,3 @@ def mean(trees: list[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / len(x), *trees)
-
-
-def config_json(config: Config) -> dict[str, Any]:
-    """The resolved config as plain JSON values."""
-    return json.loads(config_lib.to_json(config))

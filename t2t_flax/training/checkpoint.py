@@ -77,6 +77,12 @@ class Checkpoints:
             metrics=None if metric is None else {"metric": metric},
         )
 
+    def save_params(self, params: Any, meta: dict[str, Any], item: str = "params") -> None:
+        """Writes parameters alone; they can be evaluated and trained from, not resumed."""
+        meta = meta | {"checksums": {item: checksums(params)}, "params_only": True}
+        args = {item: ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
+        self._manager.save(int(meta["step"]), args=ocp.args.Composite(**args))
+
     def wait(self) -> None:
         """Returns when everything is on disk. Raises what went wrong in the background."""
         self._manager.wait_until_finished()
@@ -99,6 +105,11 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 meta = self.meta(step)
+                if meta.get("params_only"):
+                    raise UserError(
+                        f"{self._folder.parent} holds averaged parameters, not a run that could go on: start a new run "
+                        f"with --config.train.init_from={self._folder.parent} and another --workdir."
+                    )
                 check_same_model(config_lib.from_json(json.dumps(meta["config"])), config, f"checkpoint {step}")
                 state = self._restore(step, abstract, meta)
                 return state, meta

@@ -87,7 +87,7 @@ def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed
     meta = {
         "step": done.step,
         "scheduled": done.scheduled,
-        "config": json.loads(config_lib.to_json(run.config)),
+        "config": config_lib.as_json(run.config),
         "digests": {"tokenizer": run.corpus.tokenizers.digest, "training data": run.corpus.train.digest},
         "progress": dataclasses.asdict(done),
     }

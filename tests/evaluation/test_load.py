@@ -78,7 +78,7 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     workdir, outcome = finished
     run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
     store = run.corpus.valid
-    found = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
+    found, _ = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
     pairs = [(store.source(i).tolist(), store.target(i).tolist()) for i in range(store.num_pairs)]
     _, (nll, tokens) = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(
         outcome.state.params, rows_alone(pairs, 64)

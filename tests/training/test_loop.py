@@ -137,8 +137,8 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, cache, config_file, numb
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, cache, monkeypatch):
     real = step.loss_sums
 
-    def explode(config, model, params, batch, noise):
-        loss, sums = real(config, model, params, batch, noise)
+    def explode(config, model, params, batch, noise, shards):
+        loss, sums = real(config, model, params, batch, noise, shards)
         return jax.numpy.where(noise.key[0] == step.noise_key(config.seed.dropout, 5)[0], jax.numpy.nan, loss), sums
 
     monkeypatch.setattr(step, "loss_sums", explode)

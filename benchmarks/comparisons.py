@@ -1,0 +1,127 @@
+"""What single keys do, trained: small runs with one budget, one table.
+
+    python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300
+
+Multi30k captions (configs/text.py) for positions, score functions, restricted attention and label smoothing; the
+built-in corpus for the layer types of the paper's Table 1. Every run differs from its base in the keys of its row
+alone. Results are added to --out as they come; a variant that is there already is not run again. --table writes the
+page from the file.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WIDE = {"model.num_heads": 2, "model.d_v": 64}
+SCORES = {
+    f"{score}, d_k {d_k}": WIDE | {"model.attention_score": score, "model.d_k": d_k}
+    for d_k in (8, 128)
+    for score in ("scaled_dot", "dot", "additive")
+}
+CAPTIONS = {
+    "base: sinusoids, full attention, label smoothing 0.1": {},
+    "learned positions": {"model.position": "learned"},
+    "no positions": {"model.position": "none"},
+    "restricted self-attention, r = 9": {"model.attention_window": 9},
+    "label smoothing 0.0": {"loss.label_smoothing": 0.0},
+    "label smoothing 0.2": {"loss.label_smoothing": 0.2},
+} | SCORES
+MIXERS = {f"mixer {mixer}": {"model.mixer": mixer} for mixer in ("attention", "lstm", "gru", "conv", "dilated_conv")}
+TITLES = {
+    "multi30k": "Multi30k English-German captions, `configs/text.py`, {steps} updates of 3,000 tokens, test2016",
+    "toy": "Built-in corpus, `configs/toy.py`, {steps} updates of 2,048 tokens",
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the variants that the file lacks, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--multi30k", metavar="DIR", help="folder with {train,val,test2016}.{en,de}.gz; without: only toy"
+    )
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--only", default="", help="variants whose name holds this text")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "comparisons.json")
+    parser.add_argument("--table", type=Path, default=ROOT / "docs" / "comparisons.md")
+    args = parser.parse_args(argv)
+    rows = json.loads(args.out.read_text()) if args.out.exists() else []
+    for base, variants in (("multi30k", CAPTIONS), ("toy", MIXERS)):
+        if base == "multi30k" and not args.multi30k:
+            continue
+        for name, keys in variants.items():
+            if args.only in name and not any(
+                (r["base"], r["name"], r["steps"]) == (base, name, args.steps) for r in rows
+            ):
+                print(f"{base}: {name}", flush=True)
+                rows.append({"base": base, "name": name, "steps": args.steps, "keys": keys} | run(base, keys, args))
+                args.out.write_text(json.dumps(rows, indent=2) + "\n")
+    args.table.parent.mkdir(exist_ok=True)
+    args.table.write_text(page(rows))
+    print(page(rows))
+
+
+def run(base: str, keys: dict, args: argparse.Namespace) -> dict:
+    """One training run in a process and a folder of its own; what its record and metrics say."""
+    steps = args.steps
+    common = {
+        "train.steps": steps,
+        "optimizer.warmup_steps": steps // 3,
+        "eval.every_steps": 0,
+        "eval.samples": 0,
+        "checkpoint.every_steps": steps,
+        "checkpoint.average_last": 0,
+        "log.tensorboard": False,
+        "log.every_steps": 10,
+    }
+    data = {"data.root": str(Path(args.multi30k).resolve())} if base == "multi30k" else {}
+    for split, name in (("train", "train"), ("valid", "val"), ("test", "test2016")) if base == "multi30k" else ():
+        data[f"data.{split}"] = f"{name}.en.gz,{name}.de.gz"
+    config = {"multi30k": "configs/text.py", "toy": "configs/toy.py"}[base]
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [f"--config.{key}={value}" for key, value in (common | data | keys).items()]
+        command = [sys.executable, "-m", "t2t_flax", "train", f"--config={config}", f"--workdir={folder}/run", *flags]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        record = json.loads(next(Path(folder, "run", "eval").glob("test-*.json")).read_text())
+        lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    speeds = sorted(line["target_tokens_per_second"] for line in lines[2:])
+    return {
+        "perplexity": record["scores"]["perplexity"],
+        "bleu": record["scores"]["sacrebleu"]["score"],
+        "half_width": record["scores"]["sacrebleu"]["confidence"]["half_width"],
+        "signature": record["scores"]["sacrebleu"]["signature"],
+        "parameters": record["parameters"],
+        "tokens_per_second": speeds[len(speeds) // 2],
+        "versions": record["versions"],
+    }
+
+
+def page(rows: list[dict]) -> str:
+    """The results as Markdown."""
+    out = [
+        "# What single keys do",
+        "",
+        "Short runs, one seed each, the same budget in each table: they show directions, not best scores. BLEU is",
+        "sacreBLEU with its 95 % bootstrap half-width; perplexity is per token, without label smoothing; tokens/s is the",
+        "median of one run and depends on the machine.",
+        "",
+        "Made by `python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw`.",
+    ]
+    for base, title in TITLES.items():
+        for steps in sorted({r["steps"] for r in rows if r["base"] == base}):
+            out += ["", f"## {title.format(steps=steps)}", ""]
+            out += ["| variant | perplexity | BLEU | parameters | target tokens/s |", "|---|---|---|---|---|"]
+            out += [
+                f"| {r['name']} | {r['perplexity']:.2f} | {r['bleu']:.2f} ± {r['half_width']:.2f} | {r['parameters']:,} "
+                f"| {r['tokens_per_second']:,.0f} |"
+                for r in rows
+                if (r["base"], r["steps"]) == (base, steps)
+            ]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    main()

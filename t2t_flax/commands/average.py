@@ -1,0 +1,43 @@
+"""`average`: the mean of checkpoints as a workdir of its own."""
+
+from t2t_flax.commands import flags
+from t2t_flax.errors import UserError
+from t2t_flax.process import prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the new workdir is written."""
+    arguments = flags.parser(
+        "average",
+        "Writes the mean of checkpoints (6.1) to a new folder that evaluate, translate, score, attend and\n"
+        "train.init_from take like a run's. (evaluate --average=N does the same without writing anything.)",
+        epilog="Examples:\n"
+        "  python -m t2t_flax average --workdir=runs/toy --last=5 --output=runs/toy-mean\n"
+        "  python -m t2t_flax average --workdir=runs/toy --steps=500,1000 --output=runs/toy-mean\n"
+        "  python -m t2t_flax average --workdir=runs/a --workdir=runs/b --last=1 --output=runs/mean",
+    )
+    arguments.add_argument(
+        "--workdir", required=True, action="append", metavar="DIR", help="folder of a run; may be given several times"
+    )
+    arguments.add_argument("--last", type=int, default=0, metavar="N", help="the last N checkpoints of each")
+    arguments.add_argument("--steps", metavar="A,B,...", help="these checkpoints of each instead")
+    arguments.add_argument("--output", required=True, metavar="DIR", help="folder to be made")
+    args, overrides = flags.parse(arguments, argv)
+    steps = _steps(args.steps) if args.steps else []
+    if bool(steps) == bool(args.last) or args.last < 0:
+        raise UserError("say which checkpoints: either --last=N with N of at least 1, or --steps=A,B,...")
+
+    from t2t_flax.evaluation.average import average
+    from t2t_flax.evaluation.load import stored_config
+
+    prepare_process(stored_config(args.workdir[0]))
+    taken = average(args.workdir, args.output, last=args.last, steps=steps, overrides=overrides)
+    print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in taken))
+    return 0
+
+
+def _steps(text: str) -> list[int]:
+    try:
+        return [int(step) for step in text.split(",")]
+    except ValueError:
+        raise UserError(f"--steps={text}: expected step numbers, as in --steps=500,1000.") from None

@@ -1,0 +1,47 @@
+"""`score`: the log-probability of given pairs by forced decoding."""
+
+from t2t_flax.commands import flags
+from t2t_flax.errors import UserError
+from t2t_flax.process import prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when every pair was scored."""
+    arguments = flags.parser(
+        "score",
+        "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS included),\n"
+        "number of target tokens, and their mean. One line for each pair, TAB between the three.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax score --workdir=runs/toy --source=test.en --target=test.de\n"
+        "  ... --tokens                       after it each target piece and its log-probability",
+    )
+    flags.add_workdir(arguments, "folder of a run; nothing else is needed")
+    flags.add_checkpoint(arguments)
+    arguments.add_argument("--source", required=True, metavar="FILE", help="source lines; - = standard input")
+    arguments.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
+    arguments.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+    arguments.add_argument("--tokens", action="store_true", help="log-probability of each target token too")
+    args, overrides = flags.parse(arguments, argv)
+    sources, targets = flags.read_lines(args.source), flags.read_lines(args.target)
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{args.source} has {len(sources)} lines and {args.target} has {len(targets)}: line i of one must be the "
+            "translation of line i of the other."
+        )
+
+    from t2t_flax.evaluation.load import load, stored_config
+
+    prepare_process(stored_config(args.workdir))
+    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+    where = f"{args.source}, {args.target} line {{}}".format
+    scores = loaded.score(list(zip(sources, targets, strict=True)), where=where)
+    flags.write_text(args.output, "".join(_format(score, args.tokens) + "\n" for score in scores))
+    return 0
+
+
+def _format(score, tokens: bool) -> str:
+    line = f"{score.log_prob:.6f}\t{len(score.tokens)}\t{score.per_token:.6f}"
+    if tokens:
+        pairs = zip(score.tokens, score.token_log_probs, strict=True)
+        line += "\t" + " ".join(f"{token}:{value:.6f}" for token, value in pairs)
+    return line

@@ -1,0 +1,58 @@
+"""`explain`: what a run will be, and in what it leaves a preset."""
+
+import re
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.config.schema import fields
+
+
+def explain(capsys, *arguments, code=0):
+    assert main(["explain", *arguments]) == code
+    out = capsys.readouterr()
+    return out.out if code == 0 else out.err
+
+
+def number(text, label):
+    return re.search(rf"{re.escape(label)}\s+([\d,.e+-]+)", text)[1].replace(",", "")
+
+
+def test_parameters_flops_batches_rates_and_memory(capsys):
+    out = explain(capsys, "--config=aiayn_big")
+    assert number(out, "  all") == "214171648" and number(out, "shared_embedding") == "37888000"
+    assert "the paper states 213 M for big" in out and "vocabulary 37,000" in out
+    groups = [
+        int(x.replace(",", "")) for x in re.findall(r"^  (?:encoder|decoder|shared)\S* ?\S*\s+([\d,]+)$", out, re.M)
+    ]
+    assert sum(groups) == 214171648, "the groups add up"
+    assert number(out, "update     4,000") == "4.941059e-04"
+    assert "25,000 real tokens" in out and "rows of 256" in out
+    assert float(number(out, "  parameters ")) == pytest.approx(214171648 * 4 / 2**20, rel=0.01)
+    million = float(number(out, "tokens         ")) if "tokens         " in out else 0
+    assert 1200 < million < 1400, "about 1.29 GFLOP a target token for big"
+
+
+def test_diff_lists_every_key_that_differs_with_both_values(capsys):
+    out = explain(capsys, "--config=aiayn_base", "--diff=aiayn_big", "--config.decode.alpha=1.0")
+    assert out.startswith("9 keys differ from aiayn_big")
+    for line in (
+        "model.d_model                1024 there, 512 here",
+        "decode.alpha                 0.6 there, 1.0 here",
+    ):
+        assert line in out
+    assert out.index("decide the trained parameters") < out.index("model.d_ff") < out.index("decide how it is run")
+    assert explain(capsys, "--config=aiayn_base", "--diff=aiayn_base") == "no difference from aiayn_base\n"
+
+
+def test_keys_and_presets_are_listed(capsys):
+    out = explain(capsys, "--keys")
+    assert all(f"  {key} = " in out for key in fields())
+    assert "published: 41.02" in explain(capsys, "--presets")
+
+
+def test_mistakes(capsys):
+    assert "Did you mean 'aiayn_big'?" in explain(capsys, "--config=aiayn_base", "--diff=aiayn_bg", code=2)
+    assert "say what to explain" in explain(capsys, code=2)
+    assert "not both" in explain(capsys, "--config=aiayn_base", "--workdir=runs/x", code=2)
+    assert "holds no run" in explain(capsys, "--workdir=/nowhere", code=2)

@@ -1,0 +1,151 @@
+"""Details that implementations get wrong, where no other test shows them: one test a row of docs/fidelity.md."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import model_and_state, rows_alone, small_config
+
+from t2t_flax.config import Optimizer
+from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.decoding.translator import Translator
+from t2t_flax.training.optimizer import schedule
+from t2t_flax.training.state import make_model
+
+PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
+D = 16
+
+
+def logits(config, params, batch):
+    return np.asarray(make_model(config, 37, 37).apply({"params": params}, batch))
+
+
+def params_of(**model):
+    config = small_config(model=dict(dropout=0.0) | model)
+    return config, jax.device_get(model_and_state(config)[2].params)
+
+
+def packed_row():
+    """Both pairs in one row, positions restarting."""
+    arrays = {}
+    for n, side in enumerate(("source", "target")):
+        first, second = PAIRS[0][n], PAIRS[1][n]
+        ids = np.zeros((1, 24), np.int32)
+        segments, positions = np.zeros_like(ids), np.zeros_like(ids)
+        for start, number, pair in ((0, 1, first), (len(first), 2, second)):
+            at = slice(start, start + len(pair))
+            ids[0, at], segments[0, at], positions[0, at] = pair, number, np.arange(len(pair))
+        arrays |= {side: ids, f"{side}_segments": segments, f"{side}_positions": positions}
+    return arrays
+
+
+def test_scaled_lookups_and_scaled_logits_are_one_function():
+    """A table of std 1, unscaled, with logits over sqrt(d) is the paper's model with that table over sqrt(d)."""
+    config, params = params_of()
+    other = small_config(model=dict(dropout=0.0, embed_scale="none", logit_scale="rsqrt_d"))
+    table = params["shared_embedding"]["table"]
+    scaled = params | {"shared_embedding": {"table": table * np.float32(D**0.5)}}
+    batch = rows_alone(PAIRS)
+    np.testing.assert_allclose(logits(config, params, batch), logits(other, scaled, batch), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("tying", "tables"),
+    [
+        ("all", {"shared_embedding"}),
+        ("decoder", {"source_embedding", "target_embedding"}),
+        ("none", {"source_embedding", "target_embedding", "output_embedding"}),
+    ],
+)
+def test_tying_decides_how_many_tables_there_are(tying, tables):
+    _, params = params_of(tying=tying)
+    assert {name for name in params if name.endswith("_embedding")} == tables
+
+
+@pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad_row"])
+def test_what_stands_before_the_first_target(start):
+    """The first prediction follows the vector that the kind names, and nothing else of the table."""
+    config, params = params_of(decoder_start=start, tying="none")
+    batch = rows_alone(PAIRS)
+    before = logits(config, params, batch)[:, 0]
+
+    def moved(row):
+        table = params["target_embedding"]["table"].copy()
+        table[row] += 1.0
+        return logits(config, params | {"target_embedding": {"table": table}}, batch)[:, 0]
+
+    rows = {row for row in (0, 1, 2, 8) if np.abs(moved(row) - before).max() > 1e-4}
+    assert rows == {"zeros": set(), "eos": {1}, "bos": set(), "pad_row": {0}}[start]
+    if start == "bos":
+        shifted = params | {"decoder_start": {"bos": params["decoder_start"]["bos"] + 1}}
+        assert np.abs(logits(config, shifted, batch)[:, 0] - before).max() > 1e-4
+
+
+@pytest.mark.parametrize("shift", ["restart", "carry"])
+def test_the_second_pair_of_a_packed_row_starts_afresh_or_from_the_first_ones_end(shift):
+    config, params = params_of(tying="none")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, packed_shift=shift))
+    row, alone = packed_row(), rows_alone(PAIRS)
+    second = logits(config, params, row)[0, len(PAIRS[0][1]) :][: len(PAIRS[1][1])]
+    by_itself = logits(config, params, alone)[1, : len(PAIRS[1][1])]
+    same = np.abs(second - by_itself).max() < 1e-4
+    assert same == (shift == "restart")
+    table = params["target_embedding"]["table"].copy()
+    table[1] += 1.0  # EOS, which ends the first pair
+    changed = logits(config, params | {"target_embedding": {"table": table}}, row)[0, len(PAIRS[0][1])]
+    assert (np.abs(changed - second[0]).max() > 1e-4) == (shift == "carry")
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, eos, monkeypatch):
+    data = dict(
+        train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, row_length=64, batch_tokens=256
+    )
+    config = small_config(data=data | dict(source_eos=eos), model=dict(dropout=0.0))
+    corpus = prepare_corpus(config, tmp_path / "run")
+    assert (corpus.train.source(0)[-1] == 1) == eos and corpus.train.target(0)[-1] == 1
+    model, _, state, _ = model_and_state(config, vocab=300)
+    from small import devices_mesh
+
+    translator = Translator(model, corpus.tokenizers, devices_mesh(), config.decode, source_eos=eos)
+    seen = []
+    real = translator._search
+    monkeypatch.setattr(
+        translator, "_search", lambda p, sources, *rest: seen.extend(sources) or real(p, sources, *rest)
+    )
+    translator.translate(state.params, ["The train leaves."])
+    assert (seen[0][-1] == 1) == eos
+
+
+def test_step_origin_is_the_number_of_the_first_update():
+    """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
+    rates = [float(schedule(Optimizer(step_origin=o), 512)(1)) for o in (1, 0)]
+    np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
+    later = schedule(
+        Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, step_origin=0), 128
+    )
+    np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
+
+
+def test_sinusoids_start_where_the_key_says():
+    config, params = params_of(position_start=2)
+    batch = rows_alone(PAIRS)
+    moved = batch | {name: batch[name] + 2 for name in ("source_positions", "target_positions")}
+    zero, _ = params_of()
+    model = make_model(zero, 37, 37)
+
+    def encode(model, b):
+        return model.apply(
+            {"params": params}, b["source"], b["source_segments"], jnp.asarray(b["source_positions"]), method="encode"
+        )
+
+    np.testing.assert_allclose(encode(make_model(config, 37, 37), batch), encode(model, moved), atol=1e-6)
+
+
+def test_no_positions_make_the_encoder_a_function_of_the_set_of_tokens():
+    config, params = params_of(position="none")
+    batch = rows_alone([([5, 6, 7, 1], [8, 1]), ([7, 6, 5, 1], [8, 1])])
+    out = logits(config, params, batch)
+    np.testing.assert_allclose(out[0, :2], out[1, :2], atol=1e-5)

@@ -1,0 +1,62 @@
+"""Length penalties and stop rules of other toolkits, against a plain search in NumPy."""
+
+import jax
+import numpy as np
+import pytest
+from table_model import PARAMS, TableModel
+
+from t2t_flax.config import Decode
+from t2t_flax.decoding.beam import BeamOptions, beam_search, length_penalty
+
+EOS, MODEL = 1, TableModel()
+DIVISORS = {"gnmt": lambda n, a: ((5 + n) / 6) ** a, "power": lambda n, a: n**a, "none": lambda n, a: 1.0}
+
+
+def plain(seed, options, cap, params):
+    """The best finished hypothesis by the rule, or the best alive one; and the step at which the search ended."""
+    beam = options.beam_size
+    alive, finished, top = [(0.0, ())], [], False
+    divisor = lambda n: DIVISORS[options.length_penalty](n, options.alpha)  # noqa: E731
+    for step in range(1, cap + 1):
+        candidates = [
+            (p + MODEL.log_probs(seed, t, params)[v], (*t, v)) for p, t in alive for v in range(1, MODEL.vocab)
+        ]
+        candidates = sorted(candidates, key=lambda c: -c[0])[: 2 * beam]
+        finished += [(p / divisor(step), t) for p, t in candidates[:beam] if t[-1] == EOS]
+        top = top or candidates[0][1][-1] == EOS
+        alive = [c for c in candidates if c[1][-1] != EOS][:beam]
+        if options.stop == "beam_full" and len(finished) >= beam:
+            break
+        if options.stop == "top_finished" and top and len(finished) >= options.n_best:
+            break
+    return max(finished)[1] if finished else alive[0][1]
+
+
+@pytest.mark.parametrize("kind", DIVISORS)
+@pytest.mark.parametrize("stop", ["beam_full", "top_finished"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_rules_of_other_toolkits_equal_a_plain_search(kind, stop, alpha):
+    seeds, cap, params = np.arange(60) + 7, 9, PARAMS | {"eos": np.float32(1.0)}
+    options = BeamOptions(3, alpha, 1, kind, stop)
+    cache = MODEL.start(seeds, 3, 12)
+    found = jax.tree.map(np.asarray, beam_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
+    got = [tuple(found.tokens[b, 0, : found.lengths[b, 0]].tolist()) for b in range(60)]
+    assert got == [plain(int(seed), options, cap, params) for seed in seeds]
+
+
+def test_the_rules_differ():
+    """With a strong length reward the first finished ones are not the best: stopping early then costs something."""
+    seeds, results = np.arange(60), {}
+    for stop in ("bound", "beam_full", "top_finished"):
+        options = BeamOptions(3, 3.0, 1, "power", stop)
+        found = beam_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
+        results[stop] = np.asarray(found.scores[:, 0])
+    assert results["bound"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
+
+
+def test_penalties_by_formula():
+    lengths = np.array([1, 10, 25])
+    np.testing.assert_allclose(length_penalty(lengths, 0.6, "gnmt"), [1.0, 1.732862, 2.626528], rtol=1e-6)
+    np.testing.assert_allclose(length_penalty(lengths, 0.6, "power"), lengths**0.6)
+    np.testing.assert_allclose(length_penalty(lengths, 0.6, "none"), 1.0)
+    assert (Decode().length_penalty, Decode().stop) == ("gnmt", "bound")

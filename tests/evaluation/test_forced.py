@@ -1,0 +1,161 @@
+"""Scores of given pairs, attention of a pair, and the mean of checkpoints as a workdir."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import start, tiny_run
+
+from t2t_flax.data import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.average import average
+from t2t_flax.evaluation.load import load
+from t2t_flax.training import loop
+
+ALL = {"mesh.data": "-1"}
+PAIRS = list(toy.pairs("test", 9))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    config = tiny_run(
+        folder, steps=6, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
+    )
+    loop.train(start(config, folder, cache), bleu=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(workdir):
+    return load(workdir, overrides=ALL)
+
+
+def test_scores_are_those_of_the_search(loaded):
+    """Forced decoding of what greedy search found gives the log-probability that the search reports."""
+    greedy = load(loaded.workdir, overrides=ALL | {"decode.strategy": "greedy"})
+    sources = [s for s, _ in PAIRS]
+    found = [t.hypotheses[0] for t in greedy.translate(sources)]
+    finished = [(s, h) for s, h in zip(sources, found, strict=True) if not h.hit_cap and h.text.strip()]
+    for (_, h), score in zip(finished, loaded.score([(s, h.text) for s, h in finished]), strict=True):
+        if tuple(loaded.tokenizers.target.encode(h.text)) == h.tokens:
+            assert score.log_prob == pytest.approx(h.log_prob, abs=1e-4)
+
+
+def test_scores_depend_on_no_batch_mate(loaded):
+    together = loaded.score(PAIRS)
+    backwards = loaded.score(PAIRS[::-1])[::-1]
+    for pair, a, b in zip(PAIRS, together, backwards, strict=True):
+        (alone,) = loaded.score([pair])
+        np.testing.assert_allclose(a.token_log_probs, b.token_log_probs, atol=1e-5)
+        np.testing.assert_allclose(a.token_log_probs, alone.token_log_probs, atol=1e-5)
+        assert a.tokens[-1] == "</s>" and len(a.tokens) == len(a.token_log_probs)
+        assert a.per_token == pytest.approx(a.log_prob / len(a.tokens))
+
+
+def test_pairs_that_cannot_be_scored_are_named(loaded):
+    with pytest.raises(UserError, match="pair 2: the target is empty"):
+        loaded.score([PAIRS[0], ("A word.", "  ")])
+    with pytest.raises(UserError, match=r"line 1: the source has \d+ tokens with EOS, more than the 1024 allowed"):
+        loaded.score([("word " * 3000, "Wort")], where="line {}".format)
+    with pytest.raises(UserError, match="the source is empty"):
+        loaded.attend("")
+
+
+def test_attention_rows_are_distributions_over_what_may_be_seen(loaded):
+    source, target = PAIRS[0]
+    maps = loaded.attend(source, target)
+    s, t = len(maps.source_tokens), len(maps.target_tokens)
+    layers, heads = 1, 4
+    assert maps.encoder.shape == (layers, heads, s, s)
+    assert maps.decoder.shape == (layers, heads, t, t)
+    assert maps.cross.shape == (layers, heads, t, s)
+    for weights in (maps.encoder, maps.decoder, maps.cross):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert (maps.decoder[..., np.triu_indices(t, 1)[0], np.triu_indices(t, 1)[1]] == 0).all()
+    assert maps.source_tokens[-1] == maps.target_tokens[-1] == "</s>"
+    assert maps.alignment().shape == (t, s) and maps.entropy("cross").shape == (layers, heads)
+    assert (maps.mean_distance("encoder") <= s).all() and (maps.entropy("encoder") <= np.log(s) + 1e-5).all()
+
+
+def test_attention_of_the_cached_decoder_is_the_same(loaded):
+    """The weights of each decoding step are the rows of the forced pass (3.2.3)."""
+    source, target = PAIRS[1]
+    maps = loaded.attend(source, target)
+    model, tokenizers = loaded.model, loaded.tokenizers
+    ids = [*tokenizers.source.encode(source), 1], [*tokenizers.target.encode(target), 1]
+    variables = {"params": jax.device_get(loaded.params)}
+    cache = model.apply(variables, jnp.array([ids[0]]), 1, len(ids[1]), method="start_cache")
+    previous = 0
+    for position, token in enumerate(ids[1]):
+        (_, cache), state = model.apply(
+            variables, jnp.array([[previous]]), position, cache, method="decode_step", mutable=["intermediates"]
+        )
+        layer = state["intermediates"]["decoder_0"]
+        own = np.asarray(layer["self_attention"]["weights"][0]).reshape(4, -1)
+        cross = np.asarray(layer["cross_attention"]["weights"][0]).reshape(4, -1)
+        np.testing.assert_allclose(own[:, : position + 1], maps.decoder[0, :, position, : position + 1], atol=2e-6)
+        np.testing.assert_allclose(cross, maps.cross[0, :, position], atol=2e-6)
+        previous = token
+
+
+def test_arrays_and_picture_are_written(loaded, tmp_path):
+    maps = loaded.attend(*PAIRS[2])
+    maps.save(tmp_path / "a.npz")
+    stored = np.load(tmp_path / "a.npz")
+    np.testing.assert_array_equal(stored["cross"], maps.cross)
+    assert tuple(stored["target_tokens"]) == maps.target_tokens
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib (extra `plot`)")
+    maps.draw(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(UserError, match=r"a .png, .pdf or .svg file"):
+        maps.draw(tmp_path / "a.doc")
+
+
+def test_an_average_is_a_workdir(workdir, loaded, tmp_path):
+    taken = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
+    assert taken == [(str(workdir), 6), (str(workdir), 2)]
+    mean = load(tmp_path / "mean", overrides=ALL)
+    parts = [load(workdir, step=s, overrides=ALL).params for s in (2, 6)]
+    jax.tree.map(lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts)
+    assert mean.steps == (6, 2) and mean.translate(["The train leaves."])
+    last = average([workdir], tmp_path / "last", last=3, overrides=ALL)
+    assert [step for _, step in last] == [6, 4, 2]
+
+
+def test_an_average_refuses_what_does_not_belong_together(workdir, tmp_path, cache):
+    with pytest.raises(UserError, match="no checkpoint of step 3"):
+        average([workdir], tmp_path / "x", steps=[3], overrides=ALL)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    other = tmp_path / "other"
+    loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), bleu=None)
+    with pytest.raises(UserError, match="model.d_ff: 48 there, 32 here"):
+        average([workdir, other], tmp_path / "x", last=1, overrides=ALL)
+    with pytest.raises(UserError, match="is there already"):
+        average([workdir], other, last=1)
+
+
+def test_an_average_is_not_a_run_that_goes_on(workdir, tmp_path, cache):
+    average([workdir], tmp_path / "mean", last=2, overrides=ALL)
+    config = tiny_run(
+        tmp_path / "mean", steps=8, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
+    )
+    with pytest.raises(UserError, match="train.init_from"):
+        loop.train(start(config, tmp_path / "mean", cache), bleu=None)
+
+
+def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_path):
+    """What only a signal made be written is no regular checkpoint."""
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(workdir, copy)
+    path = copy / "checkpoints" / "4" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps(meta | {"scheduled": False}))
+    assert load(copy, average=2, overrides=ALL).steps == (6, 2)
+    with pytest.raises(UserError, match="an average of 3"):
+        load(copy, average=3, overrides=ALL)
+    assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)

@@ -1,0 +1,37 @@
+"""Documentation that points at tests points at tests that are there, and names keys that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.config.schema import fields
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md", ROOT / "launch" / "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if target.startswith(("http", "#")):
+            continue
+        path, _, name = target.partition("#")
+        file = page.parent / path
+        assert file.exists(), f"{page.name}: {target}"
+        if name and file.suffix == ".py":
+            assert f"def {name}(" in file.read_text(), f"{page.name}: no test {name} in {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_keys_that_are_named_exist(page):
+    groups = {key.split(".")[0] for key in fields()}
+    for key in re.findall(r"`(?:--config\.)?([a-z]+\.[a-z_0-9]+)[^`]*`", page.read_text()):
+        if key.split(".")[0] in groups and not key.endswith((".py", ".json", ".md")):
+            assert key in fields(), f"{page.name} names {key}"
+
+
+def test_all_forty_rows_are_there_each_with_a_test():
+    rows = re.findall(r"^\| (\d+) \|(.*)$", (ROOT / "docs" / "fidelity.md").read_text(), re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, 41))
+    assert all("](../tests/" in row for _, row in rows)

@@ -1,0 +1,87 @@
+"""Validation and checkpoints by epochs, patience on the smoothed loss, and what a stop between two epochs leaves."""
+
+import json
+import signal
+
+import jax
+import numpy as np
+from etils import epath
+from tiny_run import start, tiny_run
+
+from t2t_flax.data.batches import Batches
+from t2t_flax.evaluation.load import load
+from t2t_flax.training import loop
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.due import due
+from t2t_flax.training.run import ValidationLoss
+
+EPOCHS = dict(
+    data=dict(batch_tokens=2048, microbatch_tokens=0),
+    eval=dict(every_steps=0, every_epochs=1),
+    checkpoint=dict(every_steps=0, every_epochs=1, keep_last=2, keep_best=0),
+)
+
+
+def metrics(workdir, name):
+    rows = [json.loads(line) for line in (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row[name] for row in rows if name in row}
+
+
+def test_epochs_are_counted_in_updates(tmp_path, cache):
+    """eval.every_epochs and checkpoint.every_epochs act at the ends of epochs, and at the last update."""
+    config = tiny_run(tmp_path, steps=40, **EPOCHS)
+    run = start(config, tmp_path, cache)
+    epoch = Batches(run.corpus.train, config.data, seed=0).updates_per_epoch
+    assert 1 < epoch < 20
+    assert [due(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 40)] == [False, True, False, True]
+    loop.train(run, bleu=None)
+    assert sorted(metrics(tmp_path, "valid_loss")) == list(range(epoch, 41, epoch))
+    kept = Checkpoints(tmp_path / "checkpoints").steps()
+    expected = sorted({n for n in range(epoch, 41, epoch)} | {40})
+    assert kept == expected[-2:]
+
+
+def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
+    config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
+    run = start(config, tmp_path, cache)
+    state = loop.train(run, bleu=None).state
+    nll, loss = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    np.testing.assert_allclose(nll, loss, rtol=1e-6)
+    smooth = tiny_run(tmp_path, steps=1, **EPOCHS)
+    same, more = ValidationLoss(smooth, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    np.testing.assert_allclose(nll, same, rtol=1e-6)
+    assert more != same
+
+
+def test_patience_looks_at_the_smoothed_loss(tmp_path, cache, monkeypatch):
+    """eval.metric = loss: the nll falls throughout, the loss does not, so patience ends the run."""
+    values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])
+    monkeypatch.setattr(loop, "ValidationLoss", lambda *args: lambda params: next(values))
+    groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))
+    outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), bleu=None)
+    assert outcome.reason == "patience" and len(metrics(tmp_path, "valid_loss")) == 4
+
+
+def test_a_stop_between_two_epochs_takes_no_regular_checkpoint_s_place(tmp_path, cache, monkeypatch):
+    config = tiny_run(tmp_path, steps=40, **EPOCHS)
+    run = start(config, tmp_path, cache)
+    epoch = run.batches.updates_per_epoch
+    stop = 2 * epoch + 1
+
+    def signalled(run, step):
+        if step == stop:
+            signal.raise_signal(signal.SIGTERM)
+        return due(run, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "due", signalled)
+        outcome = loop.train(run, bleu=None)
+    assert (outcome.step, outcome.reason) == (stop, "SIGTERM")
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [epoch, 2 * epoch, stop]
+    overrides = {"mesh.data": "-1"}
+    with jax.default_device(jax.devices()[0]):
+        assert load(tmp_path, average=2, overrides=overrides).steps == (2 * epoch, epoch)
+        assert load(tmp_path, overrides=overrides).steps == (stop,)
+    outcome = loop.train(start(config, tmp_path, cache), bleu=None)
+    last = sorted({n for n in range(epoch, 41, epoch)} | {40})[-2:]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == last
