@@ -1,32 +1,89 @@
-"""`evaluate`: restores a run, decodes a split, writes the record."""
+"""`evaluate`: restores a run, decodes a split, writes the record; compares two records."""
+
+import argparse
+import json
+
+from etils import epath
 
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.process import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the record is written."""
+    """Exit code 0 when the record is written, or two records are compared."""
     arguments = flags.parser(
         "evaluate",
-        "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json.\n"
-        "Needs the workdir and the split's text; runs on any hardware.",
-        epilog="--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.",
+        "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json beside the\n"
+        "hypotheses and the references. Needs the workdir and the split's text; runs on any hardware.",
+        epilog="The record holds three BLEUs, each with a sentence that says how it was computed: sacrebleu (detokenised\n"
+        "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored).\n\n"
+        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.",
     )
-    flags.add_workdir(arguments, "folder of a run")
-    arguments.add_argument("--split", default="test", choices=("valid", "test"), help="default: test")
+    of = arguments.add_mutually_exclusive_group(required=True)
+    of.add_argument("--workdir", metavar="DIR", help="folder of a run")
+    of.add_argument(
+        "--record", metavar="FILE.json", help="a record instead of a run: decodes nothing, only does --compare"
+    )
+    arguments.add_argument("--split", choices=("valid", "test"), help="default: test")
     flags.add_checkpoint(arguments)
+    arguments.add_argument(
+        "--compare",
+        metavar="FILE.json",
+        help="record of another system on the same test set: score difference, its 95 %% interval and p-value by paired "
+        "bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
+    )
+    arguments.add_argument(
+        "--compare-score", choices=tuple(VARIANTS), help="BLEU that --compare looks at; default: sacrebleu"
+    )
     args, overrides = flags.parse(arguments, argv)
+    if args.compare_score and not args.compare:
+        raise UserError("--compare-score says what --compare looks at: give --compare=FILE.json too.")
+    return _compare_records(args, overrides) if args.record else _evaluate(args, overrides)
+
+
+def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    from t2t_flax.evaluation.compare import compare, describe, read_record
+
+    if args.compare:
+        read_record(args.compare)  # a wrong path is told before the decoding, not after it
 
     from t2t_flax.evaluation.load import stored_config
 
     prepare_process(stored_config(args.workdir))
-    from t2t_flax.evaluation.evaluate import evaluate, summary
+    from t2t_flax.evaluation.evaluate import evaluate, summary, write_record
     from t2t_flax.evaluation.load import load
 
     loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
-    record, triples = evaluate(loaded, args.split)
+    path = loaded.workdir / "eval" / f"{args.split or 'test'}-{loaded.steps[0]}.json"
+    if args.compare and path.resolve() == epath.Path(args.compare).resolve():
+        raise UserError(
+            f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
+            ".ref.txt, to another folder and compare with the copy."
+        )
+    record, triples = evaluate(loaded, args.split or "test")
     print_samples(triples, loaded.config.eval.samples)
     print(summary(record))
-    print(f"record: {loaded.workdir / 'eval' / record['hypotheses'].replace('.hyp.txt', '.json')}")
+    if args.compare:
+        record["compare"] = compare(path, args.compare, score=args.compare_score or "sacrebleu")
+        write_record(path, record)
+        print(describe(record["compare"]))
+    print(f"record: {path}")
+    return 0
+
+
+def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    from t2t_flax.evaluation.compare import compare
+
+    if not args.compare:
+        raise UserError("--record is there to be compared: give --compare=OTHER_RECORD.json too.")
+    given = {"--split": args.split, "--step": args.step, "--average": args.average} | {
+        f"--config.{key}": value for key, value in overrides.items()
+    }
+    without_effect = [flag for flag, value in given.items() if value]
+    if without_effect:
+        raise UserError(f"{', '.join(without_effect)} changes how a run is decoded; --record decodes nothing.")
+    print(json.dumps(compare(args.record, args.compare, score=args.compare_score or "sacrebleu"), indent=2))
     return 0

@@ -113,7 +113,8 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
         sentences = config.eval.bleu_sentences or None
         pairs = list(_valid_pairs(config))[:sentences]
         hypotheses = [t.text for t in translator.translate(params, [s for s, _ in pairs])]
-        return corpus_scores(hypotheses, [r for _, r in pairs])["sacrebleu"]["score"]
+        text = dict(tokenized=config.data.tokenized, language=config.data.target_language)
+        return corpus_scores(hypotheses, [r for _, r in pairs], **text)["sacrebleu"]["score"]
 
     try:
         outcome = train(whole, bleu)

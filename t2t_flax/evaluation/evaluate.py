@@ -14,6 +14,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.corpus import split_source, split_store
+from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.evaluation.load import Loaded
 from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.training.run import ValidationLoss
@@ -21,13 +22,17 @@ from t2t_flax.training.state import count_params
 from t2t_flax.version import __version__
 
 RECORD_VERSION = 1
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "numpy")
+_STEPS = {
+    "tokenized_bleu": "Moses tokens, multi-bleu",
+    "paper_bleu": "Moses tokens, hyphens split, multi-bleu",
+}
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
 
 
 def evaluate(
     loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores all sentences of `valid` or `test`, and writes WORKDIR/eval/<split>-<step>.json and .hyp.txt.
+    """Decodes and scores all sentences of `valid` or `test`; writes WORKDIR/eval/<split>-<step>.json, .hyp.txt, .ref.txt.
 
     Returns (the record, the list of (source, reference, Translation)).
     """
@@ -36,17 +41,28 @@ def evaluate(
     pairs = list(source.pairs())
     translations = loaded.translate([s for s, _ in pairs], progress=progress)
     decode_seconds = time.perf_counter() - began
-    references = [r for _, r in pairs]
+    hypotheses, references = [_one_line(t.text) for t in translations], [r.replace("\n", " ") for _, r in pairs]
     store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers)
     nll, _ = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
     scores = corpus_scores(
-        [t.text for t in translations], references, bootstrap_samples=loaded.config.eval.bootstrap_samples
+        hypotheses,
+        references,
+        bootstrap_samples=loaded.config.eval.bootstrap_samples,
+        tokenized=loaded.config.data.tokenized,
+        language=loaded.config.data.target_language,
+        all_variants=True,
     )
+    texts = {"hypotheses": _lines(hypotheses), "references": _lines(references)}
     name = f"{split}-{loaded.steps[0]}"
     record = {
         "record_version": RECORD_VERSION,
         "split": split,
-        "data": {"spec": source.spec, "digest": source.fingerprint(), "sentences": len(pairs)},
+        "data": {
+            "corpus": loaded.config.data.corpus,
+            "spec": source.spec,
+            "digest": source.fingerprint(),
+            "sentences": len(pairs),
+        },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
             "sentences": len(pairs),
@@ -56,13 +72,15 @@ def evaluate(
         },
         "checkpoint": {"step": loaded.steps[0], "averaged": list(loaded.steps)},
         "hypotheses": f"{name}.hyp.txt",
+        "references": f"{name}.ref.txt",
         "parameters": count_params(
             loaded.params, loaded.config, loaded.tokenizers.source.vocab_size, loaded.tokenizers.target.vocab_size
         ),
         "digests": {
             "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
             "tokenizer": loaded.tokenizers.digest,
-        },
+        }
+        | {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()},
         "config": json.loads(config_lib.to_json(loaded.config)),
         "versions": versions(),
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
@@ -73,28 +91,39 @@ def evaluate(
     }
     folder = loaded.workdir / "eval"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / record["hypotheses"], "".join(_one_line(t.text) + "\n" for t in translations))
-    write_atomically(folder / f"{name}.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    for kind, text in texts.items():
+        write_atomically(folder / record[kind], text)
+    write_record(folder / f"{name}.json", record)
     return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
 
 
 def summary(record: dict[str, Any]) -> str:
     """A record in a few lines for people."""
-    bleu, counts = record["scores"]["sacrebleu"], record["counts"]
-    interval = f" ± {bleu['confidence']['half_width']:.2f}" if "confidence" in bleu else ""
+    scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
     what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
-    lines = [
-        f"{record['split']} ({record['data']['spec']}, {counts['sentences']} sentences), {what}:",
-        f"  BLEU {bleu['score']:.2f}{interval}   {bleu['signature']}",
-        f"  chrF {record['scores']['chrf']['score']:.2f}   exactly right {record['scores']['exact_match']['score']:.1f} %   "
-        f"perplexity {record['scores']['perplexity']:.3f}",
-    ]
+    corpus = f"{data['corpus']}, " if data.get("corpus") else ""
+    lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {what}:"]
+    for name, spoken in VARIANTS.items():
+        bleu = scores[name]
+        value = f"{bleu['score']:.2f}"
+        if "confidence" in bleu:
+            value += f" ± {bleu['confidence']['half_width']:.2f}"
+        lines.append(f"  {spoken:14} {value:14} {_STEPS.get(name, bleu['signature'])}")
+    lines.append(
+        f"  chrF {scores['chrf']['score']:.2f}   exactly right {scores['exact_match']['score']:.1f} %   "
+        f"perplexity {scores['perplexity']:.3f}"
+    )
     if counts["source_cut"]:
         lines.append(f"  {counts['source_cut']} sources were cut to config.decode.max_source_length")
     if counts["hit_max_length"]:
         lines.append(f"  {counts['hit_max_length']} translations hit their length cap without ending")
     return "\n".join(lines)
+
+
+def write_record(path: epath.Path, record: dict[str, Any]) -> None:
+    """A record as a file that people can read."""
+    write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -110,5 +139,9 @@ def write_atomically(path: epath.Path, text: str) -> None:
     partial.replace(path)
 
 
+def _lines(texts: list[str]) -> str:
+    return "".join(text + "\n" for text in texts)
+
+
 def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
+    return " ".join(text.splitlines())

@@ -1,42 +1,48 @@
-"""Scores of detokenised text, each with the signature that lets others reproduce it."""
+"""Scores of a test set, each with the signature or the sentence that lets others reproduce it."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from t2t_flax.evaluation.bleu import VARIANTS, bleu, variant
+
 
 def corpus_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, bootstrap_samples: int = 0
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    bootstrap_samples: int = 0,
+    tokenized: bool = False,
+    language: str = "de",
+    all_variants: bool = False,
 ) -> dict[str, Any]:
-    """sacreBLEU (with a 95 % bootstrap interval if asked for), chrF and the share of exact matches.
+    """sacreBLEU (with a 95 % bootstrap interval if asked for), chrF and the share of exact matches; in percent.
 
-    Every sentence counts, in the order of the file. The scores are in percent.
+    Every sentence counts, in the order of the file. tokenized: the text is Moses-tokenised and escaped already;
+    sacreBLEU and chrF then see it detokenised. language: whose Moses rules are used. all_variants: the other BLEUs of
+    `bleu.VARIANTS` too.
     """
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics import CHRF
 
-    bleu, chrf = BLEU(), CHRF()
-    bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
-    chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
     exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     out = {
-        "sacrebleu": {
-            "score": round(bleu_score.score, 4),
-            "signature": str(bleu.get_signature()),
-            "precisions": [round(p, 4) for p in bleu_score.precisions],
-            "brevity_penalty": round(bleu_score.bp, 6),
-            "hypothesis_length": bleu_score.sys_len,
-            "reference_length": bleu_score.ref_len,
-        },
-        "chrf": {"score": round(chrf_score.score, 4), "signature": str(chrf.get_signature())},
-        "exact_match": {"score": round(100.0 * exact / len(references), 4), "sentences": exact},
+        name: bleu(variant(name, tokenized=tokenized, language=language), hypotheses, references)
+        for name in VARIANTS
+        if all_variants or name == "sacrebleu"
     }
+    plain = variant("sacrebleu", tokenized=tokenized, language=language)
+    texts, originals = plain.prepare(hypotheses), plain.prepare(references)
     if bootstrap_samples:
-        out["sacrebleu"]["confidence"] = _bootstrap(bleu_score.score, hypotheses, references, bootstrap_samples)
+        result = plain.metric(references=[originals]).corpus_score(texts, None, n_bootstrap=bootstrap_samples)
+        out["sacrebleu"]["confidence"] = {
+            "level": 0.95,
+            "samples": bootstrap_samples,
+            "mean": round(float(result._mean), 4),
+            "half_width": round(float(result._ci), 4),
+        }
+    chrf = CHRF()
+    out["chrf"] = {
+        "score": round(chrf.corpus_score(texts, [originals]).score, 4),
+        "signature": str(chrf.get_signature()),
+    }
+    out["exact_match"] = {"score": round(100.0 * exact / len(references), 4), "sentences": exact}
     return out
-
-
-def _bootstrap(score: float, hypotheses: Sequence[str], references: Sequence[str], samples: int) -> dict[str, Any]:
-    from sacrebleu.metrics import BLEU
-
-    result = BLEU(references=[list(references)]).corpus_score(list(hypotheses), None, n_bootstrap=samples)
-    mean, half = float(result._mean), float(result._ci)
-    return {"level": 0.95, "samples": samples, "mean": round(mean, 4), "half_width": round(half, 4)}

@@ -31,3 +31,24 @@ def test_perfect_and_empty():
 def test_lists_of_different_length_are_an_error():
     with pytest.raises(ValueError):
         corpus_scores(HYPOTHESES[:-1], REFERENCES)
+
+
+def test_all_variants_on_demand():
+    assert set(corpus_scores(HYPOTHESES, REFERENCES)) == {"sacrebleu", "chrf", "exact_match"}
+    scores = corpus_scores(HYPOTHESES, REFERENCES, all_variants=True)
+    assert set(scores) == {"sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "exact_match"}
+    for name in ("sacrebleu", "tokenized_bleu", "paper_bleu"):
+        assert {"score", "precisions", "brevity_penalty", "hypothesis_length", "reference_length", "how"} <= set(
+            scores[name]
+        )
+    assert scores["sacrebleu"]["score"] == corpus_scores(HYPOTHESES, REFERENCES)["sacrebleu"]["score"]
+
+
+def test_tokenized_text_is_scored_as_the_detokenised_text_would_be():
+    def tokens(lines):
+        return [line.replace(".", " .").replace("5 .", "5.") for line in lines]
+
+    plain = corpus_scores(HYPOTHESES, REFERENCES, bootstrap_samples=100)
+    found = corpus_scores(tokens(HYPOTHESES), tokens(REFERENCES), bootstrap_samples=100, tokenized=True)
+    assert found["sacrebleu"].pop("how") != plain["sacrebleu"].pop("how")
+    assert found == plain

@@ -1,0 +1,223 @@
+"""A paired test of two records: what it finds, and what it refuses."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from t2t_flax.__main__ import main
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.bleu import bleu, variant
+from t2t_flax.evaluation.compare import compare, describe
+
+REFERENCES = [
+    f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
+]
+BAD = [r if i % 2 else r.replace("die Frau", "das Kind") for i, r in enumerate(REFERENCES)]
+GOOD = [r if i % 10 else r.replace("ihn", "sie") for i, r in enumerate(REFERENCES)]
+
+
+def write(folder, name, hypotheses, *, references=REFERENCES, spec="toy:test", data=None, **changes):
+    """A record with its texts, as `evaluate` writes them."""
+    texts = {
+        kind: "".join(t + "\n" for t in lines)
+        for kind, lines in (("hypotheses", hypotheses), ("references", references))
+    }
+    files = {"hypotheses": f"{name}.hyp.txt", "references": f"{name}.ref.txt"}
+    for kind, text in texts.items():
+        (folder / files[kind]).write_text(text, encoding="utf-8", newline="\n")
+    record = {
+        "record_version": 1,
+        "data": {"corpus": "", "spec": spec, "digest": hashlib.sha256(texts["references"].encode()).hexdigest(), "sentences": len(references)},
+        "config": {"data": {"tokenized": False, "target_language": "de"} | (data or {})},
+        "digests": {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()},
+        **files,
+    } | changes  # fmt: skip
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_a_system_against_itself(tmp_path):
+    a, b = write(tmp_path, "a", BAD), write(tmp_path, "b", BAD)
+    found = compare(a, b)
+    assert found["difference"] == 0 and found["p_value"] == 1
+    assert found["interval"] == {"level": 0.95, "low": 0, "high": 0} and found["a_better"] == 0
+
+
+def test_a_clearly_better_system(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    found, other = compare(a, b), compare(b, a)
+    assert found["p_value"] < 0.05 and found["a_better"] == 1
+    assert 0 < found["interval"]["low"] < found["difference"] < found["interval"]["high"]
+    for key, said in (("a", GOOD), ("b", BAD)):
+        assert (
+            found[key]["score"] == bleu(variant("sacrebleu", tokenized=False, language="de"), said, REFERENCES)["score"]
+        )
+    assert other["difference"] == -found["difference"] and other["p_value"] == found["p_value"]
+    text = describe(found)
+    assert str(a) in text and "sacreBLEU" in text and "1000 resamples" in text and f"{found['difference']:+.2f}" in text
+
+
+def test_a_difference_of_two_sentences_is_not_significant(tmp_path):
+    near = [r.replace("Hunde", "Tiere") if i in (7, 50) else r for i, r in enumerate(BAD)]
+    mixed = [r.replace("ihn", "es") if i == 20 else r for i, r in enumerate(BAD)]
+    found = compare(write(tmp_path, "a", near), write(tmp_path, "b", mixed))
+    assert found["p_value"] > 0.05 and found["interval"]["low"] < 0 < found["interval"]["high"]
+
+
+@pytest.mark.parametrize("score", ["sacrebleu", "tokenized_bleu", "paper_bleu"])
+def test_the_p_value_is_sacrebleus(tmp_path, monkeypatch, score):
+    slightly = [r.replace("und", "oder") if i % 4 == 0 else r for i, r in enumerate(GOOD)]
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", slightly)
+    found = compare(a, b, score=score, resamples=200, seed=5)
+    chosen = variant(score, tokenized=False, language="de")
+    monkeypatch.setenv("SACREBLEU_SEED", "5")
+    systems = [("b", chosen.prepare(slightly)), ("a", chosen.prepare(GOOD))]
+    metric = BLEU(**chosen.settings)
+    _, expected = PairedTest(systems, {"BLEU": metric}, [chosen.prepare(REFERENCES)], "bs", 200)()
+    assert found["p_value"] == pytest.approx(expected["BLEU"][1].p_value, abs=1e-6)
+    assert (found["b"]["score"], found["a"]["score"]) == pytest.approx([r.score for r in expected["BLEU"]], abs=1e-4)
+    assert "bs:200|seed:5" in found["signature"] and chosen.how in found["how"]
+
+
+def test_the_seed_decides_and_nothing_else(tmp_path, monkeypatch):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    found = compare(a, b, resamples=50)
+    monkeypatch.setenv("SACREBLEU_SEED", "77")
+    assert compare(a, b, resamples=50) == found
+    assert compare(a, b, resamples=50, seed=1)["interval"] != found["interval"]
+
+
+def test_tokenized_systems_are_compared_detokenised(tmp_path):
+    data = {"tokenized": True}
+    tokens = [[line.replace(".", " .") for line in lines] for lines in (GOOD, BAD, REFERENCES)]
+    a, b = (
+        write(tmp_path, name, t, references=tokens[2], data=data) for name, t in (("a", tokens[0]), ("b", tokens[1]))
+    )
+    plain = compare(write(tmp_path, "c", GOOD), write(tmp_path, "d", BAD), resamples=50)
+    found = compare(a, b, resamples=50)
+    for key in ("difference", "interval", "p_value", "signature"):
+        assert found[key] == plain[key]
+    assert "detokenised" in found["how"]
+
+
+def test_different_test_sets_are_refused_by_name(tmp_path):
+    a = write(tmp_path, "a", GOOD)
+    b = write(tmp_path, "b", BAD[:60], references=REFERENCES[:60], spec="flickr.en,flickr.de")
+    with pytest.raises(UserError, match=r"different test sets: .*a\.json of toy:test \(120 sentences.*b\.json of flickr\.en,flickr\.de \(60 sentences"):  # fmt: skip
+        compare(a, b)
+    named = json.loads(b.read_text())
+    named["data"]["corpus"] = "Flickr"
+    b.write_text(json.dumps(named))
+    with pytest.raises(UserError, match=r"of Flickr, flickr\.en"):
+        compare(a, b)
+    with pytest.raises(UserError, match="config.data.tokenized is False in .* and True in"):
+        compare(a, write(tmp_path, "c", GOOD, data={"tokenized": True}))
+
+
+def test_texts_that_are_missing_or_changed(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    with (tmp_path / "b.hyp.txt").open("a") as file:
+        file.write("noch eine Zeile\n")
+    with pytest.raises(UserError, match=r"b\.hyp\.txt is not what .*b\.json describes \(121 lines"):
+        compare(a, b)
+    (tmp_path / "b.hyp.txt").unlink()
+    with pytest.raises(UserError, match=r"the hypotheses of .*b\.json are not there: .*b\.hyp\.txt"):
+        compare(a, b)
+    (tmp_path / "a.ref.txt").unlink()
+    with pytest.raises(UserError, match=r"the references of .*a\.json are not there"):
+        compare(a, b)
+
+
+def test_files_that_are_no_record(tmp_path):
+    a = write(tmp_path, "a", GOOD)
+    (tmp_path / "text.json").write_text("Das ist ein Satz.\n")
+    (tmp_path / "other.json").write_text('{"step": 3}')
+    for name, message in (
+        ("none.json", "there is no record .*none.json"),
+        ("", "is a folder"),
+        ("text.json", "text.json is not an evaluation record: it is not JSON"),
+        ("other.json", "other.json is not an evaluation record: it lacks config, data"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(a, tmp_path / name)
+    old = json.loads(a.read_text())
+    del old["references"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(UserError, match="kept no references: run `evaluate` again"):
+        compare(tmp_path / "old.json", a)
+
+
+def test_two_records_on_the_command_line_without_jax(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    program = "import sys; sys.modules['jax'] = None; from t2t_flax.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "evaluate", f"--record={a}", f"--compare={b}", "--compare-score=paper_bleu"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps(compare(a, b, score="paper_bleu")))
+
+
+def test_flags_without_effect_are_refused(tmp_path, capsys):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    for flags, message in (
+        ([f"--record={a}"], "give --compare=OTHER_RECORD.json"),
+        ([f"--record={a}", f"--compare={b}", "--step=3", "--config.decode.beam_size=2"], "--step, --config.decode.beam_size changes how"),
+        ([f"--record={a}", "--compare-score=paper_bleu"], "give --compare=FILE.json"),
+        ([f"--record={a}", "--workdir=runs"], "not allowed with"),
+        ([], "one of the arguments --workdir --record is required"),
+        ([f"--workdir={tmp_path}", "--compare=none.json"], "there is no record none.json"),
+    ):  # fmt: skip
+        assert main(["evaluate", *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run_of_updates(tmp_path_factory, cache):
+    from tiny_run import start, tiny_run
+
+    from t2t_flax.training import loop
+
+    workdir = tmp_path_factory.mktemp("compared")
+    config = tiny_run(
+        workdir,
+        steps=4,
+        checkpoint=dict(every_steps=2, keep_last=2),
+        data=dict(test="toy:test:30", corpus="built-in captions"),
+        eval=dict(bootstrap_samples=0, samples=0),
+        decode=dict(beam_size=1, max_extra=2),
+    )
+    loop.train(start(config, workdir, cache), bleu=None)
+    return workdir
+
+
+def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):
+    of = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
+    assert main(["evaluate", *of, "--step=2"]) == 0
+    first = run_of_updates / "eval" / "test-2.json"
+    record = json.loads(first.read_text())
+    assert record["data"]["corpus"] == "built-in captions" and record["references"] == "test-2.ref.txt"
+    for kind in ("hypotheses", "references"):
+        text = (first.parent / record[kind]).read_bytes()
+        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == record["digests"][kind]
+    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(record["scores"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("sacreBLEU", "tokenized BLEU", "paper BLEU", "built-in captions, toy:test:30"))
+    assert main(["evaluate", *of, f"--compare={first}"]) == 0
+    second = run_of_updates / "eval" / "test-4.json"
+    stored = json.loads(second.read_text())["compare"]
+    assert stored == json.loads(json.dumps(compare(second, first)))
+    assert stored["a"]["score"] == json.loads(second.read_text())["scores"]["sacrebleu"]["score"]
+    assert describe(stored) in capsys.readouterr().out
+    assert main(["evaluate", *of, f"--compare={second}"]) == 2
+    assert "is the record that this evaluation replaces" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Three BLEUs of real test sets, against sacreBLEU called directly and against multi-bleu written out here."""
+
+import collections
+import gzip
+import math
+
+import pytest
+import sacrebleu
+from sacremoses import MosesTokenizer
+
+from t2t_flax.evaluation.bleu import VARIANTS, bleu, split_compounds, variant
+from t2t_flax.evaluation.scores import corpus_scores
+
+pytestmark = pytest.mark.real_data
+SOME = 400
+
+
+def lines_of(path):
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return file.read().split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def newstest(real_data):
+    return lines_of(real_data / "newstest" / "newstest2014-ende.de.gz")
+
+
+@pytest.fixture(scope="module")
+def captions(real_data):
+    return lines_of(real_data / "multi30k" / "tok" / "test2016.lc.norm.tok.de.gz")
+
+
+def multi_bleu(hypotheses, references):
+    """(BLEU, precisions, brevity penalty, lengths): clipped n-gram matches, geometric mean, one reference."""
+    matched, counted, lengths = [0] * 4, [0] * 4, [0, 0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        words, truth = hypothesis.split(), reference.split()
+        lengths = [lengths[0] + len(words), lengths[1] + len(truth)]
+        for n in range(4):
+            grams, allowed = (
+                collections.Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n)) for side in (words, truth)
+            )
+            matched[n] += sum(min(count, allowed[gram]) for gram, count in grams.items())
+            counted[n] += sum(grams.values())
+    precisions = [m / c for m, c in zip(matched, counted, strict=True)]
+    penalty = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    return 100 * penalty * math.prod(precisions) ** 0.25, [100 * p for p in precisions], penalty, lengths
+
+
+def drop_words(line):
+    return " ".join(w for i, w in enumerate(line.split(" ")) if i % 7 != 3)
+
+
+def swap_words(line):
+    words = line.split(" ")
+    words[1:3] = words[1:3][::-1]
+    return " ".join(words)
+
+
+PERTURBED = {
+    "dropped words": drop_words,
+    "swapped words": swap_words,
+    "lower-cased": str.lower,
+    "hyphens gone": lambda line: line.replace("-", " "),
+}
+
+
+def test_reference_against_itself(newstest):
+    assert len(newstest) == 3003
+    scores = corpus_scores(newstest, newstest, all_variants=True)
+    for name in VARIANTS:
+        assert scores[name]["score"] == pytest.approx(100.0), name
+        assert scores[name]["brevity_penalty"] == 1
+    assert scores["exact_match"]["sentences"] == 3003
+    assert scores["tokenized_bleu"]["reference_length"] > len(" ".join(newstest).split())
+    assert scores["paper_bleu"]["reference_length"] > scores["tokenized_bleu"]["reference_length"]
+
+
+@pytest.mark.parametrize("kind", PERTURBED)
+def test_perturbed_reference(newstest, kind):
+    references = newstest[:SOME]
+    hypotheses = [PERTURBED[kind](line) for line in references]
+    assert hypotheses != references
+    scores = corpus_scores(hypotheses, references, all_variants=True)
+    assert all(0 < scores[name]["score"] < 99.9 for name in VARIANTS)
+    direct = sacrebleu.corpus_bleu(hypotheses, [references])
+    assert scores["sacrebleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
+    moses = MosesTokenizer("de")
+    tokens = [[moses.tokenize(line, return_str=True) for line in side] for side in (hypotheses, references)]
+    said = scores["tokenized_bleu"]
+    direct = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True)
+    assert said["score"] == pytest.approx(direct.score, abs=1e-4)
+    for name in ("tokenized_bleu", "paper_bleu"):
+        chosen = variant(name, tokenized=False, language="de")
+        expected, precisions, penalty, lengths = multi_bleu(chosen.prepare(hypotheses), chosen.prepare(references))
+        assert scores[name]["score"] == pytest.approx(expected, abs=1e-4)
+        assert scores[name]["precisions"] == pytest.approx(precisions, abs=1e-4)
+        assert scores[name]["brevity_penalty"] == pytest.approx(penalty, abs=1e-6)
+        assert [scores[name]["hypothesis_length"], scores[name]["reference_length"]] == lengths
+
+
+def test_what_each_variant_sees(newstest):
+    """A compound that is wrong on one side of its hyphen costs less where compounds are split."""
+    references = [line for line in newstest if any("-" in w.strip("-") for w in line.split())][:200]
+    hypotheses = [
+        " ".join(w.replace("-", "-x", 1) if "-" in w.strip("-") else w for w in r.split(" ")) for r in references
+    ]
+    scores = corpus_scores(hypotheses, references, all_variants=True)
+    assert scores["paper_bleu"]["score"] > scores["tokenized_bleu"]["score"] + 0.3
+
+
+def test_curly_quotes_are_the_same_punctuation_in_the_papers_variant_only(newstest):
+    references = [line for line in newstest if "“" in line][:100]
+    hypotheses = [line.replace("“", '"') for line in references]
+    assert references and hypotheses != references
+    scores = corpus_scores(hypotheses, references, all_variants=True)
+    assert scores["paper_bleu"]["score"] == pytest.approx(100.0)
+    assert scores["tokenized_bleu"]["score"] < 99 and scores["sacrebleu"]["score"] < 99
+
+
+def test_captions_that_are_tokenized_already(captions, caplog):
+    assert len(captions) == 1000
+    scores = corpus_scores(captions, captions, tokenized=True, language="de", all_variants=True)
+    assert all(scores[name]["score"] == pytest.approx(100.0) for name in VARIANTS)
+    assert scores["tokenized_bleu"]["reference_length"] == scores["tokenized_bleu"]["hypothesis_length"] == 12103
+    plain = variant("sacrebleu", tokenized=True, language="de").prepare(captions)
+    assert not any(line.endswith(" .") or "&apos;" in line or "&quot;" in line for line in plain)
+    assert any("&quot;" in line for line in captions) and any('"' in line for line in plain)
+
+
+def test_tokenizing_raw_captions_gives_the_prepared_ones(real_data, captions):
+    """The rules of the language, escapes included: after the published normalisation nothing differs."""
+    from sacremoses import MosesPunctNormalizer
+
+    raw = lines_of(real_data / "multi30k" / "raw" / "test2016.de.gz")
+    normal = MosesPunctNormalizer("de")
+    chosen = variant("tokenized_bleu", tokenized=False, language="de")
+    assert chosen.prepare([normal.normalize(line.lower()) for line in raw]) == captions
+
+
+def test_perturbed_captions(captions):
+    hypotheses = [swap_words(line) for line in captions]
+    expected, precisions, _, lengths = multi_bleu(hypotheses, captions)
+    scores = corpus_scores(hypotheses, captions, tokenized=True, all_variants=True)
+    assert scores["tokenized_bleu"]["score"] == pytest.approx(expected, abs=1e-4)
+    assert scores["tokenized_bleu"]["precisions"] == pytest.approx(precisions, abs=1e-4)
+    assert lengths == [12103, 12103]
+    compounds = bleu(
+        variant("tokenized_bleu", tokenized=True, language="de"), *map(split_compounds, (hypotheses, captions))
+    )
+    assert scores["paper_bleu"]["score"] == compounds["score"]
