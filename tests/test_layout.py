@@ -15,6 +15,7 @@ BELOW = {
     "models": {"config", "errors"},
     "parallel": {"config", "errors"},
     "telemetry": {"config", "errors"},
+    "convert": {"config", "errors", "data", "models"},
     "training": {"config", "errors", "data", "models", "parallel", "telemetry", "version"},
     "decoding": {"config", "errors", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "data", "models", "parallel", "training", "decoding", "version"},

@@ -1,0 +1,175 @@
+"""An encoder-decoder Transformer of CTranslate2: pre-norm, fused projections, separate vocabularies.
+
+The folder holds `weights.npz` with the arrays under CTranslate2's names, `source_vocabulary.txt` and
+`target_vocabulary.txt` with one token a line. Linear weights are [out, in] there and [in, out] here; ids are renumbered
+so that 0, 1 and 2 are padding, end of sentence and unknown.
+"""
+
+import itertools
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Model
+from t2t_flax.errors import UserError
+
+BLANK, START, END, UNKNOWN = "<blank>", "<s>", "</s>", "<unk>"
+_STACKS = {"source": "encoder", "target": "decoder"}
+
+
+def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[str, Any], list[str], list[str]]:
+    """(model keys, parameters, source vocabulary, target vocabulary); the token of id i is item i of its vocabulary.
+
+    Parameters are float32 NumPy arrays. What the files do not say: the number of heads; the activation, taken to be
+    ReLU; and whether sources end in `</s>` (those of OpenNMT-tf do not). Raises UserError for files and arrays that are
+    missing, left over or misshapen.
+    """
+    folder = Path(folder)
+    arrays = _Arrays(folder / "weights.npz")
+    d_model = arrays.take("encoder/embeddings/weight", 0, 0).shape[1]
+    tables = {side: arrays.take(f"{stack}/embeddings/weight", 0, d_model) for side, stack in _STACKS.items()}
+    if num_heads < 1 or d_model % num_heads:
+        raise UserError(f"num_heads = {num_heads} does not divide the model's width, {d_model} ({arrays.path}).")
+    orders, tokens = {}, {}
+    for side in _STACKS:
+        orders[side], tokens[side] = _order(folder / f"{side}_vocabulary.txt", len(tables[side]))
+    width = len(tokens["target"])
+    d_ff = arrays.take("encoder/layer_0/ffn/linear_0/weight", 0, d_model).shape[0]
+    layers = {stack: arrays.count(f"{stack}/layer_") for stack in _STACKS.values()}
+    # The row of <s> stands before the first target, and stays a token besides.
+    start = tables["target"][orders["target"][tokens["target"].index(START)]]
+    params = {
+        "source_embedding": {"table": tables["source"][orders["source"]]},
+        "target_embedding": {"table": tables["target"][orders["target"]]},
+        "output_embedding": {"table": arrays.take("decoder/projection/weight", width, d_model)[orders["target"]]},
+        "output_bias": arrays.take("decoder/projection/bias", width)[orders["target"]],
+        "decoder_start": {"bos": start},
+    }
+    for stack, count in layers.items():
+        params[f"{stack}_norm"] = arrays.norm(f"{stack}/layer_norm", d_model)
+        for n in range(count):
+            params[f"{stack}_{n}"] = _layer(arrays, f"{stack}/layer_{n}", d_model, d_ff, num_heads)
+    arrays.refuse_unused()
+    config = Model(
+        num_encoder_layers=layers["encoder"],
+        num_decoder_layers=layers["decoder"],
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        attention_bias=True,
+        norm="pre",
+        final_norm="both",
+        norm_eps=1e-5,
+        position="sinusoid_halves",
+        position_start=1,
+        tying="none",
+        embed_scale="sqrt_d",
+        output_bias=True,
+        decoder_start="bos",
+        vocab_multiple=1,
+    )
+    return config, params, tokens["source"], tokens["target"]
+
+
+class _Arrays:
+    """The arrays of a file by name; each is asked for with its shape, and none may be left over."""
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise UserError(f"there is no {path}: expected the weights of a CTranslate2 model as a NumPy archive.")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                self._arrays = {name: archive[name] for name in archive.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is not a readable NumPy archive (.npz): {error}") from error
+        self.path, self._used = path, set()
+
+    def count(self, prefix: str) -> int:
+        """How many of PREFIX0, PREFIX1, ... there are in a row, and 1 if there is none: its arrays are then missed."""
+        has = lambda n: any(name.startswith(f"{prefix}{n}/") for name in self._arrays)  # noqa: E731
+        return next(n for n in itertools.count(1) if not has(n))
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """float32 array of that shape, where 0 stands for any size above 0."""
+        if name not in self._arrays:
+            raise UserError(
+                f"{self.path} has no array {name!r}; expected a pre-norm encoder-decoder Transformer with biases, a "
+                "final norm in both stacks and an output projection of its own."
+            )
+        self._used.add(name)
+        array = self._arrays[name]
+        fits = array.ndim == len(shape) and all(
+            size == want if want else size > 0 for size, want in zip(array.shape, shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(str(want) if want else "any" for want in shape)
+            raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({wanted}).")
+        if array.dtype.kind != "f":
+            raise UserError(
+                f"{self.path}: {name!r} is {array.dtype}; expected floating-point numbers, not quantized ones."
+            )
+        return array.astype(np.float32)
+
+    def norm(self, name: str, d_model: int) -> dict[str, np.ndarray]:
+        return {"scale": self.take(f"{name}/gamma", d_model), "bias": self.take(f"{name}/beta", d_model)}
+
+    def linear(self, name: str, into: tuple[int, ...], out: tuple[int, ...], parts: int = 1) -> list[dict[str, Any]]:
+        """`parts` linear maps fused along their outputs: kernels [*into, *out] and biases [*out]."""
+        rows = math.prod(out)
+        kernel = self.take(f"{name}/weight", parts * rows, math.prod(into))
+        bias = self.take(f"{name}/bias", parts * rows)
+        return [
+            {"kernel": part.T.reshape(*into, *out), "bias": shift.reshape(out)}
+            for part, shift in zip(np.split(kernel, parts), np.split(bias, parts), strict=True)
+        ]
+
+    def refuse_unused(self) -> None:
+        unused = sorted(set(self._arrays) - self._used)
+        if unused:
+            shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+            raise UserError(f"{self.path} has {len(unused)} arrays that this model has no place for: {shown}.")
+
+
+def _layer(arrays: _Arrays, name: str, d_model: int, d_ff: int, num_heads: int) -> dict[str, Any]:
+    """Parameters of one layer; cross-attention is `attention` in CTranslate2."""
+    wide, heads = (d_model,), (num_heads, d_model // num_heads)
+    query, key, value = arrays.linear(f"{name}/self_attention/linear_0", wide, heads, parts=3)
+    (out,) = arrays.linear(f"{name}/self_attention/linear_1", heads, wide)
+    (up,) = arrays.linear(f"{name}/ffn/linear_0", wide, (d_ff,))
+    (down,) = arrays.linear(f"{name}/ffn/linear_1", (d_ff,), wide)
+    layer = {
+        "self_attention": {"query": query, "key": key, "value": value, "out": out},
+        "residual_attention": {"norm": arrays.norm(f"{name}/self_attention/layer_norm", d_model)},
+        "feed_forward": {"Einsum_0": up, "Einsum_1": down},
+        "residual_ffn": {"norm": arrays.norm(f"{name}/ffn/layer_norm", d_model)},
+    }
+    if name.startswith("decoder"):
+        (query,) = arrays.linear(f"{name}/attention/linear_0", wide, heads)
+        key, value = arrays.linear(f"{name}/attention/linear_1", wide, heads, parts=2)
+        (out,) = arrays.linear(f"{name}/attention/linear_2", heads, wide)
+        layer["cross_attention"] = {"query": query, "key": key, "value": value, "out": out}
+        layer["residual_cross"] = {"norm": arrays.norm(f"{name}/attention/layer_norm", d_model)}
+    return layer
+
+
+def _order(path: Path, rows: int) -> tuple[np.ndarray, list[str]]:
+    """(CTranslate2's row of each of our ids, the token of each of our ids)."""
+    if not path.is_file():
+        raise UserError(f"there is no {path}: expected one token a line, in the order of the embedding's rows.")
+    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    if UNKNOWN not in tokens:
+        tokens.append(UNKNOWN)  # CTranslate2 gives it the row after the last token
+    if len(tokens) != rows:
+        raise UserError(f"{path} has {len(tokens)} tokens with {UNKNOWN}, but the embedding has {rows} rows.")
+    if len(set(tokens)) != rows:
+        twice = next(token for token in tokens if tokens.count(token) > 1)
+        raise UserError(f"{path} has the token {twice!r} more than once; expected each token once.")
+    missing = [token for token in (BLANK, END, START) if token not in tokens]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]}; expected {BLANK}, {START} and {END} among its tokens.")
+    special = [tokens.index(token) for token in (BLANK, END, UNKNOWN)]  # 0, 1 and 2 here
+    order = special + [row for row in range(rows) if row not in special]
+    return np.array(order), [tokens[row] for row in order]

@@ -1,0 +1,135 @@
+"""The modules against a NumPy float64 forward pass, for the model of every preset and for the keys none of them sets."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import numpy_transformer as reference
+from small import VOCAB, random_pairs, rows_alone
+
+from t2t_flax.config import Model, resolve
+from t2t_flax.config.presets import PRESETS, preset
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.training.loss import smoothed_cross_entropy
+
+
+def small(m: Model) -> Model:
+    """The same model 32 times narrower (heads 16 times, where their width is given), without what acts on training only."""
+    return dataclasses.replace(
+        m,
+        d_model=m.d_model // 32 if m.d_model > 128 else 8,
+        d_ff=m.d_ff // 32,
+        d_k=m.d_k // 16,
+        d_v=m.d_v // 16,
+        num_encoder_layers=min(2, m.num_encoder_layers),
+        num_decoder_layers=min(2, m.num_decoder_layers),
+        position_max=64,
+        dropout=0.0,
+        dropout_embed=None,
+        dropout_attention=0.0,
+        dropout_ffn=0.0,
+        embed_init="normal_rsqrt_d",
+        kernel_init="xavier",
+    )
+
+
+def cases() -> dict[Model, list[str]]:
+    """Names by model: presets that come out as the same small model share it."""
+    found: dict[Model, list[str]] = {}
+    for name in PRESETS:
+        found.setdefault(small(resolve(preset(name)).model), []).append(name)
+    tiny = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
+    for keys in (
+        dict(attention_score="additive", d_k=3, d_v=5, tying="decoder", decoder_start="bos", activation="gelu"),
+        dict(attention_score="dot", norm="pre", final_norm="none", position="none", output_bias=True, tying="none"),
+        dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
+        dict(norm="pre", logit_scale="rsqrt_d", position_start=1, decoder_start="bos", attention_bias=True),
+        dict(attention_score="additive", attention_bias=True, num_encoder_layers=2, output_bias=True, vocab_multiple=1),
+    ):
+        found.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(keys))
+    return found
+
+
+CASES = cases()
+
+
+def random_params(model: Transformer, seed: int):
+    """float32 parameters of the model's shapes, none of them at a value that hides it (0 or 1)."""
+    ids = jnp.ones((1, 8), jnp.int32)
+    names = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
+    shapes = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids))))["params"]
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name, x = path[-1].key, rng.normal(size=leaf.shape)
+        if name == "scale":
+            return 1 + 0.3 * x
+        if name in ("bias", "output_bias", "v"):
+            return 0.3 * x
+        if name == "kernel":
+            fan_in = np.prod(leaf.shape[:-1]) if path[-2].key == "out" else leaf.shape[0]
+            return x * fan_in**-0.5
+        # Tables and the start vector: such that logits come out of order 1.
+        return x if model.config.logit_scale == "rsqrt_d" else x * leaf.shape[-1] ** -0.5
+
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: draw(path, leaf).astype(np.float32), shapes)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(model, params, batch):
+    return model.apply({"params": params}, batch)
+
+
+@pytest.mark.parametrize("config", CASES, ids=lambda m: "+".join(CASES[m])[:60])
+def test_logits_equal_numpys(config):
+    model = Transformer(config, VOCAB, VOCAB)
+    params = random_params(model, seed=len(CASES[config][0]))
+    pairs = random_pairs(2, seed=3, longest=12)
+    assert len({len(sentence) for pair in pairs for sentence in pair}) == 4  # all are padded, each by its own amount
+    batch = rows_alone(pairs, 13)
+    found = np.asarray(logits_of(model, params, batch), np.float64)
+    assert found.shape[-1] == -(-VOCAB // config.vocab_multiple) * config.vocab_multiple
+    assert (found[..., VOCAB:] == -1e9).all()
+    exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    for row, (source, target) in zip(found, pairs, strict=True):
+        expected = reference.forward(exact, config, np.array(source), np.array(target), VOCAB)
+        assert 0.3 < expected.std() < 10
+        np.testing.assert_allclose(row[: len(target), :VOCAB], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mass", ["all", "others", "others_nopad"])
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.4])
+def test_smoothed_loss_and_its_gradient(mass, eps):
+    """Loss = cross-entropy with the smoothed target; gradient by logits = softmax - smoothed target, or 0 at padding."""
+    rng = np.random.default_rng(0)
+    vocab, rows = 11, 16
+    logits = np.full((2, 4, rows), -1e9)
+    logits[..., :vocab] = rng.normal(size=(2, 4, vocab)) * 2
+    logits = logits.astype(np.float32)
+    targets = rng.integers(1, vocab, (2, 4))
+    weights = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
+
+    def loss(x):
+        return smoothed_cross_entropy(x, targets, weights, label_smoothing=eps, vocab_size=vocab, smoothing_mass=mass)
+
+    (total, nll), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+    flat = logits[..., :vocab].reshape(-1, vocab).astype(np.float64)
+    told = targets.ravel(), weights.ravel()
+    assert float(total) == pytest.approx(reference.smoothed_loss(flat, *told, eps, mass), rel=1e-6)
+    assert float(nll) == pytest.approx(reference.smoothed_loss(flat, *told, 0.0, "all"), rel=1e-6)
+
+    wanted = np.stack([reference.smoothed_target(t, vocab, eps, mass) for t in targets.ravel()])
+    np.testing.assert_allclose(wanted.sum(-1), 1.0, rtol=1e-12)
+    analytic = (reference.softmax(flat) - wanted) * weights.reshape(-1, 1)
+    np.testing.assert_allclose(np.asarray(gradient)[..., :vocab].reshape(-1, vocab), analytic, rtol=0, atol=1e-6)
+    assert not np.asarray(gradient)[..., vocab:].any()
+    for place in (0, 5, 7):
+        for v in (0, targets.ravel()[place], 10):
+            step = np.zeros_like(flat)
+            step[place, v] = 1e-5
+            up, down = (reference.smoothed_loss(flat + s * step, *told, eps, mass) for s in (1, -1))
+            assert (up - down) / 2e-5 == pytest.approx(analytic[place, v], abs=1e-8)

@@ -1,0 +1,178 @@
+"""What the paper says in passing, each as a statement about the modules (sections in parentheses)."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import model_and_state, small_config
+
+from t2t_flax.config import Config, Model, resolve
+from t2t_flax.config.presets import preset
+from t2t_flax.models import positions
+from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.layers import FeedForward
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.training.state import count_params
+
+SIDES = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
+
+
+def shapes_of(config: Model, vocab: int):
+    model = Transformer(config, vocab, vocab)
+    ids = jnp.ones((1, 8), jnp.int32)
+    return nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids))))["params"]
+
+
+def count(config: Model, vocab: int) -> int:
+    return count_params(shapes_of(config, vocab), dataclasses.replace(Config(), model=config), vocab, vocab)
+
+
+def test_feed_forward_is_two_convolutions_of_width_one():
+    """(3.3)"""
+    module, x = FeedForward(8, 20), jax.random.normal(jax.random.key(0), (2, 7, 8))
+    params = nn.unbox(module.init(jax.random.key(1), x, None))["params"]
+    first, second = params["Einsum_0"], params["Einsum_1"]
+    first["bias"], second["bias"] = (jax.random.normal(jax.random.key(n), (w,)) for n, w in ((2, 20), (3, 8)))
+
+    def convolution(x, layer):
+        return jax.lax.conv_general_dilated(
+            x, layer["kernel"][None], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        ) + layer["bias"]  # fmt: skip
+
+    expected = convolution(jnp.maximum(convolution(x, first), 0), second)
+    np.testing.assert_allclose(module.apply({"params": params}, x, None), expected, atol=1e-5)
+
+
+def test_concatenation_times_the_output_matrix_is_a_sum_over_heads():
+    """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i; a head alone is the module with the others' W_O at 0."""
+    config = Model(d_model=12, num_heads=3, d_k=5, d_v=2)
+    module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, 6, 12))
+    mask = jnp.ones((2, 1, 6, 6), bool)
+    params = nn.unbox(module.init(jax.random.key(1), x, x, mask, None))["params"]
+    apply = jax.jit(lambda p: module.apply({"params": p}, x, x, mask, None))
+
+    def only(head):
+        kernel = params["out"]["kernel"]
+        return params | {"out": {"kernel": jnp.zeros_like(kernel).at[head].set(kernel[head])}}
+
+    heads = [apply(only(head)) for head in range(3)]
+    np.testing.assert_allclose(apply(params), sum(heads), atol=1e-5)
+    q, k, v = (jnp.einsum("btd,dnh->bnth", x, params[name]["kernel"]) for name in ("query", "key", "value"))
+    weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 5**0.5, axis=-1)
+    concatenated = (weights @ v).transpose(0, 2, 1, 3).reshape(2, 6, 6)
+    np.testing.assert_allclose(apply(params), concatenated @ params["out"]["kernel"].reshape(6, 12), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def distinct():
+    """(model, parameters, batch): one pair of ids that occur once each, padded, so that a token's table row is its own."""
+    keys = dict(dropout=0.0, tying="none", num_encoder_layers=2, num_decoder_layers=2)
+    model, _, state, _ = model_and_state(small_config(model=keys))
+    ids = np.random.default_rng(0).permutation(np.arange(3, 37))
+    batch = {}
+    for side, row in (("source", ids[:9]), ("target", ids[9:19])):
+        batch[side] = np.array([[*row, 1, 0, 0]], np.int32)
+        batch[f"{side}_segments"] = (batch[side] > 0).astype(np.int32)
+        batch[f"{side}_positions"] = np.where(batch[side] > 0, np.arange(batch[side].shape[1]), 0).astype(np.int32)
+    return model, state.params, batch
+
+
+def reach(outputs, params, table: str, ids):
+    """[output position, token of ids]: the norm of d output / d that token's row of the table."""
+    told = lambda rows: outputs(params | {table: {"table": rows}})  # noqa: E731
+    jacobian = jax.jit(jax.jacrev(told))(params[table]["table"])  # [L, rows, D]
+    return np.asarray(jnp.linalg.norm(jacobian, axis=-1))[:, ids]
+
+
+def random_sum(x_1xLxD):
+    """[L]: a fixed random combination of each position's features (their plain sum is constant after a LayerNorm)."""
+    return x_1xLxD[0] @ jax.random.normal(jax.random.key(5), x_1xLxD.shape[-1:])
+
+
+def test_prediction_i_depends_on_exactly_the_targets_before_i(distinct):
+    """(3.1)"""
+    model, params, batch = distinct
+    found = reach(
+        lambda p: random_sum(model.apply({"params": p}, batch, method="hidden")),
+        params, "target_embedding", batch["target"][0, :11],
+    )[:11]  # fmt: skip
+    before = np.tri(11, 11, -1, bool)
+    assert (found[~before] == 0).all()
+    assert (found[before] > 1e-6).all()
+
+
+def test_every_encoder_output_and_prediction_depends_on_every_source_token_and_on_no_padding(distinct):
+    """(3.2.3)"""
+    model, params, batch = distinct
+    source = [batch[f"source{part}"] for part in ("", "_segments", "_positions")]
+    told = dict(params=params, table="source_embedding", ids=np.append(batch["source"][0, :10], 0))
+    encoded = reach(lambda p: random_sum(model.apply({"params": p}, *source, method="encode"))[:10], **told)
+    predicted = reach(lambda p: random_sum(model.apply({"params": p}, batch, method="hidden"))[:11], **told)
+    for found in (encoded, predicted):
+        assert (found[:, :10] > 1e-6).all() and (found[:, 10] == 0).all()
+
+
+def test_the_number_of_heads_changes_no_parameter_count():
+    """(3.2.2): with d_k = d_v = d_model / h, eight heads cost what one costs."""
+    shape = dict(d_model=64, d_ff=16, num_encoder_layers=1, num_decoder_layers=1)
+    assert len({count(Model(num_heads=h, **shape), 37) for h in (1, 8)}) == 1
+
+
+def test_an_offset_of_positions_is_a_rotation_of_each_pair():
+    """(3.5): PE[pos + k] turns (sin, cos) of each frequency by k times it, wherever pos is."""
+    pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(300, 32, 2)
+    frequency = 10000.0 ** (-np.arange(32) / 32)
+    for k in (1, 10, 200):
+        cos, sin = np.cos(k * frequency), np.sin(k * frequency)
+        x, y = pairs[:100, :, 0], pairs[:100, :, 1]
+        turned = np.stack([cos * x + sin * y, cos * y - sin * x], axis=-1)
+        np.testing.assert_allclose(turned, pairs[k : 100 + k], atol=3e-5)
+
+
+def test_wavelengths_run_from_two_pi_to_ten_thousand_times_that():
+    """(3.5): the slowest pair of dimensions falls short of 10000 * 2 pi by one step of the geometric progression."""
+    first = np.asarray(positions.sinusoid_interleaved(jnp.arange(2), 512), np.float64)[1, 0::2]
+    wavelengths = 2 * np.pi / np.arcsin(first[1:])
+    ratios = wavelengths[1:] / wavelengths[:-1]
+    assert np.arcsin(first[0]) == pytest.approx(1.0, abs=1e-6)
+    np.testing.assert_allclose(ratios, 10000 ** (2 / 512), rtol=1e-4)
+    assert wavelengths[-1] * ratios[-1] == pytest.approx(10000 * 2 * np.pi, rel=1e-3)
+
+
+# Sizes. Counts at 37,000 rows, one shared matrix, no biases in attention; in millions, from these shapes.
+DERIVED = {
+    "base": 63.05, "a_h1": 63.05, "a_h4": 63.05, "a_h16": 63.05, "a_h32": 63.05, "b_dk16": 55.97, "b_dk32": 58.33,
+    "c_n2": 33.64, "c_n4": 48.35, "c_n8": 77.75, "c_d256": 26.82, "c_d1024": 163.82, "c_ff1024": 50.45,
+    "c_ff4096": 88.24, "e_learned": 63.05 + 2 * 1024 * 512 / 1e6, "big": 214.17,
+}  # fmt: skip
+BODIES = {"base": 44_101_632, "big": 176_283_648}  # without the table
+
+
+def counted_by_hand(m: Model, vocab: int) -> int:
+    """From the formulas of section 3 alone."""
+    d, d_k, d_v = m.d_model, m.d_k or m.d_model // m.num_heads, m.d_v or m.d_model // m.num_heads
+    attention = m.num_heads * d * 2 * (d_k + d_v)
+    feed_forward, norm = 2 * d * m.d_ff + m.d_ff + d, 2 * d
+    encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+    tables = vocab * d + (2 * m.position_max * d if m.position == "learned" else 0)
+    return tables + m.num_encoder_layers * encoder + m.num_decoder_layers * decoder
+
+
+@pytest.mark.parametrize("row", DERIVED)
+def test_parameters_of_table_3(row):
+    model = resolve(preset(f"table3_{row}")).model
+    found = count(model, 37_000)
+    assert found == counted_by_hand(model, 37_000)
+    assert found / 1e6 == pytest.approx(DERIVED[row], abs=0.006)
+    if row in BODIES:
+        assert found - 37_000 * model.d_model == BODIES[row]
+
+
+@pytest.mark.parametrize(("name", "body"), [("bert_base", 85_054_464), ("bert_large", 302_309_376)])
+def test_parameters_of_berts_encoder(name, body):
+    model = dataclasses.replace(resolve(preset(name)).model, num_decoder_layers=1)
+    encoder = {k: v for k, v in shapes_of(model, 16).items() if k.startswith("encoder_")}
+    assert sum(x.size for x in jax.tree.leaves(encoder)) == body

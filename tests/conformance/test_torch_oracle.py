@@ -1,0 +1,161 @@
+"""The stacks against PyTorch's nn.TransformerEncoder and nn.TransformerDecoder with the same weights, forward and back."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.training.loss import smoothed_cross_entropy
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.torch
+
+EPS = 1e-6
+KINDS = {"post": dict(norm="post", final_norm="none"), "pre": dict(norm="pre", final_norm="both")}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request):
+    """(model, parameters, batch, pairs): two layers a stack, biases and norm scales away from 0 and 1."""
+    keys = dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS)
+    model, _, state, _ = model_and_state(small_config(model=keys | KINDS[request.param]))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: np.asarray(x), state.params)
+
+    def shake(path, x):
+        is_vector = path[-1].key in ("bias", "scale")
+        return (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32) if is_vector else x
+
+    pairs = random_pairs(3, seed=1, longest=14)
+    return model, jax.tree_util.tree_map_with_path(shake, params), rows_alone(pairs, 18), pairs
+
+
+def linear(tree, name, into: int) -> dict[str, np.ndarray]:
+    """A kernel [..., ...] whose first `into` axes are summed over, as PyTorch's weight [out, in] and bias [out]."""
+    rows = math.prod(tree["kernel"].shape[:into])
+    return {f"{name}.weight": tree["kernel"].reshape(rows, -1).T, f"{name}.bias": tree["bias"].ravel()}
+
+
+def attention(tree, name) -> dict[str, np.ndarray]:
+    parts = [linear(tree[part], "x", 1) for part in ("query", "key", "value")]
+    fused = {f"{name}.in_proj_{what}": np.concatenate([p[f"x.{what}"] for p in parts]) for what in ("weight", "bias")}
+    return fused | linear(tree["out"], f"{name}.out_proj", 2)
+
+
+def norm(tree, name) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": tree["scale"], f"{name}.bias": tree["bias"]}
+
+
+def as_torch(params, layers: int) -> dict[str, np.ndarray]:
+    """Our tree, of parameters or of their gradients, under PyTorch's names."""
+    out = {"table": params["shared_embedding"]["table"]}
+    for stack in ("encoder", "decoder"):
+        for n in range(layers):
+            ours, theirs = params[f"{stack}_{n}"], f"{stack}.layers.{n}"
+            out |= attention(ours["self_attention"], f"{theirs}.self_attn")
+            out |= linear(ours["feed_forward"]["Einsum_0"], f"{theirs}.linear1", 1)
+            out |= linear(ours["feed_forward"]["Einsum_1"], f"{theirs}.linear2", 1)
+            residuals = ["residual_attention", "residual_ffn"]
+            if stack == "decoder":
+                out |= attention(ours["cross_attention"], f"{theirs}.multihead_attn")
+                residuals.insert(1, "residual_cross")
+            for number, residual in enumerate(residuals, 1):
+                out |= norm(ours[residual]["norm"], f"{theirs}.norm{number}")
+        if f"{stack}_norm" in params:
+            out |= norm(params[f"{stack}_norm"], f"{stack}.norm")
+    return {name: np.asarray(x) for name, x in out.items()}
+
+
+class Seq2Seq(torch.nn.Module):
+    """PyTorch's stacks with the bottom of the paper: one table, times sqrt(d), plus sinusoids, targets shifted by zeros."""
+
+    def __init__(self, c, rows: int):
+        super().__init__()
+        nn, shape = torch.nn, (c.d_model, c.num_heads, c.d_ff)
+        keys = dict(dropout=0.0, layer_norm_eps=EPS, batch_first=True, norm_first=c.norm == "pre")
+        last = lambda: nn.LayerNorm(c.d_model, eps=EPS) if c.norm == "pre" else None  # noqa: E731
+        layers = c.num_encoder_layers
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(*shape, **keys), layers, last(), enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(*shape, **keys), layers, last())
+        self.table = nn.Parameter(torch.zeros(rows, c.d_model))
+
+    def bottom(self, ids):
+        """[B, L] -> (scaled rows [B, L, D], position vectors [L, D])."""
+        d_model = self.table.shape[1]
+        position, i = torch.arange(ids.shape[1]).double()[:, None], torch.arange(0, d_model, 2).double()
+        angle = position / 10000 ** (i / d_model)
+        sinusoids = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d_model).float()
+        return torch.nn.functional.embedding(ids, self.table) * math.sqrt(d_model), sinusoids
+
+    def forward(self, source, target):
+        """(encoder output, decoder output); id 0 is padding."""
+        rows, positions = self.bottom(source)
+        memory = self.encoder(rows + positions, src_key_padding_mask=source == 0)
+        rows, positions = self.bottom(target)
+        shifted = torch.cat([torch.zeros_like(rows[:, :1]), rows[:, :-1]], 1)
+        length = target.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        paddings = dict(tgt_key_padding_mask=target == 0, memory_key_padding_mask=source == 0)
+        return memory, self.decoder(shifted + positions, memory, tgt_mask=future, **paddings)
+
+
+def twin(model, params):
+    module = Seq2Seq(model.config, params["shared_embedding"]["table"].shape[0])
+    weights = as_torch(params, model.config.num_encoder_layers)
+    module.load_state_dict({name: torch.tensor(x) for name, x in weights.items()}, strict=True)
+    return module.train()  # without dropout this only keeps PyTorch from its fused inference kernels
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def ours(model, params, batch):
+    variables, source = {"params": params}, [batch[f"source{x}"] for x in ("", "_segments", "_positions")]
+    return model.apply(variables, *source, method="encode"), model.apply(variables, batch, method="hidden")
+
+
+def ids_of(batch):
+    return torch.tensor(batch["source"]).long(), torch.tensor(batch["target"]).long()
+
+
+def test_hidden_states_equal_pytorchs(case):
+    model, params, batch, pairs = case
+    memory, hidden = ours(model, params, batch)
+    with torch.no_grad():
+        their_memory, their_hidden = twin(model, params)(*ids_of(batch))
+    for i, (source, target) in enumerate(pairs):
+        for found, expected, length in ((memory, their_memory, len(source)), (hidden, their_hidden, len(target))):
+            found, expected = np.asarray(found[i, :length]), expected[i, :length].numpy()
+            assert expected.std() > 0.5
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_every_gradient_equals_pytorchs(case):
+    """d loss / d parameter, for all parameters, through the tied table and label smoothing over the whole vocabulary."""
+    model, params, batch, _ = case
+    real = (batch["target_segments"] > 0).astype(np.float32)
+
+    @jax.jit
+    def loss_of(params):
+        logits = model.apply({"params": params}, batch)
+        told = dict(label_smoothing=0.1, vocab_size=VOCAB)
+        return smoothed_cross_entropy(logits, batch["target"], jnp.asarray(real), **told)[0] / real.sum()
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    module = twin(model, params)
+    source, target = ids_of(batch)
+    logits = module(source, target)[1] @ module.table[:VOCAB].T
+    cross_entropy = functools.partial(torch.nn.functional.cross_entropy, ignore_index=0, label_smoothing=0.1)
+    their_loss = cross_entropy(logits.flatten(0, 1), target.flatten())
+    their_loss.backward()
+    assert float(loss) == pytest.approx(their_loss.item(), abs=1e-5)
+    expected = {name: x.grad.numpy() for name, x in module.named_parameters()}
+    found = as_torch(gradients, model.config.num_encoder_layers)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-5, err_msg=name)
+    assert max(np.abs(x).max() for x in expected.values()) > 0.05
