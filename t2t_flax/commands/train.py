@@ -83,8 +83,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
     import jax
 
     from t2t_flax.data.corpus import prepare_corpus
-    from t2t_flax.decoding.translator import Translator
-    from t2t_flax.evaluation.scores import corpus_scores
+    from t2t_flax.evaluation.validation import validation_bleu
     from t2t_flax.training.loop import train
     from t2t_flax.training.run import assemble, describe_shapes
     from t2t_flax.training.state import count_params
@@ -106,18 +105,8 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process),
         flush=True,
     )
-    eos = config.data.source_eos
-    translator = Translator(whole.model, corpus.tokenizers, whole.mesh, config.decode, source_eos=eos)
-
-    def bleu(params) -> float:
-        sentences = config.eval.bleu_sentences or None
-        pairs = list(_valid_pairs(config))[:sentences]
-        hypotheses = [t.text for t in translator.translate(params, [s for s, _ in pairs])]
-        text = dict(tokenized=config.data.tokenized, language=config.data.target_language)
-        return corpus_scores(hypotheses, [r for _, r in pairs], **text)["sacrebleu"]["score"]
-
     try:
-        outcome = train(whole, bleu)
+        outcome = train(whole, validation_bleu(whole))
     except NonFiniteLoss as error:
         print(f"t2t_flax train: {error}")
         return 1
@@ -163,12 +152,6 @@ def print_samples(triples: list, count: int) -> None:
 def _checkpoints(workdir: epath.Path) -> int:
     folder = workdir / "checkpoints"
     return sum(p.name.isdigit() for p in folder.iterdir()) if folder.exists() else 0
-
-
-def _valid_pairs(config: Config):
-    from t2t_flax.data.corpus import split_source
-
-    return split_source(config, "valid").pairs()
 
 
 def _say_time(seconds: dict[str, float]) -> None:

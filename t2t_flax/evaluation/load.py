@@ -140,7 +140,7 @@ def _restore(
             try:
                 meta = checkpoints.meta(s)
                 digest = meta["digests"]["tokenizer"]
-                if average and not meta["scheduled"] and s != step:
+                if average and not meta.get("scheduled", True) and s != step:
                     continue
                 if digest != tokenizer_digest:
                     raise UserError(

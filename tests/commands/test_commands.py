@@ -234,10 +234,10 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys)
 
 
 def test_the_final_evaluation_averages(tmp_path):
-    """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU of the first eval.bleu_sentences on the way."""
+    """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU on the way."""
     out, _ = t2t(
         "train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir=w", *SMALL, "--config.train.steps=30",
-        "--config.checkpoint.average_last=3", "--config.eval.bleu_every_steps=15", "--config.eval.bleu_sentences=7",
+        "--config.checkpoint.average_last=3", "--config.eval.bleu_every_steps=15",
         "--config.eval.bootstrap_samples=0", "--config.checkpoint.keep_last=3", cwd=tmp_path,
     )  # fmt: skip
     record = json.loads((tmp_path / "w" / "eval" / "test-30.json").read_text())

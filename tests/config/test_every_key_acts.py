@@ -106,7 +106,7 @@ ELSEWHERE = {
     "checkpoint.every_steps": "training/test_loop.py::test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved",
     "checkpoint.keep_last": "training/test_loop.py::test_checkpoint_and_log_keys",
     "checkpoint.average_last": "commands/test_commands.py::test_the_final_evaluation_averages",
-    "eval.bleu_sentences": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "eval.bleu_sentences": "evaluation/test_validation.py::test_bleu_of_the_first_sentences",
     "eval.bootstrap_samples": "commands/test_commands.py::test_the_final_evaluation_averages",
     "log.every_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
     "log.tensorboard": "training/test_loop.py::test_checkpoint_and_log_keys",

@@ -1,0 +1,27 @@
+"""BLEU of the validation set during training."""
+
+import pytest
+from tiny_run import start, tiny_run
+
+from t2t_flax.data import toy
+from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
+from t2t_flax.evaluation.scores import corpus_scores
+from t2t_flax.evaluation.validation import validation_bleu
+
+
+@pytest.mark.parametrize("sentences", [0, 7])
+def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
+    """eval.bleu_sentences: that many from the beginning of the validation set, 0 = all of them."""
+    pairs = list(toy.pairs("valid", 30))[: sentences or 30]
+    seen = []
+
+    def translate(self, params, lines):
+        seen.extend(lines)
+        return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    run = start(tiny_run(tmp_path, eval=dict(bleu_sentences=sentences)), tmp_path, cache)
+    score = validation_bleu(run)(None)
+    assert seen == [source for source, _ in pairs]
+    expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [r for _, r in pairs])
+    assert 0 < score < 100 and score == expected["sacrebleu"]["score"]
