@@ -198,6 +198,7 @@ def _check_combinations(c: Config) -> None:
         )
     if m.position.startswith("sinusoid") and m.d_model % 2:
         raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
+    _check_mixer(m)
     if m.tying == "all" and not d.joint_vocabulary:
         raise UserError(
             "config.model.tying = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot share one "
@@ -244,3 +245,21 @@ def _check_combinations(c: Config) -> None:
         raise UserError(f"config.log.profile_steps = {c.log.profile_steps}: the first update comes after the last.")
     if c.eval.metric == "bleu" and not c.eval.bleu_every_steps and (c.eval.patience or c.checkpoint.keep_best > 1):
         raise UserError("config.eval.metric = 'bleu' needs config.eval.bleu_every_steps > 0 to be known in training.")
+
+
+def _check_mixer(m: schema.Model) -> None:
+    if m.attention_window and m.attention_window % 2 == 0:
+        raise UserError(
+            f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
+            "middle as after it."
+        )
+    if m.attention_window and m.mixer != "attention":
+        raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
+    if m.mixer_width % 2 == 0:
+        raise UserError(f"config.model.mixer_width = {m.mixer_width} is even: the encoder's convolution is symmetric.")
+    if m.mixer_width != schema.Model.mixer_width and not m.mixer.endswith("conv"):
+        raise UserError(f"config.model.mixer_width is for convolutions; config.model.mixer = {m.mixer}.")
+    if m.mixer in ("lstm", "gru") and m.d_model % 2:
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
+        )

@@ -1,4 +1,4 @@
-"""Every configuration key: its type, meaning, default, unit and range, in this one place.
+"""Every configuration key: its type, meaning, default, unit and range, here and, for the model, in `model_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (section numbers in parentheses are the paper's). A key with
 `live=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
@@ -7,79 +7,9 @@ because it would change what the run is.
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
-
-def key(default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, live: bool = False) -> Any:
-    """A dataclass field that carries its meaning, unit and range (`low` and `high` are inclusive)."""
-    return field(default=default, metadata=dict(doc=doc, unit=unit, choices=choices, low=low, high=high, live=live))
-
-
-@dataclass(frozen=True)
-class Model:
-    num_encoder_layers: int = key(6, "N, identical layers of the encoder (3.1)", low=0)
-    num_decoder_layers: int = key(6, "N, identical layers of the decoder (3.1)", low=1)
-    d_model: int = key(512, "width of every sub-layer and embedding (3.1)", low=2)
-    d_ff: int = key(2048, "inner width of the feed-forward sub-layer (3.3)", low=1)
-    num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1)
-    d_k: int = key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0)
-    d_v: int = key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0)
-    dropout: float = key(0.1, "P_drop on each sub-layer's output before the residual sum (5.4)", low=0.0, high=0.99)
-    dropout_embed: float | None = key(
-        None, "rate on the sum of embedding and position; none = model.dropout (5.4)", low=0.0, high=0.99
-    )
-    dropout_attention: float = key(0.0, "rate on attention weights; the paper has none", low=0.0, high=0.99)
-    dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
-    activation: str = key("relu", "between the two feed-forward products (3.3)", choices=("relu", "gelu", "swish"))
-    attention_score: str = key(
-        "scaled_dot",
-        "compatibility of query and key: divided by sqrt(d_k) (3.2.1), not divided, or v tanh(q + k)",
-        choices=("scaled_dot", "dot", "additive"),
-    )
-    attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")
-    kernel_init: str = key(
-        "xavier",
-        "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as fairseq",
-        choices=("xavier", "xavier_qkv_rsqrt2"),
-    )
-    norm: str = key(
-        "post", "LayerNorm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
-    )
-    final_norm: str = key(
-        "auto",
-        "LayerNorm at the end of each stack; auto = with pre-norm only",
-        choices=("auto", "both", "none"),
-    )
-    norm_eps: float = key(1e-6, "epsilon of LayerNorm; the paper names none", low=1e-12, high=1e-1)
-    position: str = key(
-        "sinusoid_interleaved",
-        "positions added to the embeddings (3.5); halves = all sines, then all cosines, as tensor2tensor lays them out",
-        choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
-    )
-    position_start: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
-    position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1)
-    tying: str = key(
-        "all",
-        "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",
-        choices=("all", "decoder", "none"),
-    )
-    embed_scale: str = key("sqrt_d", "factor of both lookups (3.4): sqrt(d_model), or none", choices=("sqrt_d", "none"))
-    embed_init: str = key(
-        "normal_rsqrt_d",
-        "initial table: normal with std d_model^-0.5, normal with std 1, or Xavier uniform over vocabulary and d_model",
-        choices=("normal_rsqrt_d", "normal_1", "xavier"),
-    )
-    logit_scale: str = key("none", "factor of the logits: none (paper), or d_model^-0.5", choices=("none", "rsqrt_d"))
-    output_bias: bool = key(False, "a bias before the softmax; the paper has none")
-    decoder_start: str = key(
-        "zeros",
-        "what stands before the first target: a zero vector (tensor2tensor), the row of EOS (fairseq), a row of its own, "
-        "or the row of padding",
-        choices=("zeros", "eos", "bos", "pad_row"),
-    )
-    vocab_multiple: int = key(
-        128, "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted", low=1
-    )
+from t2t_flax.config.keys import key
+from t2t_flax.config.model_keys import Model
 
 
 @dataclass(frozen=True)

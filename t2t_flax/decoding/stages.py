@@ -22,7 +22,8 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): scores the tokens at `position`, given those of
 # position - 1 (which it ignores at 0). cache["self"] leaves [B, K, ...] follow their hypothesis, those of three or more
-# axes have time on axis 2; whatever else is in the cache is [B, ...] and stays as it is.
+# axes have time on axis 2, except what lies under a key "state" (of a recurrence), which has no time axis; whatever else
+# is in the cache is [B, ...] and stays as it is.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 # advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
 # token, and which hypothesis each one continues (None: itself).
@@ -93,7 +94,8 @@ def run_stages(
     longer changes, so that it owes nothing to its batch mates. The first stage is as long as the cache that comes in,
     the next ones follow `lengths`. Equal shapes, functions and options compile once.
     """
-    first = {leaf.shape[2] for leaf in jax.tree.leaves(cache["self"]) if leaf.ndim > 2} or {lengths[0]}
+    leaves = jax.tree.leaves_with_path(cache["self"])
+    first = {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
     if len(first) > 1:
         raise ValueError(f"cache['self'] has time axes of different lengths: {sorted(first)}")
     length = first.pop()
@@ -125,10 +127,16 @@ def grow_cache(cache: Cache, length: int) -> Cache:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _grow(tree: Any, length: int) -> Any:
-    def grow(x):
-        return x if x.ndim < 3 else jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
+    def grow(path, x):
+        if not _has_time(path, x):
+            return x
+        return jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
 
-    return jax.tree.map(grow, tree)
+    return jax.tree.map_with_path(grow, tree)
+
+
+def _has_time(path: tuple, leaf: jax.Array) -> bool:
+    return leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))

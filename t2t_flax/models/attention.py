@@ -1,7 +1,7 @@
-"""Multi-head attention (3.2): over whole rows in training, over a key/value cache in decoding.
+"""Multi-head attention (3.2): of any queries over any memory, and one decoding step over the encoder output.
 
 Masks are bool, True = may attend. Scores and softmax are float32 whatever the compute type. A new kind of score is a
-row of SCORES; a new pattern is a mask.
+row of SCORES; a new pattern is a mask. Self-attention, with or without a window, is `SelfAttention` in window.py.
 """
 
 import flax.linen as nn
@@ -107,21 +107,6 @@ class MultiHeadAttention(nn.Module):
         """One decoding step over the encoder output, whose keys and values all beams of a sentence share."""
         weights = self._weights(self.query(x_BxKxD), k_BxSxNxH, mask_BxS[:, None, None])
         return self.out(jnp.einsum("bnks,bsnh->bknh", weights, v_BxSxNxH))
-
-    def self_step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
-        """One decoding step: writes position's key and value into the cache [B, K, T, N, H], attends up to it.
-
-        Returns ([B, K, D], the new cache).
-        """
-        x_BxKx1xD = x_BxKxD[:, :, None]
-        k, v = self.keys_values(x_BxKx1xD)
-        cache = {
-            "key": jax.lax.dynamic_update_slice_in_dim(cache["key"], k, position, axis=2),
-            "value": jax.lax.dynamic_update_slice_in_dim(cache["value"], v, position, axis=2),
-        }
-        seen = jnp.arange(cache["key"].shape[2]) <= position
-        weights = self._weights(self.query(x_BxKx1xD), cache["key"], seen)
-        return self.out(jnp.einsum("bknts,bksnh->bktnh", weights, cache["value"]))[:, :, 0], cache
 
     def _weights(self, q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
         weights = weights_of(self.score(q, k), mask)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models.attention import causal_mask, segment_mask
+from t2t_flax.models.attention import segment_mask
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.embedding import DecoderStart, Embedding, Position
 from t2t_flax.models.layers import layer_norm
@@ -56,8 +56,8 @@ class Transformer(nn.Module):
         if self.remat != "none":
             encoder_layer = nn.remat(EncoderLayer, policy=REMAT[self.remat])
             decoder_layer = nn.remat(DecoderLayer, policy=REMAT[self.remat], methods=["__call__"])
-        self.encoder = [encoder_layer(c, self.dtype) for _ in range(c.num_encoder_layers)]
-        self.decoder = [decoder_layer(c, self.dtype) for _ in range(c.num_decoder_layers)]
+        self.encoder = [encoder_layer(c, self.dtype, i) for i in range(c.num_encoder_layers)]
+        self.decoder = [decoder_layer(c, self.dtype, i) for i in range(c.num_decoder_layers)]
         if self.final_norm:
             self.encoder_norm = layer_norm(c.norm_eps, self.dtype)
             self.decoder_norm = layer_norm(c.norm_eps, self.dtype)
@@ -82,13 +82,12 @@ class Transformer(nn.Module):
         return self.decode(memory_BxSxD, batch, noise)
 
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
-        """Encoder output [B, S, D] (3.1); padding is masked out of every attention."""
+        """Encoder output [B, S, D] (3.1); no position mixes with padding."""
         embedding = self.shared_embedding if self.config.tying == "all" else self.source_embedding
         x = embedding(source_BxS) + self.source_positions(positions_BxS)
         x = _constrain(self.source_dropout(x, noise))
-        mask = segment_mask(segments_BxS, segments_BxS)
         for layer in self.encoder:
-            x = _constrain(layer(x, mask, noise))
+            x = _constrain(layer(x, segments_BxS, noise))
         return self.encoder_norm(x) if self.final_norm else x
 
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
@@ -99,10 +98,9 @@ class Transformer(nn.Module):
         first = position == 0 if self.packed_shift == "restart" else jnp.arange(position.shape[1]) == 0
         x = jnp.where(first[..., None], self.decoder_start(embedding), shifted) + self.target_positions(position)
         x = _constrain(self.target_dropout(x, noise))
-        mask = segment_mask(segments, segments) & causal_mask(segments.shape[1])
         cross_mask = segment_mask(segments, batch["source_segments"])
         for layer in self.decoder:
-            x = _constrain(layer(x, memory_BxSxD, mask, cross_mask, noise))
+            x = _constrain(layer(x, memory_BxSxD, segments, cross_mask, noise))
         return self.decoder_norm(x) if self.final_norm else x
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -121,15 +119,15 @@ class Transformer(nn.Module):
         """Encodes sources (one a row, zero-padded) and returns the cache for `decode_step`.
 
         `cache["cross"]`: each layer's keys and values [B, S, N, H] of the encoder output, made once and shared by the
-        beams, and the source mask; `cache["self"]`: empty keys and values [B, K, length, N, H].
+        beams, and the source mask; `cache["self"]`: what each layer's mixer keeps of the targets, empty yet.
         """
         mask_BxS = source_BxS > 0
         positions_BxS = jnp.broadcast_to(jnp.arange(source_BxS.shape[1]), source_BxS.shape)
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
         keys_values = [layer.cross_attention.keys_values(memory_BxSxD) for layer in self.decoder]
         cross = [{"key": k, "value": v} for k, v in keys_values]
-        empty = lambda x: jnp.zeros((x.shape[0], beam_size, length, *x.shape[2:]), x.dtype)  # noqa: E731
-        return {"self": jax.tree.map(empty, cross), "cross": {"layers": cross, "mask": mask_BxS}}
+        own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]
+        return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
 
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""

@@ -42,15 +42,39 @@ class Tokens(NamedTuple):
     cross: float
 
 
+def mixer_products(model: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+    """Multiply-adds of one layer's mixer: with n tokens and n^2 pairs those of the table in section 4, projections
+    included.
+
+    attention 4nd^2 + 2n^2 d, with a window of r 4nd^2 + 2rnd (r counts both sides in the decoder too, as `pairs` does);
+    LSTM 8nd^2, GRU 6nd^2, of which the two half-width directions of the encoder take 3/4; convolution knd^2.
+    """
+    d, heads = model.d_model, model.num_heads
+    if model.mixer == "attention":
+        d_k, d_v = _widths(model)
+        pairs = min(pairs, tokens * model.attention_window) if model.attention_window else pairs
+        return (tokens * 2 * d + pairs) * heads * (d_k + d_v)
+    if model.mixer in _GATES:
+        return tokens * 2 * _GATES[model.mixer] * d * d * (1.0 if causal else 0.75)
+    return tokens * model.mixer_width * d * d
+
+
+_GATES = {"lstm": 4, "gru": 3}
+
+
+def _widths(model: Model) -> tuple[int, int]:
+    width = model.d_model // model.num_heads
+    return model.d_k or width, model.d_v or width
+
+
 def forward_flops(model: Model, vocab: int, tokens: Tokens) -> float:
     """FLOPs (2 per multiply-add) of the matrix products of one forward pass. The backward pass takes twice as many."""
-    d, heads = model.d_model, model.num_heads
-    d_k, d_v = model.d_k or d // heads, model.d_v or d // heads
-    queries, keys_values, out = d * heads * d_k, d * heads * (d_k + d_v), heads * d_v * d
-    ffn, pair = 2 * d * model.d_ff, heads * (d_k + d_v)
-    encoder = tokens.source * (queries + keys_values + out + ffn) + tokens.source_self * pair
-    decoder = tokens.target * (2 * queries + keys_values + 2 * out + ffn) + tokens.target_self * pair
-    decoder += tokens.source * keys_values + tokens.cross * pair
+    d, per_pair = model.d_model, model.num_heads * sum(_widths(model))
+    ffn = 2 * d * model.d_ff
+    encoder = mixer_products(model, tokens.source, tokens.source_self, causal=False) + tokens.source * ffn
+    decoder = mixer_products(model, tokens.target, tokens.target_self, causal=True) + tokens.target * ffn
+    # Cross-attention: queries and output of each target, keys and values of each source token.
+    decoder += (tokens.target * d + tokens.source * d + tokens.cross) * per_pair
     total = model.num_encoder_layers * encoder + model.num_decoder_layers * decoder + tokens.target * d * vocab
     return 2.0 * total
 

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small import DATA, random_pairs, write_store
+from small import DATA, random_pairs, small_config, write_store
 
 from t2t_flax.data.batches import Batches, bucket_edges, validation_batches
 from t2t_flax.data.rows import first_fit
+from t2t_flax.errors import UserError
 
 KINDS = ["packed", "buckets"]
 
@@ -119,3 +120,9 @@ def test_bucket_edges_grow_and_reach():
     edges = bucket_edges(256)
     assert edges[-1] >= 256 and all(b > a for a, b in zip(edges, edges[1:], strict=False))
     assert all(b / a <= 1.51 for a, b in zip(edges, edges[1:], strict=False))
+
+
+def test_a_pair_longer_than_a_packed_row_is_refused(tmp_path):
+    store = write_store(tmp_path / "store", [([5] * 30 + [1], [6, 1])])
+    with pytest.raises(UserError, match="has 31 tokens, config.data.row_length = 24: a pair must fit"):
+        Batches(store, small_config().data, seed=0)

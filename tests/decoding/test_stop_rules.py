@@ -1,11 +1,15 @@
 """Length penalties and stop rules of other toolkits, against a plain search in NumPy."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
+from small import devices_mesh, model_and_state, small_config
 from table_model import PARAMS, TableModel
 
 from t2t_flax.config import Decode
+from t2t_flax.decoding import translator as translator_module
 from t2t_flax.decoding.beam import BeamOptions, beam_search, length_penalty
 
 EOS, MODEL = 1, TableModel()
@@ -60,3 +64,16 @@ def test_penalties_by_formula():
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "power"), lengths**0.6)
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "none"), 1.0)
     assert (Decode().length_penalty, Decode().stop) == ("gnmt", "bound")
+
+
+def test_search_keys_reach_the_search(monkeypatch):
+    """decode.length_penalty and decode.stop are what the beam search is told."""
+    model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
+    tokenizer = SimpleNamespace(encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
+    told = []
+    real = translator_module.beam_search
+    monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: told.append(a[3]) or real(*a, **k))
+    config = Decode(length_penalty="power", stop="beam_full", alpha=1.0, batch_size=1, max_extra=2)
+    pair = SimpleNamespace(source=tokenizer, target=tokenizer)
+    translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])
+    assert (told[0].length_penalty, told[0].stop, told[0].alpha) == ("power", "beam_full", 1.0)

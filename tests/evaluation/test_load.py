@@ -29,7 +29,7 @@ def finished(tmp_path_factory, cache):
         steps=6,
         optimizer=dict(ema_decay=0.5),
         checkpoint=dict(every_steps=2, keep_last=3),
-        data=dict(test="toy:test:30", source_language="en"),
+        data=dict(test="toy:test:30", source_language="en", corpus="the built-in one"),
         eval=dict(bootstrap_samples=50),
         decode=dict(beam_size=2, max_extra=4),
     )
@@ -98,6 +98,7 @@ def test_record_holds_what_led_to_the_score(finished):
     assert record["counts"]["hit_max_length"] == sum(t.hit_cap for _, _, t in triples)
     assert record["checkpoint"] == {"step": 6, "averaged": [6]}
     assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
+    assert record["data"]["corpus"] == "the built-in one"
     for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
         assert len(digest) == 64
     hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]

@@ -1,0 +1,168 @@
+"""What may stand in place of self-attention (Table 1): recurrent and convolutional layers, one table.
+
+A mixer has `__call__(x_BxTxD, segments_BxT, noise)` over packed rows, in which no segment may influence another;
+`empty_cache(batch, beams, length)`; and `step(x_BxKxD, cache, position)`, one decoding step, which returns the output
+and the new cache (axes: see `decoding.stages`). In the decoder it is causal.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t2t_flax.config import Model
+from t2t_flax.models.dropout import Noise
+from t2t_flax.models.layers import Einsum
+from t2t_flax.models.window import SelfAttention
+
+CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
+# A dilated stack begins again at 1 where its layers connect all positions of a row of this many, as ByteNet's does.
+LONGEST_DILATED = 1024
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of width d_model; in the encoder one of d_model / 2 in each direction, side by side.
+
+    The state is float32 and starts at zero in each segment. There is no projection besides the cell's own.
+    """
+
+    config: Model
+    dtype: jnp.dtype
+    causal: bool
+
+    def setup(self):
+        d = self.config.d_model
+        self.forward = self._cell(d if self.causal else d // 2)
+        if not self.causal:
+            self.backward = self._cell(d // 2)
+
+    def _cell(self, width: int) -> nn.RNNCellBase:
+        def named(init, *names):
+            return nn.with_logical_partitioning(init, names)
+
+        # Half of d_model need not divide among devices.
+        rows = "embed" if width == self.config.d_model else None
+        return CELLS[self.config.mixer](
+            width,
+            kernel_init=named(nn.initializers.xavier_uniform(), "embed", "kv"),
+            recurrent_kernel_init=named(nn.initializers.orthogonal(), rows, "kv"),
+            bias_init=named(nn.initializers.zeros, "kv"),
+            dtype=self.dtype,
+        )
+
+    def __call__(self, x_BxTxD: jax.Array, segments_BxT: jax.Array, noise: Noise | None) -> jax.Array:
+        """[B, T, D] -> [B, T, D]."""
+        changes = segments_BxT[:, 1:] != segments_BxT[:, :-1]
+        first_BxT = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+        out = _run(self.forward, x_BxTxD, first_BxT)
+        if not self.causal:
+            last_BxT = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+            out = jnp.concatenate([out, _run(self.backward, x_BxTxD, last_BxT, reverse=True)], axis=-1)
+        return out.astype(self.dtype)
+
+    def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
+        """`state`, the carry of the cell: leaves [B, K, D], whatever the length."""
+        return {"state": self.forward.initialize_carry(jax.random.key(0), (batch, beams, self.config.d_model))}
+
+    def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
+        """One decoding step. Returns ([B, K, D], the new cache)."""
+        state, out = self.forward(cache["state"], x_BxKxD)
+        return out.astype(self.dtype), {"state": state}
+
+
+def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """Outputs [B, T, width] of the cell along time; where `reset` the state is zero before the step."""
+
+    def turn(cell, carry, inputs):
+        x_BxD, reset_B = inputs
+        return cell(jax.tree.map(lambda y: jnp.where(reset_B[:, None], 0, y), carry), x_BxD)
+
+    scan = nn.scan(
+        turn, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1, reverse=reverse
+    )
+    start = cell.initialize_carry(jax.random.key(0), x_BxTxD[:, 0].shape)
+    return scan(cell, start, (x_BxTxD, reset_BxT))[1]
+
+
+class Convolution(nn.Module):
+    """y_t = b + sum_j W_j x_(t + offset_j) over k positions of t's own segment; linear, without gates.
+
+    The offsets are multiples of the dilation: to both sides of t in the encoder, t and before it in the decoder.
+    """
+
+    config: Model
+    dtype: jnp.dtype
+    causal: bool
+    dilation: int = 1
+
+    def setup(self):
+        c = self.config
+        self.taps = Einsum(
+            "...kd,kde->...e",
+            (c.mixer_width, c.d_model, c.d_model),
+            (None, "embed", "kv"),
+            in_axis=(0, 1),
+            out_axis=(2,),
+            use_bias=True,
+            dtype=self.dtype,
+        )
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the k inputs of a position lie, relative to it."""
+        k = self.config.mixer_width
+        first = 1 - k if self.causal else -(k // 2)
+        return [(first + j) * self.dilation for j in range(k)]
+
+    def __call__(self, x_BxTxD: jax.Array, segments_BxT: jax.Array, noise: Noise | None) -> jax.Array:
+        """[B, T, D] -> [B, T, D]."""
+        place = jnp.arange(x_BxTxD.shape[1])
+
+        def tap(offset):
+            inside = (place + offset >= 0) & (place + offset < len(place))
+            own_BxT = inside & (jnp.roll(segments_BxT, -offset, axis=1) == segments_BxT)
+            return jnp.where(own_BxT[..., None], jnp.roll(x_BxTxD, -offset, axis=1), 0)
+
+        return self.taps(jnp.stack([tap(offset) for offset in self.offsets], axis=2))
+
+    def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, jax.Array]:
+        """The inputs so far, [B, K, T, D]."""
+        return {"input": jnp.zeros((batch, beams, length, self.config.d_model), self.dtype)}
+
+    def step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
+        """One decoding step. Returns ([B, K, D], the new cache)."""
+        x_BxKx1xD = x_BxKxD.astype(self.dtype)[:, :, None]
+        inputs = jax.lax.dynamic_update_slice_in_dim(cache["input"], x_BxKx1xD, position, axis=2)
+        places = position + jnp.array(self.offsets)
+        taken = jnp.where((places >= 0)[:, None], jnp.take(inputs, jnp.maximum(places, 0), axis=2), 0)
+        return self.taps(taken), {"input": inputs}
+
+
+def dilation(width: int, depth: int) -> int:
+    """Dilation of the layer above `depth` others: width^depth (ByteNet), so that n positions take log_width(n) layers.
+
+    The width^L positions that L symmetric layers see must be 2n - 1 for the two ends of n positions to meet.
+    """
+    levels = 1
+    while width**levels < 2 * LONGEST_DILATED - 1:
+        levels += 1
+    return width ** (depth % levels)
+
+
+# (config, dtype, causal, depth) -> the mixer; its name is a part of the parameters' names.
+MIXERS: dict[str, Callable[[Model, jnp.dtype, bool, int], nn.Module]] = {
+    "attention": lambda c, dtype, causal, depth: SelfAttention(c, dtype, causal, name="self_attention"),
+    "lstm": lambda c, dtype, causal, depth: Recurrent(c, dtype, causal, name="recurrence"),
+    "gru": lambda c, dtype, causal, depth: Recurrent(c, dtype, causal, name="recurrence"),
+    "conv": lambda c, dtype, causal, depth: Convolution(c, dtype, causal, name="convolution"),
+    "dilated_conv": lambda c, dtype, causal, depth: Convolution(
+        c, dtype, causal, dilation(c.mixer_width, depth), name="convolution"
+    ),
+}
+
+
+def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
+    """The mixer of a layer above `depth` others, causal in the decoder."""
+    return MIXERS[config.mixer](config, dtype, causal, depth)

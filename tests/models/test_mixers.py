@@ -1,0 +1,194 @@
+"""Mixers in place of self-attention, and windows: packing, causality, caching; each kind in the whole model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config, write_store
+
+from t2t_flax.config import Model
+from t2t_flax.config.resolve import resolve, to_config_dict
+from t2t_flax.data.batches import Batches
+from t2t_flax.decoding.beam import BeamOptions, beam_search
+from t2t_flax.decoding.stages import grow_cache
+from t2t_flax.errors import UserError
+from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
+from t2t_flax.telemetry import flops
+
+KINDS = {
+    "window": dict(attention_window=5),
+    "window_additive": dict(attention_window=5, attention_score="additive", norm="pre"),
+    "lstm": dict(mixer="lstm"),
+    "gru": dict(mixer="gru", norm="pre"),
+    "conv": dict(mixer="conv"),
+    "dilated_conv": dict(mixer="dilated_conv", norm="pre"),
+}
+ROW = 48  # long enough for bands in encoder and decoder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request):
+    """(model, params), of two layers, with biases and norms that are not at rest."""
+    config = small_config(
+        model=KINDS[request.param] | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2),
+        data=dict(row_length=ROW),
+    )
+    model, _, state, _ = model_and_state(config)
+    noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
+    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
+
+
+def likelihoods(model, params, batch):
+    """Sum of the log-probabilities of all targets, and each one [B, T]."""
+    log_p = jax.nn.log_softmax(model.apply({"params": params}, batch))
+    gold = jnp.take_along_axis(log_p, batch["target"][..., None], -1)[..., 0] * (batch["target_segments"] > 0)
+    return gold.sum(), gold
+
+
+def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(made, tmp_path):
+    model, params = made
+    pairs = random_pairs(24, longest=22)
+    store = write_store(tmp_path / "store", pairs)
+    batch = Batches(store, small_config(data=dict(row_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
+    from t2t_flax.training.feed import put_batch
+
+    from small import devices_mesh
+
+    arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh(), store.lengths).arrays.items()}
+    assert arrays["target_segments"].max() >= 3
+    assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
+    both = jax.jit(jax.value_and_grad(lambda p, b: likelihoods(model, p, b)[0]))
+    (packed, grads), (alone, grads_alone) = (both(params, b) for b in (arrays, rows_alone(pairs, ROW)))
+    np.testing.assert_allclose(packed, alone, rtol=1e-6)
+    for (path, a), b in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True):
+        scale = float(jnp.abs(b).max())
+        np.testing.assert_allclose(a, b, atol=2e-4 * scale + 1e-6, err_msg=jax.tree_util.keystr(path))
+        assert scale > 0, f"no gradient reaches {jax.tree_util.keystr(path)}"
+
+
+def test_gradient_reaches_no_later_target(made):
+    """d logits[t] / d embedding of target s is exactly zero for s >= t, and not zero for the target before."""
+    model, params = made
+    batch = rows_alone(random_pairs(1, longest=40, seed=3), ROW)
+    length = ROW
+
+    def decoded(shift):
+        table = params["shared_embedding"]["table"]
+        embedded = jnp.zeros((length, VOCAB)).at[jnp.arange(length), batch["target"][0]].set(1.0)
+        # Own rows of the table for the targets: one a place, so that each place has its own gradient.
+        rows = embedded @ table[:VOCAB] + shift
+        wide = dict(params, shared_embedding={"table": jnp.concatenate([table, rows])})
+        bigger = model.clone(target_vocab=len(table) + length)
+        own = dict(batch, target=(len(table) + jnp.arange(length))[None], target_segments=jnp.ones((1, length), int))
+        own["target_positions"] = jnp.arange(length)[None]
+        return bigger.apply({"params": wide}, own, method="hidden")[0].sum(-1)
+
+    jacobian = jax.jit(jax.jacrev(decoded))(jnp.zeros((length, model.config.d_model)))
+    reach = np.abs(jacobian).max(-1)
+    assert (reach[np.triu_indices(length)] == 0).all()
+    assert (np.diagonal(reach, -1) > 0).all()
+
+
+def test_cached_decoding_equals_recomputing_the_prefix(made):
+    """The cache grows on the way, as in a search."""
+    model, params = made
+    pairs = random_pairs(3, longest=40, seed=1)
+    batch = rows_alone(pairs, ROW)
+    full = jax.jit(model.apply)({"params": params}, batch)
+    cache = model.apply({"params": params}, batch["source"], 2, 16, method="start_cache")
+    decode_step = jax.jit(lambda *args: model.apply({"params": params}, *args, method="decode_step"))
+    for position in range(max(len(t) for _, t in pairs)):
+        if position in (16, 32):
+            cache = grow_cache(cache, position + 16)
+        previous = batch["target"][:, position - 1] if position else np.zeros(3, np.int32)
+        step, cache = decode_step(np.stack([previous, previous], axis=1), jnp.int32(position), cache)
+        for i, (_, target) in enumerate(pairs):
+            if position < len(target):
+                np.testing.assert_allclose(step[i, 0], full[i, position], atol=3e-5)
+
+
+def test_a_beams_state_follows_it(made):
+    """Each hypothesis of a search has the log-probability that the whole model gives its tokens."""
+    model, params = made
+    sources = rows_alone(random_pairs(3, longest=12, seed=2), 16)["source"]
+    beams, cap = 3, 14
+    params = dict(params, shared_embedding={"table": params["shared_embedding"]["table"] * 3.0})
+
+    def step(params, tokens, position, cache):
+        return model.apply({"params": params}, tokens, position, cache, method="decode_step")
+
+    cache = model.apply({"params": params}, sources, beams, 4, method="start_cache")
+    found = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(4, 8, 16))
+    pairs = [
+        ([int(x) for x in sources[b] if x], [int(x) for x in found.tokens[b, n][: found.lengths[b, n]]])
+        for b in range(3)
+        for n in range(beams)
+    ]
+    _, gold = likelihoods(model, params, rows_alone(pairs, 16))
+    np.testing.assert_allclose(gold.sum(-1), np.ravel(found.log_probs), rtol=1e-4, atol=1e-4)
+    assert len({tuple(t) for _, t in pairs}) > beams
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_are_those_of_the_parameters(mixer, causal):
+    """A kernel's entry is one multiply-add for each token; only attention multiplies tokens with each other besides."""
+    config = Model(d_model=16, num_heads=4, mixer=mixer, mixer_width=5)
+    module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
+    x, segments = jnp.ones((1, 6, 16)), jnp.ones((1, 6), jnp.int32)
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, segments, None))
+    kernels = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
+    assert flops.mixer_products(config, 6, 0, causal=causal) == 6 * kernels
+    pairs = 2 * 16 * 36 if mixer == "attention" else 0
+    assert flops.mixer_products(config, 6, 36, causal=causal) == 6 * kernels + pairs
+
+
+def test_products_of_a_table_1_layer():
+    """4nd^2 + 2n^2 d, 4nd^2 + 2rnd, 8nd^2, 6nd^2, knd^2."""
+    n, d = 100, 32
+    count = lambda **keys: flops.mixer_products(Model(d_model=d, **keys), n, n * n, causal=True)  # noqa: E731
+    assert count() == 4 * n * d**2 + 2 * n**2 * d
+    assert count(attention_window=9) == 4 * n * d**2 + 2 * 9 * n * d
+    assert count(attention_window=999) == count()
+    assert count(mixer="lstm") == 8 * n * d**2 and count(mixer="gru") == 6 * n * d**2
+    assert count(mixer="conv", mixer_width=7) == count(mixer="dilated_conv", mixer_width=7) == 7 * n * d**2
+
+
+@pytest.mark.parametrize("width", [3, 5, 7])
+def test_dilations_are_powers_of_the_width_that_begin_again(width):
+    dilations = [dilation(width, depth) for depth in range(20)]
+    levels = dilations.index(1, 1)
+    assert dilations[:levels] == [width**i for i in range(levels)]
+    assert dilations[levels : 2 * levels] == dilations[:levels]
+    assert width**levels >= 2 * LONGEST_DILATED - 1 > width ** (levels - 1)
+
+
+def test_lstm_keeps_its_state_in_float32_under_bfloat16():
+    for mixer in ("lstm", "gru", "conv"):
+        module = make_mixer(Model(d_model=16, num_heads=4, mixer=mixer), jnp.dtype("bfloat16"), causal=True, depth=0)
+        x, segments = jnp.ones((1, 4, 16), jnp.bfloat16), jnp.ones((1, 4), jnp.int32)
+        params = module.init(jax.random.key(0), x, segments, None)
+        assert module.apply(params, x, segments, None).dtype == jnp.bfloat16
+        cache = module.empty_cache(1, 2, 4) if mixer == "conv" else module.bind(params).empty_cache(1, 2, 4)
+        _, cache = module.apply(params, x[:, :2], cache, jnp.int32(0), method="step")
+        wanted = jnp.bfloat16 if mixer == "conv" else jnp.float32
+        assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(wanted)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (dict(attention_window=4), "attention_window = 4 is even"),
+        (dict(attention_window=5, mixer="gru"), "attention_window is for attention; config.model.mixer = gru"),
+        (dict(mixer="conv", mixer_width=4), "mixer_width = 4 is even"),
+        (dict(mixer="lstm", mixer_width=5), "mixer_width is for convolutions; config.model.mixer = lstm"),
+        (dict(mixer="lstm", d_model=15, num_heads=5, position="none"), "d_model = 15 is odd"),
+        (dict(mixer="rnn"), "expected one of attention, lstm, gru, conv, dilated_conv"),
+    ],
+)
+def test_impossible_combinations_are_named(keys, message):
+    config = to_config_dict(small_config())
+    with config.unlocked():
+        config.model.update(keys)
+    with pytest.raises(UserError, match=message):
+        resolve(config)

@@ -1,0 +1,128 @@
+"""Restricted self-attention: how far it reaches, what it costs, when it is full attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_flax.config import Model
+from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.models.window import SelfAttention
+
+D = 8
+
+
+def layer(window, *, causal=False, **keys):
+    config = Model(d_model=D, num_heads=2, attention_window=window, **keys)
+    return SelfAttention(config, jnp.dtype("float32"), causal)
+
+
+def parameters(module, length=8):
+    x = jnp.ones((1, length, D))
+    return module.init(jax.random.key(0), x, jnp.ones((1, length), jnp.int32), None)
+
+
+def rows(count, length, seed=0):
+    """Inputs, and segments of random lengths with padding at the end."""
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.integers(1, length, (count, 4)), axis=1)
+    segments = (np.arange(length)[None, :, None] >= cuts[:, None]).sum(-1) + 1
+    segments[segments == 5] = 0
+    return jnp.asarray(rng.normal(size=(count, length, D)), jnp.float32), jnp.asarray(segments, jnp.int32)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "dot", "additive"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("window", "length"), [(1, 40), (7, 45), (17, 64), (25, 61)])
+def test_bands_are_the_full_matrix_under_a_mask(score, causal, window, length):
+    """Output and gradient of every real position, with segments and padding, where collecting weights takes the mask."""
+    module = layer(window, causal=causal, attention_score=score)
+    params = parameters(module)
+    x, segments = rows(3, length)
+
+    def banded(x):
+        return jnp.where((segments > 0)[..., None], module.apply(params, x, segments, None), 0)
+
+    def masked(x):
+        out, state = module.apply(params, x, segments, None, mutable=["intermediates"])
+        return jnp.where((segments > 0)[..., None], out, 0), state["intermediates"]["weights"][0]
+
+    np.testing.assert_allclose(banded(x), masked(x)[0], atol=2e-6)
+    weights = masked(x)[1]
+    assert weights.shape == (3, 2, length, length)
+    distance = np.arange(length)[:, None] - np.arange(length)
+    assert (np.asarray(weights)[:, :, np.abs(distance) > window // 2][np.asarray(segments > 0)[0].sum() :] >= 0).all()
+    a, b = (jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x) for f in (banded, lambda x: masked(x)[0]))
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("window", "layers"), [(3, 4), (7, 3), (17, 2)])
+def test_a_stack_reaches_layers_times_half_a_window_exactly(window, layers, causal):
+    length, reach = 64, (window - 1) // 2 * layers
+    module = layer(window, causal=causal)
+    params = parameters(module)
+    x = jax.random.normal(jax.random.key(1), (length, D))
+
+    def stack(x):
+        for _ in range(layers):
+            x = x + module.apply(params, x[None], jnp.ones((1, length), jnp.int32), None)[0]
+        return x.sum(-1)
+
+    seen = np.abs(jax.jit(jax.jacrev(stack))(x)).max(-1)
+    distance = np.arange(length)[:, None] - np.arange(length)
+    within = (distance <= reach) & (distance >= (0 if causal else -reach))
+    assert (seen[~within] == 0).all() and (seen[within] > 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
+    """r >= 2n - 1, with dropout of the weights and gradients; one position less is something else."""
+    length = 33
+    x, segments = rows(3, length)
+    noise = Noise(noise_key(0, jnp.int32(1)), jnp.arange(3, dtype=jnp.uint32))
+    params = parameters(layer(0))
+
+    def both(window):
+        module = layer(window, causal=causal, dropout_attention=0.2)
+        loss = lambda p: (module.apply(p, x, jnp.ones_like(segments), noise) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    full = jax.tree.leaves(both(0))
+    for window in (2 * length - 1, 2 * length + 7):
+        for a, b in zip(full, jax.tree.leaves(both(window)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(full[0], jax.tree.leaves(both(2 * length - 3))[0])
+
+
+def test_weights_are_dropped_in_bands_too():
+    x, segments = rows(2, 64)
+    noise = Noise(noise_key(0, jnp.int32(1)), jnp.arange(2, dtype=jnp.uint32))
+    module = layer(9, dropout_attention=0.5)
+    params = parameters(module)
+    first, again, without = (module.apply(params, x, segments, n) for n in (noise, noise, None))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, without)
+    means = np.mean(
+        [module.apply(params, x, segments, Noise(noise_key(s, jnp.int32(1)), noise.row_B)) for s in range(200)], 0
+    )
+    np.testing.assert_allclose(means, without, atol=0.25)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cost_grows_with_the_length_and_not_with_its_square(score, causal):
+    """Operations of forward and backward as compiled: doubling n doubles a window's and quadruples full attention's."""
+
+    def operations(window, length):
+        module = layer(window, causal=causal, attention_score=score)
+        params = parameters(module)
+        segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        loss = lambda p, x, s: module.apply(p, x, s, None).sum()  # noqa: E731
+        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(
+            params, jax.ShapeDtypeStruct((1, length, D), jnp.float32), segments
+        )
+        return program.cost_analysis()["flops"]
+
+    assert operations(17, 1024) / operations(17, 512) == pytest.approx(2, rel=0.03)
+    assert operations(0, 1024) / operations(0, 512) > 3.5
