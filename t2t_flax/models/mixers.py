@@ -18,8 +18,8 @@ from t2t_flax.models.layers import Einsum
 from t2t_flax.models.window import SelfAttention
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-# A dilated stack begins again at 1 where its layers connect all positions of a row of this many, as ByteNet's does.
-LONGEST_DILATED = 1024
+# A dilated stack begins again at 1 once its layers connect a row of this many positions, as ByteNet's does.
+LONGEST_DILATED = 256
 
 
 class Recurrent(nn.Module):
@@ -143,10 +143,11 @@ class Convolution(nn.Module):
 def dilation(width: int, depth: int) -> int:
     """Dilation of the layer above `depth` others: width^depth (ByteNet), so that n positions take log_width(n) layers.
 
-    The width^L positions that L symmetric layers see must be 2n - 1 for the two ends of n positions to meet.
+    That is exact in the causal form, whose offsets are the digits of a distance in base `width`. The symmetric form
+    takes up to about twice as many from one end of a row to the other: what lies beyond an end carries nothing on.
     """
     levels = 1
-    while width**levels < 2 * LONGEST_DILATED - 1:
+    while width**levels < LONGEST_DILATED:
         levels += 1
     return width ** (depth % levels)
 

@@ -33,7 +33,11 @@ class SelfAttention(MultiHeadAttention):
         Short rows, and weights that are collected (`intermediates`), take the whole matrix under a mask.
         """
         length, reach, block = x_BxTxD.shape[1], self._reach(x_BxTxD.shape[1]), self._block()
-        if reach < length - 1 and (3 - self.causal) * block < length and not self.is_mutable_collection("intermediates"):
+        if (
+            reach < length - 1
+            and (3 - self.causal) * block < length
+            and not self.is_mutable_collection("intermediates")
+        ):
             return self._banded(x_BxTxD, segments_BxT, noise, block)
         mask = segment_mask(segments_BxT, segments_BxT)
         mask = mask & causal_mask(length) if self.causal else mask
@@ -86,7 +90,11 @@ class SelfAttention(MultiHeadAttention):
 
         # Letters from here: C blocks, T queries of a block, S keys of a block and its neighbours.
         k, v = self.keys_values(x_BxTxD)
-        q_BxCxTxNxH, k_BxCxSxNxH, v_BxCxSxNxH = blocks(self.query(x_BxTxD)), neighbours(blocks(k)), neighbours(blocks(v))
+        q_BxCxTxNxH, k_BxCxSxNxH, v_BxCxSxNxH = (
+            blocks(self.query(x_BxTxD)),
+            neighbours(blocks(k)),
+            neighbours(blocks(v)),
+        )
         segments = blocks(segments_BxT)
         key_segments = neighbours(segments)
         same_BxCxTxS = (segments[..., :, None] == key_segments[..., None, :]) & (key_segments > 0)[..., None, :]

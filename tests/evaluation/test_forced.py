@@ -91,7 +91,12 @@ def test_attention_of_the_cached_decoder_is_the_same(loaded):
     previous = 0
     for position, token in enumerate(ids[1]):
         (_, cache), state = model.apply(
-            variables, jnp.array([[previous]]), jnp.asarray(position), cache, method="decode_step", mutable=["intermediates"]
+            variables,
+            jnp.array([[previous]]),
+            jnp.asarray(position),
+            cache,
+            method="decode_step",
+            mutable=["intermediates"],
         )
         layer = state["intermediates"]["decoder_0"]
         own = np.asarray(layer["self_attention"]["weights"][0]).reshape(4, -1)

@@ -1,10 +1,13 @@
 """Mixers in place of self-attention, and windows: packing, causality, caching; each kind in the whole model."""
 
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config, write_store
+from small import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.config import Model
 from t2t_flax.config.resolve import resolve, to_config_dict
@@ -14,51 +17,61 @@ from t2t_flax.decoding.stages import grow_cache
 from t2t_flax.errors import UserError
 from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
 from t2t_flax.telemetry import flops
+from t2t_flax.training.feed import put_batch
+from t2t_flax.training.state import make_model
 
 KINDS = {
     "window": dict(attention_window=5),
-    "window_additive": dict(attention_window=5, attention_score="additive", norm="pre"),
     "lstm": dict(mixer="lstm"),
-    "gru": dict(mixer="gru", norm="pre"),
+    "gru": dict(mixer="gru"),
     "conv": dict(mixer="conv"),
-    "dilated_conv": dict(mixer="dilated_conv", norm="pre"),
+    "dilated_conv": dict(mixer="dilated_conv", norm="pre", num_encoder_layers=2, num_decoder_layers=2),
 }
-ROW = 48  # long enough for bands in encoder and decoder
+ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def made(request):
-    """(model, params), of two layers, with biases and norms that are not at rest."""
-    config = small_config(
-        model=KINDS[request.param] | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2),
-        data=dict(row_length=ROW),
-    )
-    model, _, state, _ = model_and_state(config)
-    noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
-    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
+    """(model, params) with biases and norms that are not at rest."""
+    model = make_model(small_config(model=KINDS[request.param] | dict(dropout=0.0)), VOCAB, VOCAB)
+    noise = 0.2 * np.random.default_rng(7).normal(size=10_000).astype(np.float32)
+    params = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), rows_alone([([1], [1])], 8))["params"]))()
+    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, params)
 
 
-def likelihoods(model, params, batch):
-    """Sum of the log-probabilities of all targets, and each one [B, T]."""
-    log_p = jax.nn.log_softmax(model.apply({"params": params}, batch))
-    gold = jnp.take_along_axis(log_p, batch["target"][..., None], -1)[..., 0] * (batch["target_segments"] > 0)
-    return gold.sum(), gold
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def start_cache(model, params, source, beams, length):
+    return model.apply({"params": params}, source, beams, length, method="start_cache")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scored(model, params, batch):
+    def total(params):
+        logits = model.apply({"params": params}, batch)
+        gold = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["target"][..., None], -1)[..., 0]
+        gold = gold * (batch["target_segments"] > 0)
+        return gold.sum(), (gold, logits)
+
+    return jax.value_and_grad(total, has_aux=True)(params)
+
+
+def scored(model, params, batch):
+    """(sum, each [B, T]) of the targets' log-probabilities, logits, gradient of the sum; one shape for all tests."""
+    batch = {k: np.pad(x, [(0, ROWS - x.shape[0]), (0, ROW - x.shape[1])]) for k, x in batch.items()}
+    (total, (gold, logits)), grads = _scored(model, params, batch)
+    return total, gold, logits, grads
 
 
 def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(made, tmp_path):
     model, params = made
-    pairs = random_pairs(24, longest=22)
+    pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
     batch = Batches(store, small_config(data=dict(row_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
-    from t2t_flax.training.feed import put_batch
-
-    from small import devices_mesh
-
     arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh(), store.lengths).arrays.items()}
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
-    both = jax.jit(jax.value_and_grad(lambda p, b: likelihoods(model, p, b)[0]))
-    (packed, grads), (alone, grads_alone) = (both(params, b) for b in (arrays, rows_alone(pairs, ROW)))
+    packed, *_, grads = scored(model, params, arrays)
+    alone, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
     np.testing.assert_allclose(packed, alone, rtol=1e-6)
     for (path, a), b in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True):
         scale = float(jnp.abs(b).max())
@@ -92,40 +105,52 @@ def test_gradient_reaches_no_later_target(made):
 def test_cached_decoding_equals_recomputing_the_prefix(made):
     """The cache grows on the way, as in a search."""
     model, params = made
-    pairs = random_pairs(3, longest=40, seed=1)
+    targets = [target for _, target in random_pairs(3, longest=40, seed=1)]
+    pairs = [(source, target) for (source, _), target in zip(random_pairs(3, longest=12), targets, strict=True)]
     batch = rows_alone(pairs, ROW)
-    full = jax.jit(model.apply)({"params": params}, batch)
-    cache = model.apply({"params": params}, batch["source"], 2, 16, method="start_cache")
+    *_, full, _ = scored(model, params, batch)
+    cache = start_cache(model, params, batch["source"][:, :16], 3, 8)
     decode_step = jax.jit(lambda *args: model.apply({"params": params}, *args, method="decode_step"))
-    for position in range(max(len(t) for _, t in pairs)):
-        if position in (16, 32):
-            cache = grow_cache(cache, position + 16)
+    for position in range(max(map(len, targets))):
+        if position == 8:
+            cache = grow_cache(cache, ROW)
         previous = batch["target"][:, position - 1] if position else np.zeros(3, np.int32)
-        step, cache = decode_step(np.stack([previous, previous], axis=1), jnp.int32(position), cache)
-        for i, (_, target) in enumerate(pairs):
+        step, cache = decode_step(np.stack([previous] * 3, axis=1), jnp.int32(position), cache)
+        for i, target in enumerate(targets):
             if position < len(target):
                 np.testing.assert_allclose(step[i, 0], full[i, position], atol=3e-5)
+
+
+def test_only_what_has_time_grows():
+    """A recurrence's state [B, K, D] stays as it is where a history [B, K, T, D] gets room."""
+    state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
+    grown = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
+    assert grown[1]["input"].shape == (2, 3, 9, 5) and not grown[1]["input"][:, :, 4:].any()
+    for leaf in grown[0]["state"]:
+        np.testing.assert_array_equal(leaf, state)
 
 
 def test_a_beams_state_follows_it(made):
     """Each hypothesis of a search has the log-probability that the whole model gives its tokens."""
     model, params = made
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * 2 if x.ndim > 1 and "table" not in str(path) else x, params
+    )
     sources = rows_alone(random_pairs(3, longest=12, seed=2), 16)["source"]
     beams, cap = 3, 14
-    params = dict(params, shared_embedding={"table": params["shared_embedding"]["table"] * 3.0})
 
     def step(params, tokens, position, cache):
         return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
-    cache = model.apply({"params": params}, sources, beams, 4, method="start_cache")
-    found = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(4, 8, 16))
+    cache = start_cache(model, params, sources, beams, 8)
+    found = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
     pairs = [
         ([int(x) for x in sources[b] if x], [int(x) for x in found.tokens[b, n][: found.lengths[b, n]]])
         for b in range(3)
         for n in range(beams)
     ]
-    _, gold = likelihoods(model, params, rows_alone(pairs, 16))
-    np.testing.assert_allclose(gold.sum(-1), np.ravel(found.log_probs), rtol=1e-4, atol=1e-4)
+    _, gold, *_ = scored(model, params, rows_alone(pairs, 16))
+    np.testing.assert_allclose(gold.sum(-1)[:9], np.ravel(found.log_probs), rtol=1e-4, atol=1e-4)
     assert len({tuple(t) for _, t in pairs}) > beams
 
 
@@ -160,19 +185,22 @@ def test_dilations_are_powers_of_the_width_that_begin_again(width):
     levels = dilations.index(1, 1)
     assert dilations[:levels] == [width**i for i in range(levels)]
     assert dilations[levels : 2 * levels] == dilations[:levels]
-    assert width**levels >= 2 * LONGEST_DILATED - 1 > width ** (levels - 1)
+    assert width**levels >= LONGEST_DILATED > width ** (levels - 1)
 
 
-def test_lstm_keeps_its_state_in_float32_under_bfloat16():
-    for mixer in ("lstm", "gru", "conv"):
-        module = make_mixer(Model(d_model=16, num_heads=4, mixer=mixer), jnp.dtype("bfloat16"), causal=True, depth=0)
-        x, segments = jnp.ones((1, 4, 16), jnp.bfloat16), jnp.ones((1, 4), jnp.int32)
-        params = module.init(jax.random.key(0), x, segments, None)
-        assert module.apply(params, x, segments, None).dtype == jnp.bfloat16
-        cache = module.empty_cache(1, 2, 4) if mixer == "conv" else module.bind(params).empty_cache(1, 2, 4)
-        _, cache = module.apply(params, x[:, :2], cache, jnp.int32(0), method="step")
-        wanted = jnp.bfloat16 if mixer == "conv" else jnp.float32
-        assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(wanted)}
+@pytest.mark.parametrize("mixer", ["lstm", "gru"])
+def test_a_recurrent_state_stays_float32_under_bfloat16(mixer):
+    config, x = Model(d_model=16, num_heads=4, mixer=mixer), jnp.ones((1, 4, 16), jnp.bfloat16)
+    module = make_mixer(config, jnp.dtype("bfloat16"), causal=True, depth=0)
+
+    def run(key):
+        out, params = module.init_with_output(key, x, jnp.ones((1, 4), jnp.int32), None)
+        cache = module.apply(params, 1, 4, 8, method="empty_cache")
+        return out, *module.apply(params, x, cache, 0, method="step")
+
+    whole, step, cache = jax.eval_shape(run, jax.random.key(0))
+    assert whole.dtype == step.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize(
