@@ -216,7 +216,7 @@ def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache,
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
 
-@pytest.mark.parametrize("batching", ["packed", "buckets"])
+@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_nothing_compiles_after_the_first_updates(tmp_path, cache, batching):
     """All shapes of an epoch, evaluations and saves included."""
     compiled = []

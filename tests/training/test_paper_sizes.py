@@ -17,6 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

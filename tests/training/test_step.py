@@ -77,7 +77,7 @@ def reference(store):
     return config, *loss_curve(config, store, (1, 1, 1), 30)
 
 
-@pytest.mark.parametrize("batching", ["packed", "buckets"])
+@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_accumulated_update_equals_the_big_batch(store, batching):
     """With dropout on: masks follow the global row, whatever microbatch it is in."""
     config = small_config(optimizer=dict(constant=2.0), data=dict(batching=batching))
