@@ -17,7 +17,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
