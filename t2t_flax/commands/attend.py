@@ -1,7 +1,6 @@
 """`attend`: the attention of every layer and head for a pair."""
 
 from t2t_flax.commands import flags
-from t2t_flax.process import prepare_process
 
 
 def run(argv: list[str]) -> int:
@@ -22,11 +21,7 @@ def run(argv: list[str]) -> int:
     arguments.add_argument("--output", required=True, metavar="FILE.npz", help="where the arrays go")
     arguments.add_argument("--picture", metavar="FILE", help="a .png, .pdf or .svg besides; needs matplotlib")
     args, overrides = flags.parse(arguments, argv)
-
-    from t2t_flax.evaluation.load import load, stored_config
-
-    prepare_process(stored_config(args.workdir))
-    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+    loaded = flags.load_run(args, overrides)
     maps = loaded.attend(args.source, args.target)
     if args.picture:
         maps.draw(args.picture)

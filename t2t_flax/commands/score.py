@@ -2,7 +2,6 @@
 
 from t2t_flax.commands import flags
 from t2t_flax.errors import UserError
-from t2t_flax.process import prepare_process
 
 
 def run(argv: list[str]) -> int:
@@ -28,11 +27,7 @@ def run(argv: list[str]) -> int:
             f"{args.source} has {len(sources)} lines and {args.target} has {len(targets)}: line i of one must be the "
             "translation of line i of the other."
         )
-
-    from t2t_flax.evaluation.load import load, stored_config
-
-    prepare_process(stored_config(args.workdir))
-    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+    loaded = flags.load_run(args, overrides)
     where = f"{args.source}, {args.target} line {{}}".format
     scores = loaded.score(list(zip(sources, targets, strict=True)), where=where)
     flags.write_text(args.output, "".join(_format(score, args.tokens) + "\n" for score in scores))

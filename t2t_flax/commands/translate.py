@@ -3,7 +3,6 @@
 import sys
 
 from t2t_flax.commands import flags
-from t2t_flax.process import prepare_process
 
 
 def run(argv: list[str]) -> int:
@@ -27,11 +26,7 @@ def run(argv: list[str]) -> int:
     args, overrides = flags.parse(arguments, argv)
     if args.n_best != 1:
         overrides.setdefault("decode.n_best", str(args.n_best))
-
-    from t2t_flax.evaluation.load import load, stored_config
-
-    prepare_process(stored_config(args.workdir))
-    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+    loaded = flags.load_run(args, overrides)
     lines = flags.read_lines(args.input)
     prefixes = flags.read_lines(args.prefix) if args.prefix else None
     translations = loaded.translate(lines, prefixes=prefixes)

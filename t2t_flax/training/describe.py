@@ -76,7 +76,7 @@ def _flops(config: Config, vocab: int) -> list[str]:
         one = flops.Tokens(length, length, length**2, length**2, length**2)
         per_token = 3 * flops.forward_flops(config.model, vocab, one) / length
         lines.append(f"  pairs of {length:3} + {length:3} tokens          {per_token / 1e6:>11,.1f} million")
-    lines.append(f"  updates x tokens x the first        {_total(config, vocab):>11.2e} in all")
+    lines.append(f"  whole run, pairs of 27 + 27         {_total(config, vocab):>11.2e} in all")
     return lines
 
 
