@@ -9,18 +9,19 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
+    "files": set(),
     "config": {"errors"},
     "process": {"config", "errors"},
-    "data": {"config", "errors"},
+    "data": {"config", "errors", "files"},
     "models": {"config", "errors"},
     "parallel": {"config", "errors"},
-    "telemetry": {"config", "errors"},
+    "telemetry": {"config", "errors", "files"},
     "convert": {"config", "errors", "data", "models"},
     "training": {"config", "errors", "data", "models", "parallel", "telemetry", "version"},
-    "decoding": {"config", "errors", "data", "models", "parallel"},
-    "evaluation": {"config", "errors", "data", "models", "parallel", "training", "decoding", "version"},
+    "decoding": {"config", "errors", "files", "data", "models", "parallel"},
+    "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
 }
-NO_JAX = ("config", "data", "errors", "version")
+NO_JAX = ("config", "data", "errors", "files", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

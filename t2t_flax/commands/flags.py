@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2t_flax.errors import UserError
+from t2t_flax.files import write_whole
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -87,9 +88,7 @@ def write_text(name: str, text: str) -> None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
         return
-    partial = Path(name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(name)
+    write_whole(name, text)
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:

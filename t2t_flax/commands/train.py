@@ -9,6 +9,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
+from t2t_flax.files import write_whole
 from t2t_flax.process import prepare_process
 
 
@@ -51,10 +52,7 @@ def adopt_config(workdir: epath.Path, config: Config) -> None:
             raise UserError(
                 f"{workdir} holds a run with another config:\n{lines}\nUse another --workdir, or the values of the run."
             )
-    workdir.mkdir(parents=True, exist_ok=True)
-    partial = workdir / "config.json.partial"
-    partial.write_text(config_lib.to_json(config))
-    partial.replace(path)
+    write_whole(path, config_lib.to_json(config))
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
@@ -120,7 +118,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
 
 def _finish(config: Config, workdir: epath.Path, outcome) -> None:
     """The final evaluation, and the marker that says that the run is complete."""
-    from t2t_flax.evaluation.evaluate import evaluate, summary, write_atomically
+    from t2t_flax.evaluation.evaluate import evaluate, summary
     from t2t_flax.evaluation.load import load
 
     record, text = None, ""
@@ -138,7 +136,7 @@ def _finish(config: Config, workdir: epath.Path, outcome) -> None:
         "summary": text,
         "seconds": outcome.seconds,
     }
-    write_atomically(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
 
 
 def print_samples(triples: list, count: int) -> None:

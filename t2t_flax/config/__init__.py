@@ -1,5 +1,6 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
+from t2t_flax.config.load import load_config
 from t2t_flax.config.resolve import (
     SCHEMA_VERSION,
     as_json,
@@ -7,7 +8,6 @@ from t2t_flax.config.resolve import (
     differences,
     from_json,
     frozen_differences,
-    load_config,
     override,
     resolve,
     to_config_dict,

@@ -16,6 +16,7 @@ from etils import epath
 
 from t2t_flax.data.hashing import mix
 from t2t_flax.errors import UserError
+from t2t_flax.files import write_whole
 
 PAD, EOS, UNK = 0, 1, 2
 
@@ -53,11 +54,7 @@ class Tokenizer(abc.ABC):
         """Whether `data` is a file of this kind."""
 
     def save(self, path: epath.PathLike) -> None:
-        path = epath.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
-        partial.write_bytes(self.data)
-        partial.replace(path)
+        write_whole(path, self.data)
 
     @staticmethod
     def load(path: epath.PathLike) -> "Tokenizer":

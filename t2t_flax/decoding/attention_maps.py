@@ -11,6 +11,7 @@ from etils import epath
 from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.decoding.forced import PairIds, rows_of
 from t2t_flax.errors import UserError
+from t2t_flax.files import write_whole
 from t2t_flax.models.transformer import Transformer
 
 KINDS = ("encoder", "decoder", "cross")
@@ -51,7 +52,7 @@ class AttentionMaps:
         buffer = io.BytesIO()
         labels = {name: np.array(getattr(self, name)) for name in ("source_tokens", "target_tokens")}
         np.savez_compressed(buffer, **{kind: getattr(self, kind) for kind in KINDS}, **labels)
-        _write(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
 
     def draw(self, path: epath.PathLike) -> None:
         """A picture: a row of heads for each layer of each kind. Raises UserError where matplotlib is not installed."""
@@ -79,7 +80,7 @@ class AttentionMaps:
                 axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=file_format, dpi=120)
-        _write(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
 
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:
@@ -110,10 +111,3 @@ def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, p
 @jax.jit(static_argnums=0)
 def _forward(model: Transformer, params, batch):
     return model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
-
-
-def _write(path: epath.PathLike, data: bytes) -> None:
-    path = epath.Path(path)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(path)

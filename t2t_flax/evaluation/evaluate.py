@@ -17,6 +17,7 @@ from t2t_flax.data.corpus import split_source, split_store
 from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.evaluation.load import Loaded
 from t2t_flax.evaluation.scores import corpus_scores
+from t2t_flax.files import write_whole
 from t2t_flax.training.run import ValidationLoss
 from t2t_flax.training.state import count_params
 from t2t_flax.version import __version__
@@ -92,7 +93,7 @@ def evaluate(
     folder = loaded.workdir / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     for kind, text in texts.items():
-        write_atomically(folder / record[kind], text)
+        write_whole(folder / record[kind], text)
     write_record(folder / f"{name}.json", record)
     return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
 
@@ -123,20 +124,13 @@ def summary(record: dict[str, Any]) -> str:
 
 def write_record(path: epath.Path, record: dict[str, Any]) -> None:
     """A record as a file that people can read."""
-    write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:
     """Versions of what computes a score."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {"t2t_flax": __version__, "python": platform.python_version()} | found
-
-
-def write_atomically(path: epath.Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that no reader sees half a file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def _lines(texts: list[str]) -> str:

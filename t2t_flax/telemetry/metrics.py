@@ -5,6 +5,8 @@ from typing import Any
 
 from etils import epath
 
+from t2t_flax.files import write_whole
+
 
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl (and WORKDIR/tensorboard).
@@ -16,9 +18,7 @@ class MetricsWriter:
         self._path = epath.Path(workdir) / "metrics.jsonl"
         kept = "".join(json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= resume_step)
         if self._path.exists() and self._path.read_text() != kept:
-            partial = self._path.with_name("metrics.jsonl.partial")
-            partial.write_text(kept)
-            partial.replace(self._path)
+            write_whole(self._path, kept)
         self._file = self._path.open("a")
         self._board = None
         if tensorboard:

@@ -9,7 +9,7 @@ from t2t_flax.config import Config
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.telemetry import flops
 from t2t_flax.training.optimizer import make_optimizer, schedule
-from t2t_flax.training.state import TrainState, count_params, init_state, make_model
+from t2t_flax.training.state import TrainState, init_state, make_model, parameter_groups
 
 # Table 3 of the paper, in millions.
 _PAPER = {(6, 512, 2048, 8): ("base", 65), (6, 1024, 4096, 16): ("big", 213)}
@@ -37,26 +37,9 @@ def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
     return init_state(config, model, make_optimizer(config), one, abstract=True)[0]
 
 
-def parameter_groups(params: Any, config: Config, sizes: tuple[int, int]) -> dict[str, int]:
-    """Parameters by group and by kind of sub-layer ("encoder self_attention"), padded vocabulary rows not counted."""
-    groups: dict[str, int] = {}
-    for path, leaf in jax.tree.leaves_with_path(params):
-        top, *rest = [key.key for key in path]
-        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start" else top
-        kind = "norms" if any("norm" in key for key in [top, *rest]) else rest[0]
-        name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
-        groups[name] = groups.get(name, 0) + leaf.size
-    for name in groups:
-        if name.endswith("_embedding") or name == "output_bias":
-            vocab = sizes[0] if name.startswith("source") else sizes[1]
-            width = 1 if name == "output_bias" else config.model.d_model
-            groups[name] = vocab * width
-    return groups
-
-
 def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str]:
-    groups = parameter_groups(params, config, sizes)
-    total = count_params(params, config, *sizes)
+    groups = parameter_groups(params, config, *sizes)
+    total = sum(groups.values())
     lines = [f"parameters (vocabulary {sizes[1]:,})"]
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")

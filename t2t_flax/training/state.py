@@ -80,10 +80,22 @@ def init_state(
 
 
 def count_params(params: Any, config: Config, source_vocab: int, target_vocab: int) -> int:
-    """Parameters of the model; padded rows of the tables are not counted."""
-    total = sum(x.size for x in jax.tree.leaves(params))
-    for name, table in params.items():
-        if name.endswith("_embedding"):
+    """Parameters of the model; padded rows of the vocabulary are not counted."""
+    return sum(parameter_groups(params, config, source_vocab, target_vocab).values())
+
+
+def parameter_groups(params: Any, config: Config, source_vocab: int, target_vocab: int) -> dict[str, int]:
+    """Parameters by group and by kind of sub-layer ("encoder self_attention"), padded vocabulary rows not counted."""
+    groups: dict[str, int] = {}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        top, *rest = [key.key for key in path]
+        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start" else top
+        kind = "norms" if any("norm" in key for key in [top, *rest]) else rest[0]
+        name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
+        groups[name] = groups.get(name, 0) + leaf.size
+    for name in groups:
+        if name.endswith("_embedding") or name == "output_bias":
             vocab = source_vocab if name.startswith("source") else target_vocab
-            total -= (table["table"].shape[0] - vocab) * config.model.d_model
-    return total
+            width = 1 if name == "output_bias" else config.model.d_model
+            groups[name] = vocab * width
+    return groups
