@@ -85,7 +85,8 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
                 ids, np.cumsum(lens[n]) - lens[n], lens[n], np.arange(len(batch)), row, starts[n], rows, size["row"]
             )
             one |= {side if k == "ids" else f"{side}_{k}": x[None] for k, x in parts.items()}
-        arrays.append(mesh_lib.to_global(one, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)))
+        of = lambda first, last, one=one: {k: x[:, first:last] for k, x in one.items()}  # noqa: E731
+        arrays.append(mesh_lib.to_global(of, one["target"].shape, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)))
     began = time.perf_counter()
     with mesh_lib.use(mesh):
         compiled = step.lower(state, arrays[0]).compile()

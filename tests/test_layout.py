@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
-    "files": set(),
+    "files": {"errors"},
     "config": {"errors"},
     "process": {"config", "errors"},
     "data": {"config", "errors", "files"},
@@ -20,6 +20,7 @@ BELOW = {
     "training": {"config", "errors", "data", "models", "parallel", "telemetry", "version"},
     "decoding": {"config", "errors", "files", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
+    "planning": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "training", "decoding"},
 }
 NO_JAX = ("config", "data", "errors", "files", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))

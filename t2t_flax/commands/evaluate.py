@@ -5,10 +5,13 @@ import json
 
 from etils import epath
 
+from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import VARIANTS
+from t2t_flax.parallel.job import run_job
+from t2t_flax.parallel.watch import Watch
 from t2t_flax.process import prepare_process
 
 
@@ -45,32 +48,42 @@ def run(argv: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
-    from t2t_flax.evaluation.compare import compare, describe, read_record
+    from t2t_flax.evaluation.compare import read_record
 
     if args.compare:
         read_record(args.compare)  # a wrong path is told before the decoding, not after it
 
     from t2t_flax.evaluation.load import stored_config
 
-    prepare_process(stored_config(args.workdir))
+    config = config_lib.override(config_lib.to_config_dict(stored_config(args.workdir)), overrides)
+    config = config_lib.resolve(config)
+    prepare_process(config)
+    return run_job(config.distributed, lambda watch: _job(args, overrides, watch))
+
+
+def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> int:
+    from t2t_flax.evaluation.compare import compare, describe
     from t2t_flax.evaluation.evaluate import evaluate, summary, write_record
     from t2t_flax.evaluation.load import load
 
-    loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
-    path = loaded.workdir / "eval" / f"{args.split or 'test'}-{loaded.steps[0]}.json"
-    if args.compare and path.resolve() == epath.Path(args.compare).resolve():
-        raise UserError(
-            f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
-            ".ref.txt, to another folder and compare with the copy."
-        )
-    record, triples = evaluate(loaded, args.split or "test")
-    print_samples(triples, loaded.config.eval.samples)
-    print(summary(record))
-    if args.compare:
-        record["compare"] = compare(path, args.compare, score=args.compare_score or "sacrebleu")
-        write_record(path, record)
-        print(describe(record["compare"]))
-    print(f"record: {path}")
+    say = watch.pod.say
+    with watch.giving_up("evaluating"):
+        loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
+        path = loaded.workdir / "eval" / f"{args.split or 'test'}-{loaded.steps[0]}.json"
+        if args.compare and path.resolve() == epath.Path(args.compare).resolve():
+            raise UserError(
+                f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
+                ".ref.txt, to another folder and compare with the copy."
+            )
+        record, triples = evaluate(loaded, args.split or "test")
+        print_samples(triples, loaded.config.eval.samples, say)
+        say(summary(record))
+        if args.compare and watch.pod.lead:
+            record["compare"] = compare(path, args.compare, score=args.compare_score or "sacrebleu")
+            write_record(path, record)
+            say(describe(record["compare"]))
+        say(f"record: {path}")
+        watch.pod.barrier("evaluated")
     return 0
 
 

@@ -10,6 +10,9 @@ from t2t_flax.commands import flags
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.files import write_whole
+from t2t_flax.parallel.job import run_job
+from t2t_flax.parallel.pod import Pod, check_shared
+from t2t_flax.parallel.watch import STOPPED, Watch
 from t2t_flax.process import prepare_process
 
 
@@ -27,13 +30,22 @@ def run(argv: list[str]) -> int:
     args, overrides = flags.parse(arguments, argv)
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
-    done = completed(workdir, config)
-    if done:
-        print(done)
-        return 0
-    adopt_config(workdir, config)
     process = prepare_process(config)
-    return _train(config, workdir, process)
+    return run_job(config.distributed, lambda watch: _job(config, workdir, process, watch), stacks=workdir / "stacks")
+
+
+def _job(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
+    pod = watch.pod
+    check_shared(pod, workdir, "--workdir")
+    done = completed(workdir, config)
+    pod.barrier("completed")
+    if done:
+        pod.say(done)
+        return 0
+    if pod.lead:
+        adopt_config(workdir, config)
+    pod.barrier("config")
+    return _train(config, workdir, process, watch)
 
 
 def adopt_config(workdir: epath.Path, config: Config) -> None:
@@ -77,7 +89,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     )
 
 
-def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
+def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
     import jax
 
     from t2t_flax.data.corpus import prepare_corpus
@@ -87,36 +99,46 @@ def _train(config: Config, workdir: epath.Path, process: list[str]) -> int:
     from t2t_flax.training.state import count_params
     from t2t_flax.training.update_log import NonFiniteLoss
 
-    with flags.split_progress() as progress:
-        corpus = prepare_corpus(config, workdir, progress)
+    pod, say = watch.pod, watch.pod.say
+    with watch.giving_up("preparing the data"), flags.split_progress() as progress:
+        if not pod.lead:
+            pod.barrier("data")
+        corpus = prepare_corpus(config, workdir, progress if pod.lead else None)
+        if pod.lead:
+            pod.barrier("data")
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
     counted = {"real": "real", "padded_max": "padded"}[config.data.batch_count]
-    print(
+    say(
         f"{config.data.train}: {corpus.train.describe()}\n"
         f"model: {count_params(whole.abstract.params, config, *sizes):,} parameters, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {whole.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {whole.batches.updates_per_epoch} updates an "
         f"epoch, shapes {describe_shapes(whole.batches.shapes)}\n"
-        f"devices: {jax.device_count()} x {device.device_kind}, mesh {dict(whole.mesh.shape)}, Python "
-        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process),
-        flush=True,
+        f"devices: {jax.device_count()} x {device.device_kind}{_processes(pod)}, mesh {dict(whole.mesh.shape)}, Python "
+        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process)
     )
     try:
-        outcome = train(whole, validation_bleu(whole))
+        outcome = train(whole, validation_bleu(whole), say, watch)
     except NonFiniteLoss as error:
-        print(f"t2t_flax train: {error}")
+        say(f"t2t_flax train: {error}")
         return 1
-    _say_time(outcome.seconds)
+    say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
     if not outcome.finished:
-        print(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
-        return 75
-    _finish(config, workdir, outcome)
+        say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
+        return STOPPED
+    with watch.giving_up("evaluating at the end"):
+        _finish(config, workdir, outcome, pod)
+        pod.barrier("finished")
     return 0
 
 
-def _finish(config: Config, workdir: epath.Path, outcome) -> None:
+def _processes(pod: Pod) -> str:
+    return f" of {pod.count} processes" if pod.count > 1 else ""
+
+
+def _finish(config: Config, workdir: epath.Path, outcome, pod: Pod) -> None:
     """The final evaluation, and the marker that says that the run is complete."""
     from t2t_flax.evaluation.evaluate import evaluate, summary
     from t2t_flax.evaluation.load import load
@@ -126,9 +148,9 @@ def _finish(config: Config, workdir: epath.Path, outcome) -> None:
         loaded = load(workdir, average=config.checkpoint.average_last, at_most=True)
         record, triples = evaluate(loaded, "test")
         text = summary(record)
-        print_samples(triples, config.eval.samples)
-        print(text)
-        print(f"record: {workdir / 'eval' / record['hypotheses'].replace('.hyp.txt', '.json')}")
+        print_samples(triples, config.eval.samples, pod.say)
+        pod.say(text)
+        pod.say(f"record: {workdir / 'eval' / record['hypotheses'].replace('.hyp.txt', '.json')}")
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -136,21 +158,18 @@ def _finish(config: Config, workdir: epath.Path, outcome) -> None:
         "summary": text,
         "seconds": outcome.seconds,
     }
-    write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    if pod.lead:
+        write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
 
 
-def print_samples(triples: list, count: int) -> None:
+def print_samples(triples: list, count: int, say=print) -> None:
     """Source, reference and translation of `count` sentences, spread over the set."""
     for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
         source, reference, translation = triples[i]
-        print(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation.text}")
-    print()
+        say(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation.text}")
+    say("")
 
 
 def _checkpoints(workdir: epath.Path) -> int:
     folder = workdir / "checkpoints"
     return sum(p.name.isdigit() for p in folder.iterdir()) if folder.exists() else 0
-
-
-def _say_time(seconds: dict[str, float]) -> None:
-    print("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))

@@ -5,13 +5,16 @@ device may hold at once. Rows are numbered through the microbatches, so that A a
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.padded_plan import PaddedPlan
 from t2t_flax.data.plan import Plan
+from t2t_flax.data.plan_file import counts_of
 from t2t_flax.data.rows import fill, first_fit
 from t2t_flax.data.store import TokenStore
 from t2t_flax.errors import UserError
@@ -33,24 +36,64 @@ class Shape:
     rows: int
     micro: int
 
+    @property
+    def size(self) -> int:
+        """Token slots of a side."""
+        return self.micro * self.rows * self.length
+
     def __str__(self) -> str:
         return f"{self.micro} x {self.rows} rows of {self.length}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """`arrays`: source, source_segments, source_positions and the same for target, int32 [A, B, L]."""
+    """The pairs of an update and where they go. Ids are read and arrays filled for those rows alone that are asked for,
+    so that of many hosts each makes its own; the counts are of the whole update.
 
-    arrays: dict[str, np.ndarray]
+    `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
+    row's source and target.
+    """
+
+    store: TokenStore
+    shape: Shape
     pairs: np.ndarray
-    source_tokens: int
-    target_tokens: int
+    row: np.ndarray
+    starts: Sequence[np.ndarray | int]
     epoch: int = 0
+
+    def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
+        """Rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
+        target, int32 [A, last - first, L].
+        """
+        micro, within = np.divmod(self.row, self.shape.rows)
+        mine = (first <= within) & (within < last)
+        row = micro[mine] * (last - first) + within[mine] - first
+        arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
+        for side, start in zip(("source", "target"), self.starts, strict=True):
+            start = start[mine] if isinstance(start, np.ndarray) else start
+            parts = fill(*self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length)
+            arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
+        return arrays
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All rows: int32 [A, B, L]."""
+        return self.rows(0, self.shape.rows)
+
+    @functools.cached_property
+    def source_tokens(self) -> int:
+        """Real source tokens of the update, in all rows."""
+        return int(self.store.source_lengths[self.pairs].sum())
+
+    @functools.cached_property
+    def target_tokens(self) -> int:
+        """Real target tokens of the update, in all rows."""
+        return int(self.store.target_lengths[self.pairs].sum())
 
     @property
     def fill(self) -> float:
         """Real target tokens over the target slots that are computed."""
-        return self.target_tokens / self.arrays["target"].size
+        return self.target_tokens / self.shape.size
 
 
 class Batches:
@@ -59,8 +102,7 @@ class Batches:
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
         self._store, self._config, self._shards = store, config, shards
         self._packed = config.batching == "packed"
-        lengths = store.source_lengths, store.target_lengths
-        plan = _plan(lengths, config, seed)
+        plan = plan_of(store, config, seed)
         self.updates_per_epoch = plan.updates_per_epoch
         self._sizes = self._closed_list(plan)  # independent of the mesh, as the order of the pairs must be
         self._plan = plan.that_fits(lambda pairs: self._size(pairs) is not None)
@@ -71,7 +113,7 @@ class Batches:
         update = self._plan.update(k)
         shape = self.shapes[self._size(update.pairs)]
         row, *starts = self._rows(update.pairs)
-        return make_batch(self._store, update.pairs, row, starts, shape, update.epoch)
+        return Batch(self._store, shape, update.pairs, row, starts, update.epoch)
 
     def _lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._store.source_lengths[pairs], self._store.target_lengths[pairs]
@@ -103,7 +145,7 @@ class Batches:
             rows = [self._needed(plan.update(k).pairs)[1] for k in sample]
             levels = _PADDED_LEVELS if self._config.batch_count == "padded_max" else (1.0,)
             return [(self._config.row_length, n) for n in sorted({math.ceil(np.quantile(rows, q)) for q in levels})]
-        found = dict.fromkeys(bucket_edges(max(int(x.max()) for x in self._store.lengths)), 0)
+        found = dict.fromkeys(bucket_edges(self._store.longest), 0)
         for k in range(min(self.updates_per_epoch, 4 * _SAMPLE)):
             length, rows = self._needed(plan.update(k).pairs)
             edge = next(edge for edge in found if edge >= length)
@@ -119,28 +161,26 @@ class Batches:
         return Shape(length, math.ceil(rows / micro / self._shards) * self._shards, micro)
 
 
-def _plan(lengths, config: Data, seed: int) -> Plan:
-    longest = max(int(x.max()) for x in lengths)
-    if config.batching == "packed" and longest > config.row_length:
+def plan_of(store: TokenStore, config: Data, seed: int) -> Plan:
+    """The plan of a store's updates; what takes a reading of all lengths is kept beside the store for the next start.
+
+    Raises UserError where a pair does not fit.
+    """
+    if config.batching == "packed" and store.longest > config.row_length:
         raise UserError(
-            f"the longest side of a training pair has {longest} tokens, config.data.row_length = {config.row_length}: a "
-            "pair must fit into one packed row. Raise config.data.row_length, or lower config.data.max_length."
+            f"the longest side of a training pair has {store.longest} tokens, config.data.row_length = "
+            f"{config.row_length}: a pair must fit into one packed row. Raise config.data.row_length, or lower "
+            "config.data.max_length."
         )
+    given = dict(
+        batch_tokens=config.batch_tokens,
+        seed=seed,
+        mean_length=store.mean_length,
+        counts_by=functools.partial(counts_of, store, config, seed),
+    )
     if config.batch_count == "padded_max":
-        return PaddedPlan(*lengths, batch_tokens=config.batch_tokens, groups=config.batch_groups, seed=seed)
-    return Plan(*lengths, batch_tokens=config.batch_tokens, by_length=config.batching == "buckets", seed=seed)
-
-
-def make_batch(store: TokenStore, pairs, row, starts, shape: Shape, epoch: int = 0) -> Batch:
-    """Fills `shape` with `pairs` of the store, pair i in row `row[i]`."""
-    arrays, rows = {}, shape.rows * shape.micro
-    for side, start in zip(("source", "target"), starts, strict=True):
-        tokens, offsets, lengths = store.side(side)
-        parts = fill(tokens, offsets, lengths, pairs, row, start, rows, shape.length)
-        for name, x in parts.items():
-            arrays[side if name == "ids" else f"{side}_{name}"] = x.reshape(shape.micro, shape.rows, shape.length)
-    counts = (int(store.source_lengths[pairs].sum()), int(store.target_lengths[pairs].sum()))
-    return Batch(arrays, pairs, *counts, epoch)
+        return PaddedPlan(*store.lengths, groups=config.batch_groups, **given)
+    return Plan(*store.lengths, by_length=config.batching == "buckets", **given)
 
 
 def bucket_edges(longest: int) -> list[int]:
@@ -157,8 +197,7 @@ def validation_batches(store: TokenStore, config: Data, *, shards: int = 1, toke
     Nothing is dropped: rows are as long as the longest pair needs, however long that is.
     """
     lengths = store.source_lengths, store.target_lengths
-    longest = int(max(x.max() for x in lengths))
-    length = max(config.row_length, 8 * math.ceil(longest / 8))
+    length = max(config.row_length, 8 * math.ceil(store.longest / 8))
     rows = math.ceil(max(1, min(tokens, config.batch_tokens) // length) / shards) * shards
     shape = Shape(length, rows, 1)
 
@@ -173,6 +212,6 @@ def validation_batches(store: TokenStore, config: Data, *, shards: int = 1, toke
             row, *starts = first_fit(*(x[candidates] for x in lengths), length)
             fits = row < rows
             left = candidates[~fits]  # what found no row opens the next batch
-            yield make_batch(store, candidates[fits], row[fits], [x[fits] for x in starts], shape)
+            yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])
 
     return shape, batches

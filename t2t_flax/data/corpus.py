@@ -6,13 +6,14 @@ import itertools
 import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.data.batches import plan_of
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.shared import Pod, prepare_together, survey_once
 from t2t_flax.data.sources import Source, open_source
 from t2t_flax.data.store import TokenStore
 from t2t_flax.data.subword import read_codes, with_vocabulary
@@ -31,23 +32,38 @@ class Corpus:
     valid: TokenStore | None
 
 
-def prepare_corpus(config: Config, workdir: str | epath.Path, progress: Callable[[str], Any] | None = None) -> Corpus:
+def prepare_corpus(
+    config: Config,
+    workdir: str | epath.Path,
+    progress: Callable[[str], Any] | None = None,
+    pod: Pod | None = None,
+) -> Corpus:
     """Tokenizers (trained, given, or those of `train.init_from`) and stores; what is there already is reused.
 
-    `progress(name)` gives a callback `(pairs done, pairs in all or None)` for a split. Raises UserError for every
-    mistake in the data: missing or ill-formed files, a vocabulary that the text cannot fill, no pair left.
+    `progress(name)` gives a callback `(pairs done, pairs in all or None)` for a split. Of several hosts (`pod`), all
+    must call this: host 0 trains the tokenizer, each tokenises its share. Raises UserError for every mistake in the
+    data: missing or ill-formed files, a vocabulary that the text cannot fill, no pair left.
     """
     workdir = epath.Path(workdir)
     if not config.data.train:
         raise UserError(
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
         )
-    source = split_source(config, "train")
-    tokenizers = _tokenizers(config, workdir, source)
-    train = _store(config, workdir, "train", source, tokenizers, progress)
+    lead, shared = pod is None or pod.index == 0, pod is not None and pod.count > 1
+    if lead:
+        tokenizers = _tokenizers(config, workdir, split_source(config, "train"))
+    if shared:
+        pod.barrier("the tokenizer is trained")
+    if not lead:
+        tokenizers = TokenizerPair.load(workdir / "tokenizer")
+    train = split_store(config, workdir, "train", tokenizers, progress, pod)
+    if lead:
+        plan_of(train, config.data, config.seed.data)  # which leaves beside the store what every start needs
+    if shared:
+        pod.barrier("the updates are counted")
     valid = None
     if config.data.valid:
-        valid = split_store(config, workdir, "valid", tokenizers, progress)
+        valid = split_store(config, workdir, "valid", tokenizers, progress, pod)
     return Corpus(tokenizers, train, valid)
 
 
@@ -67,24 +83,24 @@ def split_source(config: Config, split: str) -> Source:
 
 
 def split_store(
-    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None, pod: Pod | None = None
 ) -> TokenStore:
-    """The token store of a split; of `valid` and `test` nothing is dropped or cut."""
-    return _store(config, epath.Path(workdir), split, split_source(config, split), tokenizers, progress)
-
-
-def _store(config: Config, workdir: epath.Path, split: str, source: Source, tokenizers: TokenizerPair, progress):
-    train = split == "train"
+    """The token store of a split; of `valid` and `test` nothing is dropped or cut. Of several hosts all must call this."""
+    workdir, source, train = epath.Path(workdir), split_source(config, split), split == "train"
     policies = dict(
         max_length=config.data.max_length if train else 2**31 - 1,
         too_long=config.data.too_long if train else "keep",
         empty_lines=config.data.empty_lines if train else "keep",
         source_eos=config.data.source_eos,
     )
-    name = f"{split}-{_digest(source.fingerprint(), tokenizers.digest, policies)}"
-    folder = Path(_cache(config, workdir)) / name
-    callback = progress(split) if progress else None
-    return prepare_split(source, tokenizers, folder, processes=config.data.processes, progress=callback, **policies)
+    survey = survey_once(source, split, workdir, pod) if pod and pod.count > 1 else None
+    fingerprint = survey.fingerprint if survey else source.fingerprint()
+    name = f"{split}-{_digest(fingerprint, tokenizers.digest, policies)}"
+    folder = epath.Path(_cache(config, workdir)) / name
+    how = dict(processes=config.data.processes, progress=progress(split) if progress else None, **policies)
+    if survey:
+        return prepare_together(source, survey, tokenizers, folder, pod, **how)
+    return prepare_split(source, tokenizers, folder, **how)
 
 
 def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:
@@ -100,8 +116,11 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(epath.Path(config.train.init_from) / "tokenizer")
     elif d.tokenizer == "subword_nmt":
         codes = read_codes(epath.Path(d.root or ".") / d.tokenizer_model)
-        folder = Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), codes, d.joint_vocabulary)}"
-        if not folder.exists():
+        folder = (
+            epath.Path(_cache(config, workdir))
+            / f"tokenizer-{_digest(source.fingerprint(), codes, d.joint_vocabulary)}"
+        )
+        if not TokenizerPair.is_complete(folder):
             _subword_pair(codes, source, d.joint_vocabulary).save(folder)
         pair = TokenizerPair.load(folder)
         _check_size(pair, config)
@@ -109,8 +128,8 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(epath.Path(d.root or ".") / d.tokenizer_model)
         _check_size(pair, config)
     else:
-        folder = Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
-        if not folder.exists():
+        folder = epath.Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
+        if not TokenizerPair.is_complete(folder):
             log.info("training the tokenizer on %s", source.spec)
             pair = train_tokenizers(
                 source,
@@ -125,7 +144,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
             )
             pair.save(folder)
         pair = TokenizerPair.load(folder)
-    if not own.exists():
+    if not TokenizerPair.is_complete(own):
         pair.save(own)
     elif TokenizerPair.load(own).digest != pair.digest:
         raise UserError(

@@ -18,10 +18,10 @@ class PaddedPlan(Plan):
     stay as they are; each epoch draws which groups meet in an update.
     """
 
-    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, groups: int, seed: int):
+    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, groups: int, seed: int, **known):
         self._groups_per_update = groups
         self._groups = functools.lru_cache(maxsize=2)(self._form_groups)
-        super().__init__(source_lengths, target_lengths, batch_tokens=batch_tokens, by_length=True, seed=seed)
+        super().__init__(source_lengths, target_lengths, batch_tokens=batch_tokens, by_length=True, seed=seed, **known)
 
     def _form_groups(self, window: int) -> tuple[np.ndarray, ...]:
         members = self._members(window)

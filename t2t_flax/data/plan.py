@@ -33,23 +33,32 @@ class Plan:
     """Update k as a function of k.
 
     `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
-    tokens of each side. `by_length` puts pairs of similar length together (5.1).
+    tokens of each side. `by_length` puts pairs of similar length together (5.1). What takes a reading of all lengths can
+    be given: `mean_length`, the larger mean of both sides, and `counts_by`, which gets the number of windows and a
+    function that counts their updates.
     """
 
-    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, by_length: bool, seed: int):
+    def __init__(
+        self,
+        source_lengths,
+        target_lengths,
+        *,
+        batch_tokens: int,
+        by_length: bool,
+        seed: int,
+        mean_length: float | None = None,
+        counts_by: Callable[[int, Callable[[], np.ndarray]], np.ndarray] = lambda windows, count: count(),
+    ):
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
         self._size = len(source_lengths)
-        windows = max(1, round(self._size / self._window_pairs()))
+        mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
+        windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
         self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
-        self._counts = np.array([self._count(w) for w in range(windows)])
+        self._counts = counts_by(windows, lambda: np.array([self._count(w) for w in range(windows)]))
         self.updates_per_epoch = int(self._counts.sum())
         self._fits: Callable[[np.ndarray], bool] = lambda pairs: True
         self._cut_of = functools.lru_cache(maxsize=2)(self._cut)
-
-    def _window_pairs(self) -> int:
-        mean = max(float(np.mean(self._source)), float(np.mean(self._target)))
-        return max(WINDOW_PAIRS, int(WINDOW_UPDATES * self._tokens / mean))
 
     def that_fits(self, fits: Callable[[np.ndarray], bool]) -> "Plan":
         """The plan with only such orders of a window in which `fits(pairs)` holds for each of its updates."""

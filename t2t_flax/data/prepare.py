@@ -1,6 +1,7 @@
 """From a corpus to trained tokenizers, and from corpus and tokenizers to a token store."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -14,11 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from etils import epath
 
+from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.sources import Source
-from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore, read_meta
+from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore
 from t2t_flax.data.tokenizer import EOS, TokenizerPair, train_sentencepiece
 from t2t_flax.errors import UserError
 
@@ -28,6 +32,8 @@ INLINE_PAIRS = 60_000
 """Pairs tokenised before other processes are started: starting them takes seconds, these take about two."""
 CHUNKS_IN_FLIGHT = 3
 """Chunks that wait or are worked on, for each process."""
+
+COUNTS = ("pairs_read", "dropped", "too_long", "cut", "empty")
 
 Pairs = list[tuple[str, str]]
 
@@ -85,36 +91,72 @@ def prepare_split(
     processes: int = 0,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> TokenStore:
-    """The token store of `source` at the local `folder`: opened if it was made from the same, else made anew.
+    """The token store of `source` at `folder`: opened if it was made from the same, else made anew. A folder in an object
+    store is opened as this host's copy of it.
 
     max_length: tokens of either side, EOS counted. too_long: "drop" the pair | "cut" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
     "error". processes: 0 = one per core; the bytes do not depend on it. progress(pairs done, pairs in all or None).
     meta.json counts pairs_read, pairs (kept), dropped, too_long, cut and empty. Raises UserError if nothing is kept.
     """
+    policies = Policies(max_length, too_long, empty_lines, source_eos)
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
+    found = find(folder, digest)
+    if found:
+        return found
+    encoded = encode(source.pairs(), tokenizers, policies, processes)
+    place = place_of(folder, digest)
+    with new_store(place, tokenizers) as writer:
+        counts = write_chunks(writer, encoded, source, policies, progress=progress)
+        refuse_nothing(source, counts, policies)
+        writer.meta.update(digest=digest, recipe=recipe, **counts)
+    send(place, folder)
+    return TokenStore.open(place, epath.Path(folder))
+
+
+@dataclass(frozen=True)
+class Policies:
+    """What happens to pairs that are too long or have an empty side; see `prepare_split`."""
+
+    max_length: int
+    too_long: str
+    empty_lines: str
+    source_eos: bool = True
+
+
+def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
+    """(what a store is made from, its sha256)."""
     recipe = {
         "format_version": FORMAT_VERSION,
-        "source_fingerprint": source.fingerprint(),
+        "source_fingerprint": fingerprint,
         "tokenizer_digest": tokenizers.digest,
-        "max_length": max_length,
-        "too_long": too_long,
-        "empty_lines": empty_lines,
-        "source_eos": source_eos,
+        **dataclasses.asdict(policies),
     }
-    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
-    folder = Path(folder)
-    old = read_meta(folder)
-    if old is not None and old.get("digest") == digest:
-        return TokenStore.open(folder)
+    return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 
-    encoder = _Encoder(tokenizers, max_length, too_long, empty_lines, source_eos)
-    counts = dict.fromkeys(("pairs_read", "dropped", "too_long", "cut", "empty"), 0)
-    vocab_sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-    encoded = _encode_all(encoder, source.pairs(), processes or _num_cores())
-    with StoreWriter(folder, vocab_sizes=vocab_sizes) as writer, contextlib.closing(encoded):
+
+def new_store(place: Path, tokenizers: TokenizerPair) -> StoreWriter:
+    """A writer of a store with the tokenizers' sizes."""
+    return StoreWriter(place, vocab_sizes=(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
+
+
+def encode(pairs: Iterator[tuple[str, str]], tokenizers: TokenizerPair, policies: Policies, processes: int):
+    """Tokenised chunks of the pairs, in their order; `processes` as in `prepare_split`."""
+    return _encode_all(_Encoder(tokenizers, policies), pairs, processes or _num_cores())
+
+
+def write_chunks(
+    writer: StoreWriter, encoded, source: Source, policies: Policies, *, first: int = 0, total=None, progress=None
+) -> dict[str, int]:
+    """Appends tokenised chunks, of which the first begins with pair `first` of the source; returns the counts.
+
+    Raises UserError for an empty side where the policies say so.
+    """
+    counts = dict.fromkeys(COUNTS, 0)
+    with contextlib.closing(encoded):
         for chunk in encoded:
-            if chunk.first_empty is not None and empty_lines == "error":
-                place = source.where(counts["pairs_read"] + chunk.first_empty)
+            if chunk.first_empty is not None and policies.empty_lines == "error":
+                place = source.where(first + counts["pairs_read"] + chunk.first_empty)
                 raise UserError(
                     f"{place}: one side of the pair is empty; correct the text, or drop such pairs with "
                     f"config.data.empty_lines = 'drop'"
@@ -123,14 +165,17 @@ def prepare_split(
             for name, count in chunk.counts.items():
                 counts[name] += count
             if progress:
-                progress(counts["pairs_read"], source.count)
-        if counts["dropped"] == counts["pairs_read"]:
-            raise UserError(
-                f"{source.spec}: nothing is left of {counts['pairs_read']} pairs: {counts['empty']} have an empty "
-                f"side, {counts['too_long']} have a side longer than config.data.max_length = {max_length} tokens"
-            )
-        writer.meta.update(digest=digest, recipe=recipe, **counts)
-    return TokenStore.open(folder)
+                progress(counts["pairs_read"], total or source.count)
+    return counts
+
+
+def refuse_nothing(source: Source, counts: dict[str, int], policies: Policies) -> None:
+    """Raises UserError where no pair was kept."""
+    if counts["dropped"] == counts["pairs_read"]:
+        raise UserError(
+            f"{source.spec}: nothing is left of {counts['pairs_read']} pairs: {counts['empty']} have an empty side, "
+            f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
+        )
 
 
 @dataclass
@@ -145,13 +190,11 @@ class _Encoder:
     """Tokenises chunks of pairs under the policies; is sent to other processes once."""
 
     tokenizers: TokenizerPair
-    max_length: int
-    too_long: str
-    empty_lines: str
-    source_eos: bool
+    policies: Policies
 
     def __call__(self, pairs: Pairs) -> _Chunk:
-        counts = dict(pairs_read=len(pairs), dropped=0, too_long=0, cut=0, empty=0)
+        policies = self.policies
+        counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
         kept: tuple[list, list] = [], []
         first_empty = None
         for i, pair in enumerate(pairs):
@@ -159,16 +202,16 @@ class _Encoder:
             empty = not (source and target and pair[0].strip() and pair[1].strip())
             if empty and first_empty is None:
                 first_empty = i
-            long = max(len(source), len(target)) + 1 > self.max_length
-            drop = (empty and self.empty_lines == "drop") or (long and self.too_long == "drop")
+            long = max(len(source), len(target)) + 1 > policies.max_length
+            drop = (empty and policies.empty_lines == "drop") or (long and policies.too_long == "drop")
             counts["empty"] += empty
             counts["too_long"] += long
             counts["dropped"] += drop
-            counts["cut"] += long and not drop and self.too_long == "cut"
+            counts["cut"] += long and not drop and policies.too_long == "cut"
             if not drop:
-                for side, ids, eos in zip(kept, (source, target), (self.source_eos, True), strict=True):
-                    if self.too_long == "cut":
-                        del ids[self.max_length - 1 :]
+                for side, ids, eos in zip(kept, (source, target), (policies.source_eos, True), strict=True):
+                    if policies.too_long == "cut":
+                        del ids[policies.max_length - 1 :]
                     side.append(ids + [EOS] if eos else ids)
         sides = tuple(
             (

@@ -1,15 +1,15 @@
 """Where sentence pairs come from: text files, one TSV file, a TFDS dataset, or the built-in corpus."""
 
 import abc
-import gzip
+import dataclasses
 import hashlib
 import itertools
 import os
-import zlib
 from collections.abc import Iterator
 
 from etils import epath
 
+from t2t_flax.data.lines import file_sha256, lines, scan
 from t2t_flax.errors import UserError
 
 FORMS = (
@@ -17,6 +17,24 @@ FORMS = (
     "'tfds:NAME:SPLIT', 'toy:SPLIT' or 'toy:SPLIT:COUNT'"
 )
 TOY_COUNTS = {"train": 60_000, "valid": 500, "test": 500}
+
+
+STRIDE = 10_000
+"""Lines between two places of a text file at which a host can begin to read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What one reading of a corpus tells: `marks` are (pair, byte offset of its line in each file), ascending."""
+
+    fingerprint: str
+    count: int
+    marks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def share(self, index: int, of: int) -> tuple[int, int]:
+        """The contiguous pairs (first, last + 1) that host `index` of `of` reads; all hosts together read each once."""
+        border = lambda i: self.count if i == of else STRIDE * round(self.count * i / of / STRIDE)  # noqa: E731
+        return min(border(index), self.count), min(border(index + 1), self.count)
 
 
 class Source(abc.ABC):
@@ -39,12 +57,24 @@ class Source(abc.ABC):
     def where(self, i: int) -> str:
         """The place of pair i (from 0), for an error message: 'train.en line 17'."""
 
+    def survey(self) -> Survey:
+        """Counts the pairs, for hosts that share the reading. Raises UserError where two files do not match."""
+        return Survey(self.fingerprint(), self.count or sum(1 for _ in self.pairs()))
+
+    def read_range(self, first: int, last: int, survey: Survey) -> Iterator[tuple[str, str]]:
+        """Pairs `first` .. `last` - 1. Raises UserError with the place, as a reading of the whole would."""
+        return itertools.islice(self.read(), first, last)
+
     def pairs(self) -> Iterator[tuple[str, str]]:
         """The pairs in order, in constant memory; each call starts anew. Raises UserError if there is none."""
         count = 0
         for pair in self.read():
             count += 1
             yield pair
+        self.counted(count)
+
+    def counted(self, count: int) -> None:
+        """Notes the number of pairs. Raises UserError if there is none."""
         if not count:
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); give one with at least one pair")
         self.count = count
@@ -61,18 +91,35 @@ class TextSource(Source):
         streams = [lines(path) for path in self._paths]
         for i, pair in enumerate(itertools.zip_longest(*streams)):
             if None in pair:
-                a, b = (
-                    i if side is None else i + 1 + sum(1 for _ in stream)
-                    for side, stream in zip(pair, streams, strict=True)
-                )
-                raise UserError(
-                    f"{self._paths[0]} has {a} lines and {self._paths[1]} has {b}: "
-                    f"line i of one must be the translation of line i of the other"
+                self._refuse(
+                    *(
+                        i if side is None else i + 1 + sum(1 for _ in stream)
+                        for side, stream in zip(pair, streams, strict=True)
+                    )
                 )
             yield pair
 
     def fingerprint(self):
-        return _sha256("text", *map(_file_sha256, self._paths))
+        return _sha256("text", *map(file_sha256, self._paths))
+
+    def survey(self):
+        scans = [scan(path, STRIDE) for path in self._paths]
+        if scans[0].lines != scans[1].lines:
+            self._refuse(scans[0].lines, scans[1].lines)
+        marks = zip(*(found.offsets for found in scans), strict=False)
+        numbered = tuple((STRIDE * i, offsets) for i, offsets in enumerate(marks))
+        return Survey(_sha256("text", *(found.sha256 for found in scans)), scans[0].lines, numbered)
+
+    def read_range(self, first, last, survey):
+        line, offsets = _mark_before(survey, first)
+        streams = [lines(path, line, offset) for path, offset in zip(self._paths, offsets or (0, 0), strict=True)]
+        return itertools.islice(zip(*streams, strict=True), first - line, last - line)
+
+    def _refuse(self, source_lines: int, target_lines: int):
+        raise UserError(
+            f"{self._paths[0]} has {source_lines} lines and {self._paths[1]} has {target_lines}: "
+            f"line i of one must be the translation of line i of the other"
+        )
 
     def where(self, i):
         return ", ".join(f"{path} line {i + 1}" for path in self._paths)
@@ -86,14 +133,27 @@ class TsvSource(Source):
         self._path = path
 
     def read(self):
-        for i, line in enumerate(lines(self._path)):
+        return self._split(0, lines(self._path))
+
+    def _split(self, first: int, texts: Iterator[str]):
+        for i, line in enumerate(texts, first):
             sides = line.split("\t")
             if len(sides) != 2:
                 raise UserError(f"{self.where(i)}: expected source TAB target, found {len(sides) - 1} TABs, not 1")
             yield sides[0], sides[1]
 
     def fingerprint(self):
-        return _sha256("tsv", _file_sha256(self._path))
+        return _sha256("tsv", file_sha256(self._path))
+
+    def survey(self):
+        found = scan(self._path, STRIDE)
+        marks = tuple((STRIDE * i, (offset,)) for i, offset in enumerate(found.offsets))
+        return Survey(_sha256("tsv", found.sha256), found.lines, marks)
+
+    def read_range(self, first, last, survey):
+        line, offsets = _mark_before(survey, first)
+        texts = lines(self._path, line, *offsets)
+        return itertools.islice(self._split(line, texts), first - line, last - line)
 
     def where(self, i):
         return f"{self._path} line {i + 1}"
@@ -147,28 +207,6 @@ def open_source(
     raise UserError(f"{label} is not understood as a corpus; it can be {FORMS}")
 
 
-def lines(path: epath.Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or .gz, without their ends.
-
-    Only the byte 0x0A ends a line, so that no other character can move the two sides apart; one 0x0D before it goes.
-    Raises UserError with the place where the file is not UTF-8 or not gzip.
-    """
-    number = 0
-    try:
-        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as file:
-            for line in file:
-                number += 1
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(
-            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
-            f"({error.reason}); convert the file to UTF-8"
-        ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip data after line {number} ({error}); get the file again") from None
-
-
 def _existing(name: str, root: str, label: str) -> epath.Path:
     path = epath.Path(root or ".") / epath.Path(name).expanduser()
     if not path.exists():
@@ -197,9 +235,5 @@ def _sha256(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_sha256(path: epath.Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _mark_before(survey: Survey, pair: int) -> tuple[int, tuple[int, ...]]:
+    return max((mark for mark in survey.marks if mark[0] <= pair), default=(0, ()))

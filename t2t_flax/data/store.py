@@ -9,11 +9,14 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 
 from t2t_flax.errors import UserError
+from t2t_flax.files import is_remote
 
 FORMAT_VERSION = 1
 SIDES = ("source", "target")
@@ -64,6 +67,23 @@ class StoreWriter:
             self._longest[n] = max(self._longest[n], int(np.max(lengths, initial=0)))
         self._pairs += len(lengths)
 
+    def append(self, folder: epath.PathLike) -> dict:
+        """Appends all pairs of a finished store, wherever it lies; returns its meta. Raises UserError if there is none."""
+        folder = epath.Path(folder)
+        meta = read_meta(folder)
+        if meta is None:
+            raise UserError(f"there is no token store at {folder}; give the same command again")
+        for n, side in enumerate(SIDES):
+            for part in ("ids", "lengths"):
+                for block in _blocks(_file(folder, side, part)):
+                    self._open[side, part].write(block)
+            for block in _blocks(_file(folder, side, "offsets")):
+                self._open[side, "offsets"].write((np.frombuffer(block, _OFFSET) + self._tokens[n]).tobytes())
+            self._tokens[n] += meta[side]["tokens"]
+            self._longest[n] = max(self._longest[n], meta[side]["longest"])
+        self._pairs += meta["pairs"]
+        return meta
+
     def __exit__(self, kind, error, trace) -> None:
         self._files.close()
         try:
@@ -93,8 +113,10 @@ class StoreWriter:
 class TokenStore:
     """A finished store. `source_lengths`, `target_lengths`: int32 [num_pairs], EOS counted, memory-mapped."""
 
-    def __init__(self, folder: Path, meta: dict):
+    def __init__(self, folder: Path, meta: dict, origin: epath.Path | None = None):
         self.folder, self.meta = folder, meta
+        self.origin = origin or epath.Path(folder)
+        """Where all hosts see it: an object store, of which `folder` is this host's copy, or `folder` itself."""
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
         """Identifies what the store was made from: corpus, tokenizers, policies."""
@@ -103,7 +125,7 @@ class TokenStore:
         self.target_lengths = self._sides["target"][2]
 
     @classmethod
-    def open(cls, folder: os.PathLike | str) -> "TokenStore":
+    def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
         """Raises UserError if there is none at `folder`, its files are damaged or another version wrote it."""
         folder = Path(folder)
         meta = read_meta(folder)
@@ -114,11 +136,21 @@ class TokenStore:
                 f"the token store {folder} has format {meta['format_version']}, this version of t2t_flax reads "
                 f"{FORMAT_VERSION}; delete the folder and run prepare again"
             )
-        return cls(folder, meta)
+        return cls(folder, meta, origin)
 
     def side(self, side: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(ids [tokens], offsets [num_pairs], lengths [num_pairs]) of "source" or "target", memory-mapped."""
         return self._sides[side]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest side of a pair, from meta.json: nothing is read."""
+        return max(self.meta[side]["longest"] for side in SIDES)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a pair's side on average, on the side that has more."""
+        return max(self.meta[side]["tokens"] for side in SIDES) / self.num_pairs
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -165,9 +197,14 @@ class TokenStore:
         return np.asarray(np.memmap(path, dtype, "r")) if count else np.zeros(0, dtype)
 
 
-def read_meta(folder: Path) -> dict | None:
-    """meta.json of the store at `folder`; None if nothing is there. Raises UserError if it is no store."""
-    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
+def read_meta(folder: Path | epath.Path) -> dict | None:
+    """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
+    Raises UserError if it is no store.
+    """
+    if is_remote(folder):
+        if not (folder / "meta.json").exists():
+            return None
+    elif not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
         return None
     try:
         meta = json.loads((folder / "meta.json").read_text())
@@ -182,6 +219,12 @@ def read_meta(folder: Path) -> dict | None:
 
 def _file(folder: Path, side: str, part: str) -> Path:
     return folder / f"{side}.{part}"
+
+
+def _blocks(path: epath.Path, size: int = 1 << 22) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(size):
+            yield block
 
 
 def _remove_abandoned(folder: Path) -> None:

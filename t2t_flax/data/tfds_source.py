@@ -50,10 +50,20 @@ class TfdsSource(Source):
         self._features, self._languages = builder.info.features, languages
 
     def read(self):
-        i = 0
+        return self._read(0, self.count)
+
+    def read_range(self, first, last, survey):
+        return self._read(first, last)
+
+    def _read(self, first: int, last: int):
+        i, before = first, 0
         for part in self._parts:
+            skip, take = max(0, first - before), min(part.take, last - before)
+            before += part.take
+            if take <= skip:
+                continue
             records = tfrecords if ".tfrecord" in epath.Path(part.filename).name else array_records
-            for record in records(part.filename, part.skip, part.take):
+            for record in records(part.filename, part.skip + skip, take - skip):
                 example = self._features.deserialize_example_np(record)
                 try:
                     source, target = (bytes(example[language]).decode() for language in self._languages)

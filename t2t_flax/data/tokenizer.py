@@ -16,7 +16,7 @@ from etils import epath
 
 from t2t_flax.data.hashing import mix
 from t2t_flax.errors import UserError
-from t2t_flax.files import write_whole
+from t2t_flax.files import is_remote, write_whole
 
 PAD, EOS, UNK = 0, 1, 2
 
@@ -188,12 +188,15 @@ class TokenizerPair:
         return self.source is self.target
 
     def save(self, folder: epath.PathLike) -> None:
-        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete."""
+        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object
+        store it is complete (`is_complete`) when its last file is there.
+        """
         folder = epath.Path(folder)
         files = {"tokenizer.model": self.source}
         if not self.joint:
             files = {"source.model": self.source, "target.model": self.target}
-        into = folder if folder.exists() else folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
+        in_place = is_remote(folder) or folder.exists()
+        into = folder if in_place else folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
         for name, tokenizer in files.items():
             tokenizer.save(into / name)
         for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
@@ -207,6 +210,13 @@ class TokenizerPair:
             if not folder.exists():
                 raise
             self.save(folder)
+
+    @staticmethod
+    def is_complete(folder: epath.PathLike) -> bool:
+        """Whether the folder holds all that `save` wrote."""
+        folder = epath.Path(folder)
+        joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
+        return joint.exists() or all(side.exists() for side in sides)
 
     @staticmethod
     def load(path: epath.PathLike) -> "TokenizerPair":

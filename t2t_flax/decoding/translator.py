@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Decode
 from t2t_flax.data.tokenizer import EOS, TokenizerPair
@@ -119,7 +120,7 @@ class Translator:
         prefix_BxP = padded(forced, self._rows, round_up(max(map(len, forced)), PREFIX_LENGTHS))
         ids_B = np.array(list(sentence_ids) + [0] * (self._rows - len(sources)), np.int32)
         rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
-        put = lambda x: jax.device_put(x, rows)  # noqa: E731
+        put = lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index])  # noqa: E731
         with mesh_lib.use(self._mesh):
             width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
             cache = _start(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
@@ -131,7 +132,7 @@ class Translator:
                 temperature = c.temperature if c.strategy == "sample" else 0.0
                 options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
                 found = sample(self._step, params, cache, options, sentence_ids_B=put(ids_B), **told)
-        found = jax.device_get(found)
+            found = jax.device_get(mesh_lib.replicated(found, self._mesh))
         return [self._hypotheses(found, b) for b in range(len(sources))]
 
     def _hypotheses(self, found, b: int) -> tuple[Hypothesis, ...]:
@@ -158,7 +159,14 @@ class _Step:
 
 @jax.jit(static_argnums=(0, 3, 4))
 def _start(model: Transformer, params, source_BxS, beam_size: int, length: int):
-    return model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
+    cache = model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
+    return jax.tree.map(_by_rows, cache)
+
+
+def _by_rows(x: jax.Array) -> jax.Array:
+    """Divided over the mesh by sentences: XLA would put an empty cache, which follows from nothing, whole on each device."""
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*mesh_lib.ROWS, *free))
 
 
 def round_up(n: int, choices: Sequence[int]) -> int:

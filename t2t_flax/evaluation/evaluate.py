@@ -90,11 +90,11 @@ def evaluate(
             "total": round(time.perf_counter() - began, 3),
         },
     }
-    folder = loaded.workdir / "eval"
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind, text in texts.items():
-        write_whole(folder / record[kind], text)
-    write_record(folder / f"{name}.json", record)
+    if jax.process_index() == 0:
+        folder = loaded.workdir / "eval"
+        for kind, text in texts.items():
+            write_whole(folder / record[kind], text)
+        write_record(folder / f"{name}.json", record)
     return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
 
 

@@ -10,15 +10,16 @@ from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.training.run import Run
 
 
-def validation_bleu(run: Run) -> Callable[[Any], float]:
-    """A function of parameters: sacreBLEU of the first `eval.bleu_sentences` of the validation set (0 = all)."""
+def validation_bleu(run: Run) -> Callable[..., float]:
+    """A function of (parameters, after_batch): sacreBLEU of the first `eval.bleu_sentences` of the validation set (0 = all)."""
     config = run.config
     eos = config.data.source_eos
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config.decode, source_eos=eos)
 
-    def bleu(params: Any) -> float:
+    def bleu(params: Any, after_batch: Callable[[], None] = lambda: None) -> float:
         pairs = list(itertools.islice(split_source(config, "valid").pairs(), config.eval.bleu_sentences or None))
-        hypotheses = [t.text for t in translator.translate(params, [source for source, _ in pairs])]
+        sources = [source for source, _ in pairs]
+        hypotheses = [t.text for t in translator.translate(params, sources, progress=lambda _: after_batch())]
         text = dict(tokenized=config.data.tokenized, language=config.data.target_language)
         return corpus_scores(hypotheses, [reference for _, reference in pairs], **text)["sacrebleu"]["score"]
 

@@ -5,27 +5,33 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.files import write_whole
+from t2t_flax.files import is_remote, write_whole
+from t2t_flax.telemetry import mirror
 
 
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl (and WORKDIR/tensorboard).
 
-    A resumed run drops the lines after its first update, so that the file reads as if nothing had happened.
+    A resumed run drops the lines after its first update, so that the file reads as if nothing had happened. For a
+    workdir in an object store the files grow on local disk and are sent whole, now and then and by `send`.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool):
-        self._path = epath.Path(workdir) / "metrics.jsonl"
+        workdir = epath.Path(workdir)
         kept = "".join(json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= resume_step)
-        if self._path.exists() and self._path.read_text() != kept:
-            write_whole(self._path, kept)
-        self._file = self._path.open("a")
+        self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
+        folder = epath.Path(self._mirror.local) if self._mirror else workdir
+        path = folder / "metrics.jsonl"
+        if self._mirror or path.exists() and path.read_text() != kept:
+            write_whole(path, kept)
+        self._file = path.open("a")
         self._board = None
         if tensorboard:
             import tensorboardX
 
+            flush = mirror.SECONDS if self._mirror else 120
             self._board = tensorboardX.SummaryWriter(
-                str(epath.Path(workdir) / "tensorboard"), purge_step=resume_step + 1
+                str(folder / "tensorboard"), purge_step=resume_step + 1, flush_secs=flush
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -37,10 +43,19 @@ class MetricsWriter:
                 if isinstance(value, int | float):
                     self._board.add_scalar(name, value, step)
 
+    def send(self) -> None:
+        """Makes the lines so far outlive this machine, as the checkpoint will that is made next. Pictures of the last
+        seconds may be missing: TensorBoard's writer has a queue of its own.
+        """
+        if self._mirror:
+            self._mirror.send()
+
     def close(self) -> None:
         self._file.close()
         if self._board:
             self._board.close()
+        if self._mirror:
+            self._mirror.close()
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:

@@ -8,10 +8,13 @@ import rich.progress
 
 
 class Progress:
-    """`update` shows the step, free text and the time that is left; `say` prints a line above the bar."""
+    """`update` shows the step, free text and the time that is left; `say` prints a line above the bar.
 
-    def __init__(self, name: str, total: int | None, *, start: int = 0, unit: str = "updates"):
-        self._console = rich.console.Console(stderr=False, highlight=False, soft_wrap=True)
+    `quiet`: nothing is shown.
+    """
+
+    def __init__(self, name: str, total: int | None, *, start: int = 0, unit: str = "updates", quiet: bool = False):
+        self._console = rich.console.Console(stderr=False, highlight=False, soft_wrap=True, quiet=quiet)
         self._live = self._console.is_terminal
         self._name, self._total, self._start, self._unit = name, total, start, unit
         self._began, self._last_line = time.monotonic(), float("-inf")
@@ -45,6 +48,10 @@ class Progress:
         """A line of its own."""
         self._console.print(text, markup=False)
         sys.stdout.flush()
+
+    def say_if(self, text: str | None) -> None:
+        if text:
+            self.say(text)
 
     def _eta(self, done: int, now: float) -> str:
         if not self._total or done <= self._start or done >= self._total:

@@ -12,6 +12,10 @@ class Due(NamedTuple):
     bleu: bool
     checkpoint: bool
 
+    @property
+    def evaluation(self) -> bool:
+        return self.loss or self.bleu
+
 
 def due(run: Run, step: int) -> Due:
     """After update `step`; epochs are counted in the updates that the plan of the batches gives them."""

@@ -80,11 +80,13 @@ class Feed:
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> Fed:
-    """The batch's arrays on the mesh, and its token counts for FLOPs."""
-    arrays = mesh_lib.to_global(batch.arrays, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
+    """The batch's arrays on the mesh, of which this process makes the rows of its own devices, and its token counts for
+    FLOPs.
+    """
+    size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
+    arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
     s, t = (np.asarray(x[batch.pairs], np.float64) for x in lengths)
     real = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
-    micro, rows, length = batch.arrays["target"].shape
     slots = float(micro * rows * length)
     padded = Tokens(slots, slots, slots * length, slots * length, slots * length)
     return Fed(arrays, batch, real, padded)

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import psutil
 
+from t2t_flax.parallel.pod import Pod
+from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry.clock import Clock
+from t2t_flax.telemetry.pace import Pace
 from t2t_flax.telemetry.progress import Progress
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.feed import Feed
-from t2t_flax.training.preemption import Preemption
 from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
 from t2t_flax.training.run import Run, ValidationLoss, compile_train_steps
 from t2t_flax.training.state import TrainState
@@ -34,60 +36,79 @@ class Outcome:
         return self.reason in ("steps", "patience")
 
 
-def train(run: Run, bleu: Callable[[Any], float], say: Callable[[str], None] = print) -> Outcome:
+def train(
+    run: Run,
+    bleu: Callable[[Any, Callable[[], None]], float] | None,
+    say: Callable[[str], None] = print,
+    watch: Watch | None = None,
+) -> Outcome:
     """Trains from the newest checkpoint (or from scratch) to config.train.steps.
 
-    `bleu(params)` scores the validation set. Update t takes batch t - 1. Raises NonFiniteLoss; UserError for a
+    `bleu(params, after_batch)` scores the validation set, calling `after_batch()` now and then. Update t takes batch
+    t - 1. `watch`: of the processes of the run; default: this one alone. Raises NonFiniteLoss; UserError for a
     checkpoint of another model and for a full disk.
     """
+    if watch is None:
+        with Watch(Pod(), run.config.distributed) as watch:
+            return train(run, bleu, say, watch)
     config = run.config
-    checkpoints = open_checkpoints(run)
-    state, done = restore_or_init(run, checkpoints, say)
-    clock = Clock(done.seconds)
-    with clock.measure("compile"):
-        programs = compile_train_steps(run)
-        valid_loss = _validation_loss(run)
-    log = UpdateLog(run, clock, done.step)
+    with watch.giving_up("restoring and compiling"):
+        checkpoints = open_checkpoints(run)
+        state, done = restore_or_init(run, checkpoints, say)
+        clock = Clock(done.seconds)
+        with clock.measure("compile"):
+            programs = compile_train_steps(run)
+            valid_loss = _validation_loss(run)
+        log = UpdateLog(run, clock, done.step)
+        pace = Pace(watch.pod, config.distributed.straggler_share)
     with (
         finish_saves_on_error(checkpoints),
-        Preemption() as preemption,
-        Progress("train", config.train.steps, start=done.step) as bar,
+        watch.progress(),
+        Progress("train", config.train.steps, start=done.step, quiet=not watch.pod.lead) as bar,
         Feed(run.batches, run.mesh, run.corpus.train.lengths, done.step, config.train.steps) as feed,
     ):
         reason = "steps"
         first = done.step + 1
-        for step in range(first, config.train.steps + 1):
-            log.profile(step)
-            with clock.measure("data"):
-                fed = feed.next()
-            with clock.measure("step"), jax.transfer_guard("disallow"):
-                state, metrics = programs[fed.key](state, fed.arrays)
-            log.took(step, fed, metrics, bar)  # waits for the update before, so that the device always has one queued
-            if step == first:
-                log.flush(bar)
-                started = psutil.Process().create_time()
-                say(f"first update {time.time() - started:.1f} s after the start of the process")
+        for step in range(done.step if done.evaluation_due else first, config.train.steps + 1):
+            if step >= first:
+                log.profile(step)
+                with clock.measure("data"):
+                    fed = feed.next()
+                with clock.measure("step"), jax.transfer_guard("disallow"):
+                    state, metrics = programs[fed.key](state, fed.arrays)
+                log.took(step, fed, metrics, bar)  # waits for the update before: the device always has one queued
+                if watch.pod.count > 1 and step % config.log.every_steps == 0:
+                    log.flush(bar)  # nothing is in flight while the devices are compared
+                    bar.say_if(pace.compare(clock.seconds))
+                if step == first:
+                    log.flush(bar)
+                    started = psutil.Process().create_time()
+                    say(f"first update {time.time() - started:.1f} s after the start of the process")
 
-            metric = None
-            now = due(run, step)
-            if now.loss or now.bleu:
+            metric, asked, now = None, watch.reached(), due(run, step)
+            done.evaluation_due = asked and now.evaluation
+            if now.evaluation and not asked:
                 log.flush(bar)
-                with clock.measure("eval"):
-                    values = _evaluate(now, state, valid_loss, bleu)
-                metric = _note_metric(done, values, step, config.eval.metric)
-                log.write(step, values)
-                bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+                try:
+                    with clock.measure("eval"):
+                        values = _evaluate(now, state, valid_loss, bleu, watch)
+                except StopRequested:  # nothing of it is kept: the resumed run evaluates first
+                    asked = done.evaluation_due = True
+                else:
+                    metric = _note_metric(done, values, step, config.eval.metric)
+                    log.write(step, values)
+                    bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
             patience = config.eval.patience
             stop = bool(patience) and done.evaluations_without_better >= patience
-            asked = preemption.requested  # read once: a signal may arrive between the two uses
             last = stop or asked or step == config.train.steps
             if last or now.checkpoint or (metric is not None and config.checkpoint.keep_best):
                 log.flush(bar)
+                log.send()
                 with clock.measure("save"):
                     done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
                     save(run, checkpoints, state, done, metric)
             if asked or stop:
-                reason = preemption.name if asked else "patience"
+                reason = watch.signal if asked else "patience"
                 break
         else:
             step = max(done.step, config.train.steps)
@@ -104,13 +125,14 @@ def _validation_loss(run: Run) -> ValidationLoss | None:
     return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
 
 
-def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bleu) -> dict[str, float]:
+def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bleu, watch: Watch) -> dict[str, float]:
+    """Raises StopRequested where all processes are to stop in the middle of it."""
     values = {}
     if valid_loss and now.loss:
-        nll, loss = valid_loss(state.eval_params)
+        nll, loss = valid_loss(state.eval_params, watch.stop_here)
         values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
     if now.bleu:
-        values["valid_bleu"] = bleu(state.eval_params)
+        values["valid_bleu"] = bleu(state.eval_params, watch.stop_here)
     return values
 
 

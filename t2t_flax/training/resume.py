@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ class Progressed:
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
+    evaluation_due: bool = False
+    """True where the run was stopped before or inside the evaluation of `step`: the resumed run begins with it."""
     scheduled: bool = True
     """False where only a signal, or an evaluation, asked for the checkpoint: averages leave it out."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -96,13 +99,22 @@ def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed
 
 @contextlib.contextmanager
 def finish_saves_on_error(checkpoints: Checkpoints):
-    """Where the block fails, what is being written is still written: the run will want to continue from it."""
+    """Where the block fails, what is being written is still written: the run will want to continue from it.
+
+    One process of several does not wait for long: another may be gone, without which a save is never complete.
+    """
     try:
         yield
     except Exception:
-        with contextlib.suppress(Exception):
-            checkpoints.close()
+        closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
+        closing.start()
+        closing.join(None if jax.process_count() == 1 else 5.0)
         raise
+
+
+def _close_quietly(checkpoints: Checkpoints) -> None:
+    with contextlib.suppress(Exception):
+        checkpoints.close()
 
 
 def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:

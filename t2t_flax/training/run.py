@@ -1,6 +1,7 @@
 """What a run is made of: data, mesh, model, optimizer, batches; and the programs of its closed list of shapes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -107,11 +108,14 @@ class ValidationLoss:
         with mesh_lib.use(mesh):
             self._program = step.lower(params, struct).compile()
 
-    def __call__(self, params: Any) -> tuple[float, float]:
-        rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
+    def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
         for batch in self._batches():
-            sums.append(self._program(params, mesh_lib.to_global({k: x[0] for k, x in batch.arrays.items()}, rows)))
+            rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
+            arrays = mesh_lib.to_global(rows, (self.shape.rows, self.shape.length), sharding)
+            sums.append(self._program(params, arrays))
+            after_batch()
         nll, loss, tokens = np.sum([[float(x) for x in three] for three in sums], axis=0)
         return float(nll / tokens), float(loss / tokens)
 

@@ -71,12 +71,18 @@ def init_state(
     with mesh_lib.use(mesh):
         boxed = jax.eval_shape(init, key)
         shardings = mesh_lib.shardings_of(boxed, mesh)
+        of_params = mesh_lib.shardings_of(boxed.params, mesh, config.mesh.fsdp_shards)
+        shardings = shardings.replace(params=of_params, ema=shardings.ema and of_params)
         if not abstract:
-            return nn.unbox(jax.jit(init, out_shardings=shardings)(key)), shardings
-    is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
-    plain = jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, boxed, is_leaf=is_box)
+            return _unboxed(jax.jit(init, out_shardings=shardings)(key)), shardings
     struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-    return jax.tree.map(struct, plain, shardings), shardings
+    return jax.tree.map(struct, _unboxed(boxed), shardings), shardings
+
+
+def _unboxed(tree: Any) -> Any:
+    """Without the boxes of logical names. (`nn.unbox` would move each leaf to where the names alone put it.)"""
+    is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
+    return jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box)
 
 
 def count_params(params: Any, config: Config, source_vocab: int, target_vocab: int) -> int:

@@ -53,6 +53,8 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
     """
     rate = schedule(config.optimizer, config.model.d_model)
     shards = mesh_lib.batch_shards(mesh)
+    # Where the optimizer state lies: with ZeRO-1 the gradients go there before the parameters are whole again.
+    moments = optax.tree.get(shardings.opt_state, "mu")
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -70,7 +72,7 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
             zeros = (jax.tree.map(jnp.zeros_like, state.params), *(jnp.zeros(()) for _ in range(3)))
             add = lambda sums, xs: (jax.tree.map(jnp.add, sums, micro(*xs)), None)  # noqa: E731
             (grads, loss, nll, tokens), _ = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
-        grads = jax.tree.map(lambda g: g / tokens, grads)
+        grads = jax.lax.with_sharding_constraint(jax.tree.map(lambda g: g / tokens, grads), moments)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         decay = config.optimizer.ema_decay

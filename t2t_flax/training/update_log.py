@@ -22,7 +22,9 @@ class UpdateLog:
 
     def __init__(self, run: Run, clock: Clock, step: int):
         self._run, self._clock, config = run, clock, run.config
-        self._writer = MetricsWriter(run.workdir, resume_step=step, tensorboard=config.log.tensorboard)
+        self._writer = None
+        if jax.process_index() == 0:
+            self._writer = MetricsWriter(run.workdir, resume_step=step, tensorboard=config.log.tensorboard)
         self._pending: tuple[int, Fed, Any] | None = None
         self._since = self._busy()
         self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
@@ -80,12 +82,18 @@ class UpdateLog:
             }
             values |= flops.mfu(self._hardware, self._useful, seconds, self._peaks)
             values["seconds"] = self._clock.rounded()
-            self._writer.write(step, values)
+            self.write(step, values)
             self._since = self._busy()
             self._tokens = self._hardware = self._useful = self._slots = 0.0
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        self._writer.write(step, values)
+        if self._writer:
+            self._writer.write(step, values)
+
+    def send(self) -> None:
+        """Brings what is only on this machine to where the next checkpoint goes."""
+        if self._writer:
+            self._writer.send()
 
     def profile(self, step: int) -> None:
         first, last = self._run.config.log.profile_steps
@@ -102,4 +110,5 @@ class UpdateLog:
     def close(self) -> None:
         if self._profiling:
             self._stop_profile()
-        self._writer.close()
+        if self._writer:
+            self._writer.close()

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# TPU slices on GKE, as a JobSet: launch/gke_jobset.yaml. kubectl must point at the cluster.
+# usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
+#   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--dry-run] [-- COMMAND...]
+#   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
+# --hosts and --chips are those of one slice and of one host. The image holds this repository, installed with [tpu].
+source "$(dirname "$0")/shared.sh"
+# shellcheck disable=SC2034 # read by name in manifest()
+name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
+cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes=''
+parse "name image slices hosts chips accelerator topology restarts cluster zone machine spot jobset_version nodes" "$@"
+need name
+
+json() { # the words as a JSON list
+  local word words=''
+  for word in "$@"; do
+    word=${word//\\/\\\\} && word=${word//\"/\\\"} && word=${word//$'\n'/\\n} && word=${word//$'\t'/\\t}
+    words+=", \"$word\""
+  done
+  echo "[${words#, }]"
+}
+manifest() {
+  local text key
+  text=$(<"$here/gke_jobset.yaml")
+  for key in name image slices hosts chips accelerator topology restarts; do text=${text//__${key^^}__/"${!key}"}; done
+  echo "${text//__COMMAND__/"$(json "${command[@]}")"}"
+}
+start() {
+  need image
+  if [ -n "$dry_run" ]; then
+    run kubectl apply --filename=- && manifest
+  else
+    manifest | run kubectl apply --filename=-
+  fi
+}
+node_pools() { # create or delete: one node pool per slice
+  local i
+  need cluster zone
+  for ((i = 0; i < slices; i++)); do
+    if [ "$1" = create ]; then
+      run gcloud container node-pools create "$name-$i" --cluster="$cluster" --location="$zone" --node-locations="$zone" \
+        --machine-type="$machine" --tpu-topology="$topology" --num-nodes="$hosts" ${spot:+--spot}
+    else
+      run gcloud container node-pools delete "$name-$i" --cluster="$cluster" --location="$zone" --quiet
+    fi
+  done
+}
+remove() { run kubectl delete jobset "$name" --ignore-not-found --wait; }
+
+case $action in
+  create)
+    node_pools create
+    run kubectl apply --server-side \
+      --filename="https://github.com/kubernetes-sigs/jobset/releases/download/$jobset_version/manifests.yaml"
+    ;;
+  run) start ;;
+  resume) remove && start ;;
+  logs) run kubectl logs --follow --prefix --tail=200 --max-log-requests=64 \
+    --selector="jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0" ;;
+  delete) remove && if [ -n "$nodes" ]; then node_pools delete; fi ;;
+  *) mistake "unknown sub-command '$action'" ;;
+esac

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# A SLURM cluster: launch/slurm.sbatch. Run it on a login node, in the repository, on a file system that all nodes see.
+# usage: launch/slurm.sh create|run|logs|resume|delete --name=NAME [--nodes=1] [--tasks-per-node=1] [--gpus-per-node=0]
+#   [--time=1-00:00:00] [--partition=P] [--options="more options of sbatch"] [--restarts=20] [--dry-run] [-- COMMAND...]
+# With GPUs: one task for each. `create` makes .venv here; `resume` is `run` with the same --workdir, and waits until
+# no other job of this name runs.
+source "$(dirname "$0")/shared.sh"
+name='' nodes=1 tasks_per_node=1 gpus_per_node=0 time='' partition='' options='' restarts=20
+parse "name nodes tasks_per_node gpus_per_node time partition options restarts" "$@"
+need name
+
+start() {
+  local more=() gpus=()
+  read -ra more <<<"$options"
+  ((gpus_per_node == 0)) || gpus=("--gres=gpu:$gpus_per_node")
+  [ ! -d .venv ] || PATH=$PWD/.venv/bin:$PATH
+  run sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node="$tasks_per_node" \
+    ${gpus[@]+"${gpus[@]}"} ${time:+"--time=$time"} ${partition:+"--partition=$partition"} --export="ALL,T2T_RESTARTS=$restarts" \
+    ${more[@]+"${more[@]}"} "$@" "$here/slurm.sbatch" "${command[@]}"
+}
+
+case $action in
+  create)
+    run python3 -m venv .venv
+    run .venv/bin/pip install -e "$here/..$( ((gpus_per_node == 0)) || echo '[cuda]')"
+    ;;
+  run) start ;;
+  resume) start --dependency=singleton ;;
+  logs) run tail -n 200 -F "$name.log" ;;
+  delete) run scancel --name="$name" --me ;;
+  *) mistake "unknown sub-command '$action'" ;;
+esac

@@ -1,0 +1,66 @@
+"""A command as one of several processes: none waits for one that is gone, and each says why it ends."""
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from t2t_flax.config import Distributed
+from t2t_flax.errors import UserError
+from t2t_flax.parallel.pod import PodError
+from t2t_flax.parallel.start import start
+from t2t_flax.parallel.watch import FAILURE, STOPPED, USER_ERROR, Watch, end
+
+
+def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: Path | None = None) -> int:
+    """`body(watch)`, in this process alone or as one of several; returns its exit code.
+
+    Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
+    device. `stacks`: folder for the stacks of a process that hangs.
+    """
+    pod = start(config)
+    with Watch(pod, config, stacks=stacks) as watch:
+        try:
+            code = body(watch)
+        except BaseException as error:
+            if pod.count == 1:
+                raise
+            _fail(watch, error)
+    if pod.count > 1:
+        import jax
+
+        with contextlib.suppress(Exception):
+            jax.distributed.shutdown()
+    return code
+
+
+def _fail(watch: Watch, error: BaseException) -> None:
+    """Says what happened, lets the others know, and ends this process."""
+    if isinstance(error, UserError):
+        watch.say(str(error))
+        watch.tell_failure(USER_ERROR, str(error))
+        end(USER_ERROR)
+    if watch.signal:
+        watch.say(f"{watch.signal}: another process gave up first; the last checkpoint stands")
+        end(STOPPED)
+    words = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {words[0][:300] if words else ''}"
+    if _broken_connection(error):
+        gone = watch.who_is_gone()
+        watch.say(
+            f"the connection to another process broke, {gone}. The last checkpoint stands; start all again. ({text})"
+        )
+    else:
+        traceback.print_exception(error)
+        watch.say(text)
+        watch.tell_failure(FAILURE, text)
+    end(FAILURE)
+
+
+def _broken_connection(error: BaseException) -> bool:
+    """Whether an exception is what a collective, a barrier or a text raises where another process is gone."""
+    if isinstance(error, PodError):
+        return True
+    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
+        word in str(error) for word in ("Gloo", "gloo", "onnection", "oordination", "barrier", "NCCL", "task")
+    )

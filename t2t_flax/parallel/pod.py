@@ -1,0 +1,114 @@
+"""The processes of a run and what they tell each other besides arrays: short texts and barriers.
+
+They go through the coordination service of `jax.distributed`, whose client has no public name: this is the only file
+that touches it. One process alone has the same interface on a dictionary.
+"""
+
+import itertools
+import socket
+from typing import Any
+
+from t2t_flax.errors import UserError
+
+
+class PodError(Exception):
+    """Another process did not answer, or is gone."""
+
+
+class Pod:
+    """`index` of `count` processes, one of which, `lead`, speaks and writes for all."""
+
+    def __init__(self, index: int = 0, count: int = 1, client: Any = None):
+        self.index, self.count = index, count
+        self._client = client
+        self._own: dict[str, str] = {}
+        self._barriers = itertools.count()
+        self.put(f"host/{index}", socket.gethostname())
+
+    @property
+    def lead(self) -> bool:
+        return self.index == 0
+
+    def say(self, text: str = "") -> None:
+        """Prints a line, once for all processes."""
+        if self.lead:
+            print(text, flush=True)
+
+    def put(self, key: str, value: str) -> None:
+        """Makes `value` known to all under `key`, in place of what was there. Raises PodError."""
+        if self._client is None:
+            self._own[key] = value
+        else:
+            self._ask(self._client.key_value_set, f"t2t_flax/{key}", value, allow_overwrite=True)
+
+    def get(self, key: str, seconds: float) -> str:
+        """The value of `key`, waiting for it. Raises PodError after that time."""
+        if self._client is not None:
+            return self._ask(self._client.blocking_key_value_get, f"t2t_flax/{key}", int(seconds * 1000))
+        if key not in self._own:
+            raise PodError(f"nobody has said {key}")
+        return self._own[key]
+
+    def entries(self, folder: str) -> dict[str, str]:
+        """All values under `folder/`, by the rest of their keys. Raises PodError."""
+        if self._client is None:
+            found = self._own.items()
+        else:
+            found = self._ask(self._client.key_value_dir_get, f"t2t_flax/{folder}/")
+        return {key.split(f"{folder}/", 1)[1]: value for key, value in found if f"{folder}/" in key}
+
+    def barrier(self, name: str, seconds: float = 24 * 3600.0) -> None:
+        """Returns when all have come here. Every process must go through the same barriers. Raises PodError."""
+        if self._client is not None:
+            number = next(self._barriers)
+            self._ask(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
+
+    def name_of(self, index: int) -> str:
+        """`process 2 on HOST`."""
+        try:
+            return f"process {index} on {self.get(f'host/{index}', 2.0)}"
+        except PodError:
+            return f"process {index}"
+
+    @staticmethod
+    def _ask(call, *arguments, **named) -> Any:
+        try:
+            return call(*arguments, **named)
+        except Exception as error:
+            raise PodError(str(error).strip().splitlines()[0][:300]) from error
+
+
+def check_shared(pod: Pod, folder, what: str) -> None:
+    """Raises UserError, on all, naming the processes that do not see what process 0 writes into `folder`."""
+    import uuid
+
+    if pod.count == 1:
+        return
+    if pod.lead:
+        mark = f".shared-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / mark).write_text("")
+        pod.put("shared/mark", mark)
+    mark = pod.get("shared/mark", 600.0)
+    pod.put(f"shared/seen/{pod.index}", str(_appears(folder / mark)))
+    pod.barrier("shared", 600.0)
+    blind = [i for i in range(pod.count) if pod.get(f"shared/seen/{i}", 10.0) != "True"]
+    if pod.lead:
+        (folder / mark).unlink(missing_ok=True)
+    if blind:
+        raise UserError(
+            f"{what} {folder} is not shared: what {pod.name_of(0)} writes there is not seen by "
+            f"{', '.join(map(pod.name_of, blind))}. Several hosts need one folder that all see: a network mount or an "
+            "object store (gs://...)."
+        )
+
+
+def _appears(path) -> bool:
+    """Network file systems may show a new file some seconds late."""
+    import time
+
+    for _ in range(20):
+        if path.exists():
+            return True
+        time.sleep(0.5)
+    return False

@@ -1,0 +1,90 @@
+"""The updates of all windows are counted once, and found again beside the store."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small import DATA, random_pairs, write_store
+
+from t2t_flax.data import plan, plan_file
+from t2t_flax.data.batches import Batches
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "WINDOW_PAIRS", 100)
+    monkeypatch.setattr(plan, "WINDOW_UPDATES", 4)
+    return write_store(tmp_path / "store", random_pairs(900, longest=22))
+
+
+def counted(monkeypatch):
+    """The windows that are counted from now on."""
+    seen = []
+    for kind in (plan.Plan, __import__("t2t_flax.data.padded_plan", fromlist=["x"]).PaddedPlan):
+        real = kind.__dict__["_count"]
+        monkeypatch.setattr(kind, "_count", lambda self, w, real=real: seen.append(w) or real(self, w))
+    return seen
+
+
+KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_count="padded_max"),
+        dict(batch_count="padded_max", batch_groups=2)]  # fmt: skip
+
+
+def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store, monkeypatch):
+    seen = counted(monkeypatch)
+    first = {}
+    for n, keys in enumerate(KEYS):
+        for seed in (0, 1):
+            first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
+    assert len(seen) == sum(len(b._plan._counts) for b in first.values()) >= 4 * len(first)
+    assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
+    del seen[:]
+    for (n, seed), before in first.items():
+        again = Batches(store, dataclasses.replace(DATA, **KEYS[n]), seed=seed)
+        assert again.updates_per_epoch == before.updates_per_epoch and again.shapes == before.shapes
+        for k in (0, 7, before.updates_per_epoch + 3):
+            np.testing.assert_array_equal(again.batch(k).pairs, before.batch(k).pairs)
+    assert not seen
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2", "[1, 2]", '{"a": 1}', "[0, 0, 0, 0, 0, 0, 0, 0, 0]"])
+def test_a_file_of_something_else_is_counted_anew(tmp_path, store, monkeypatch, text):
+    right = Batches(store, DATA, seed=0).updates_per_epoch
+    (path,) = tmp_path.glob("store.plan-*.json")
+    path.write_text(text)
+    assert Batches(store, DATA, seed=0).updates_per_epoch == right
+    assert len(path.read_text()) > len(text) - 20 and path.read_text() != text
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
+    def refuse(path, data):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(plan_file, "write_whole", refuse)
+    assert Batches(store, DATA, seed=0).updates_per_epoch > 10
+
+
+def test_nothing_is_read_of_windows_that_are_not_asked_for(store):
+    """With the counts there, a start reads the lengths of a few windows, however many there are."""
+    Batches(store, DATA, seed=0)
+    read = [set(), set()]
+
+    class Noting:
+        def __init__(self, x, places):
+            self.x, self.places = x, places
+
+        def __len__(self):
+            return len(self.x)
+
+        def __getitem__(self, index):
+            self.places.update(np.asarray(index).tolist())
+            return self.x[index]
+
+    noting = [Noting(x, places) for x, places in zip(store.lengths, read, strict=True)]
+    store.source_lengths, store.target_lengths = noting
+    few = plan.Plan(*noting, batch_tokens=160, by_length=False, seed=0, mean_length=store.mean_length,
+                    counts_by=lambda windows, count: Batches(store, DATA, seed=0)._plan._counts)  # fmt: skip
+    for places in read:
+        places.clear()
+    few.update(3)
+    assert all(0 < len(places) <= 130 for places in read)

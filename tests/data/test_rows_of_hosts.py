@@ -1,0 +1,134 @@
+"""A host makes its own rows alone, and all hosts together make the batch that one host makes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from small import DATA, devices_mesh, random_pairs, write_store
+
+from t2t_flax.data.batches import Batches, validation_batches
+from t2t_flax.parallel import mesh as mesh_lib
+
+KINDS = {
+    "packed": {},
+    "buckets": dict(batching="buckets"),
+    "padded_max": dict(batch_count="padded_max", batching="buckets", batch_groups=2, batch_tokens=400),
+    "padded_max_packed": dict(batch_count="padded_max"),
+    "accumulation": dict(microbatch_tokens=48),
+}
+
+
+class Watched:
+    """A store that notes which ids are read."""
+
+    def __init__(self, store):
+        self._store, self.read = store, {"source": set(), "target": set()}
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def side(self, side):
+        ids, offsets, lengths = self._store.side(side)
+        return _Noting(ids, self.read[side]), offsets, lengths
+
+
+class _Noting:
+    def __init__(self, ids, places):
+        self._ids, self._places = ids, places
+
+    def __getitem__(self, index):
+        self._places.update(np.asarray(index).tolist())
+        return self._ids[index]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return write_store(tmp_path / "store", random_pairs(300, longest=22))
+
+
+def batches_of(kind, store, hosts=4):
+    return Batches(store, dataclasses.replace(DATA, **KINDS[kind]), seed=0, shards=hosts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_hosts_together_make_the_whole(store, kind):
+    batches, hosts = batches_of(kind, store), 4
+    for k in range(0, batches.updates_per_epoch, 3):
+        batch = batches.batch(k)
+        share = batch.shape.rows // hosts
+        parts = [batch.rows(share * h, share * (h + 1)) for h in range(hosts)]
+        for name, whole in batch.arrays.items():
+            assert {part[name].shape for part in parts} == {(batch.shape.micro, share, batch.shape.length)}
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), whole)
+        assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum(), "counts are of the whole"
+        assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum()
+    assert kind != "accumulation" or batch.shape.micro > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_other_rows_are_not_read(store, kind):
+    watched = Watched(store)
+    batch = batches_of(kind, watched).batch(1)
+    assert not watched.read["source"], "finding the rows reads lengths alone"
+    half = batch.shape.rows // 2
+    mine = batch.rows(0, half)
+    seen = {side: set(places) for side, places in watched.read.items()}
+    batch.rows(half, batch.shape.rows)
+    for side, segments in (("source", "source_segments"), ("target", "target_segments")):
+        assert len(seen[side]) == (mine[segments] > 0).sum() > 0
+        assert len(watched.read[side]) == getattr(batch, f"{side}_tokens") > len(seen[side])
+
+
+def test_validation_rows_of_hosts(store):
+    watched = Watched(store)
+    shape, batches = validation_batches(watched, DATA, shards=2, tokens=200)
+    for batch in batches():
+        for part in watched.read.values():
+            part.clear()
+        mine = batch.rows(0, shape.rows // 2)
+        assert len(watched.read["target"]) == (mine["target_segments"] > 0).sum()
+        for name, whole in batch.arrays.items():
+            np.testing.assert_array_equal(mine[name], whole[:, : shape.rows // 2])
+
+
+@pytest.mark.parametrize("spec", [mesh_lib.MICRO_ROWS, mesh_lib.ROWS])
+def test_global_arrays_ask_once_for_rows_that_follow_each_other(spec):
+    mesh = devices_mesh(2, 2, 2)
+    shape = (3, 8, 5) if spec == mesh_lib.MICRO_ROWS else (8, 5)
+    whole, asked = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
+
+    def rows(first, last):
+        asked.append((first, last))
+        return {"x": np.take(whole, range(first, last), axis=len(shape) - 2)}
+
+    made = mesh_lib.to_global(rows, shape, NamedSharding(mesh, spec))["x"]
+    np.testing.assert_array_equal(made, whole)
+    assert made.sharding.spec == spec and asked == [(0, 8)]
+
+
+def test_global_arrays_ask_for_no_row_of_another_host():
+    """Of a sharding whose addressable devices hold rows 2-3 and 6-7, no other row is made."""
+    whole, asked = np.arange(16, dtype=np.int32).reshape(8, 2), []
+
+    class Elsewhere:
+        def addressable_devices_indices_map(self, shape):
+            return {n: (slice(first, first + 1), slice(None)) for n, first in enumerate((2, 3, 6, 7))}
+
+    def rows(first, last):
+        asked.append((first, last))
+        return {"x": whole[first:last]}
+
+    pieces = {}
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+
+        def make(shape, sharding, callback):
+            for index in sharding.addressable_devices_indices_map(shape).values():
+                pieces[index[0].start] = callback(index)
+
+        patch.setattr(mesh_lib.jax, "make_array_from_callback", make)
+        mesh_lib.to_global(rows, (8, 2), Elsewhere())
+    assert asked == [(2, 4), (6, 8)]
+    for row, piece in pieces.items():
+        np.testing.assert_array_equal(piece, whole[row : row + 1])

@@ -1,0 +1,212 @@
+"""What the launchers would do, word for word, and that they do the same: real runs with programs that only take notes."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+TRAIN = [
+    "python",
+    "-m",
+    "t2t_flax",
+    "train",
+    "--config=configs/my run.py:big",
+    "--workdir=gs://b/w",
+    "--config.data.train=a\"b,it's $HOME",
+]
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+def launch(script, *arguments, cwd, code=0, **env):
+    done = subprocess.run(
+        [str(LAUNCH / f"{script}.sh"), *arguments],
+        cwd=cwd,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def dry(script, *arguments, cwd) -> list[list[str]]:
+    out = launch(script, arguments[0], "--dry-run", *arguments[1:], cwd=cwd).stdout
+    return [shlex.split(line) for line in out.splitlines()]
+
+
+def take_notes(folder) -> dict[str, str]:
+    """An environment where the programs of the clouds write down their arguments and do nothing."""
+    notes = folder / "bin"
+    notes.mkdir()
+    for name in ("gcloud", "kubectl", "sky", "xpk", "sbatch", "scancel", "tail", "python3", "git"):
+        (notes / name).write_text(
+            f"#!{sys.executable}\nimport json, os, sys\n"
+            f"print(json.dumps([{name!r}, *sys.argv[1:]]), file=open({str(folder / 'notes')!r}, 'a'))\n"
+        )
+        (notes / name).chmod(0o755)
+    return {"PATH": f"{notes}:{os.environ['PATH']}"}
+
+
+GCLOUD = "gcloud compute tpus tpu-vm"
+QUEUED = "gcloud compute tpus queued-resources"
+TPU = ["--name=n", "--zone=z", "--project=p"]
+FIRST_PODS = "jobset.sigs.k8s.io/jobset-name=n,batch.kubernetes.io/job-completion-index=0"
+CASES = {
+    ("tpu_vm", "create", *TPU): [f"{GCLOUD} create n --zone=z --project=p --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite"],
+    ("tpu_vm", "create", "--name=n", "--zone=z", "--accelerator=v6e-16", "--version=v2-alpha-tpuv6e", "--spot=yes"): [
+        f"{GCLOUD} create n --zone=z --accelerator-type=v6e-16 --version=v2-alpha-tpuv6e --spot"
+    ],
+    ("tpu_vm", "logs", *TPU): [f"{GCLOUD} ssh n --worker=0 --zone=z --project=p '--command=tail -n 200 -F t2t.log'"],
+    ("tpu_vm", "delete", *TPU): [f"{GCLOUD} delete n --zone=z --project=p --quiet"],
+    ("queued_resource", "create", *TPU, "--spot=yes"): [
+        f"{QUEUED} create n --node-id=n --zone=z --project=p --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --spot"
+    ],
+    ("queued_resource", "logs", *TPU): [f"{GCLOUD} ssh n --worker=0 --zone=z --project=p '--command=tail -n 200 -F t2t.log'"],
+    ("queued_resource", "delete", *TPU): [f"{QUEUED} delete n --zone=z --project=p --force --quiet"],
+    ("gke", "create", "--name=n", "--slices=2", "--cluster=c", "--zone=z"): [
+        *(
+            f"gcloud container node-pools create n-{i} --cluster=c --location=z --node-locations=z "
+            "--machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=4"
+            for i in range(2)
+        ),
+        "kubectl apply --server-side --filename=https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
+    ],
+    ("gke", "logs", "--name=n"): [f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"],
+    ("gke", "delete", "--name=n"): ["kubectl delete jobset n --ignore-not-found --wait"],
+    ("gke", "delete", "--name=n", "--nodes=yes", "--cluster=c", "--zone=z"): [
+        "kubectl delete jobset n --ignore-not-found --wait",
+        "gcloud container node-pools delete n-0 --cluster=c --location=z --quiet",
+    ],
+    ("skypilot", "create", "--name=n"): ["sky check"],
+    ("skypilot", "logs", "--name=n"): ["sky jobs logs --name=n --follow"],
+    ("skypilot", "delete", "--name=n"): ["sky jobs cancel --name=n --yes"],
+    ("xpk", "create", "--cluster=c", "--name=n", "--slices=2", "--zone=z", "--capacity=spot"): [
+        "xpk cluster create --cluster=c --zone=z --tpu-type=v5litepod-16 --num-slices=2 --spot"
+    ],
+    ("xpk", "logs", "--cluster=c", "--name=n"): [
+        f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"
+    ],
+    ("xpk", "delete", "--cluster=c", "--name=n"): ["xpk workload delete --workload=n --cluster=c --force"],
+    ("xpk", "delete", "--cluster=c", "--name=n", "--everything=yes"): [
+        "xpk workload delete --workload=n --cluster=c --force", "xpk cluster delete --cluster=c --force"
+    ],
+    ("slurm", "create", "--name=n"): ["python3 -m venv .venv", f".venv/bin/pip install -e {LAUNCH}/.."],
+    ("slurm", "logs", "--name=n"): ["tail -n 200 -F n.log"],
+    ("slurm", "delete", "--name=n"): ["scancel --name=n --me"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CASES, ids=" ".join)
+def test_dry_runs(call, tmp_path):
+    assert dry(*call, cwd=tmp_path) == [shlex.split(line) for line in CASES[call]]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [c for c in CASES if c[:2] != ("slurm", "create")], ids=" ".join)
+def test_what_is_done_is_what_the_dry_run_says(call, tmp_path):
+    launch(*call, cwd=tmp_path, **take_notes(tmp_path))
+    done = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    assert done == dry(*call, cwd=tmp_path)
+
+
+def test_skypilot_run(tmp_path):
+    (line,) = dry(
+        "skypilot",
+        "run",
+        "--name=n",
+        "--accelerators=H100:8",
+        "--nodes=4",
+        "--infra=gcp/x",
+        "--spot=no",
+        "--",
+        *TRAIN,
+        cwd=tmp_path,
+    )
+    command = next(word for word in line if word.startswith("--env=T2T_COMMAND="))
+    assert shlex.split(command.split("=", 2)[2]) == TRAIN
+    line.remove(command)
+    assert line == shlex.split(
+        "sky jobs launch launch/skypilot.yaml --name=n --gpus=H100:8 --num-nodes=4 --no-use-spot --infra=gcp/x "
+        "--env=T2T_EXTRA=cuda --yes --detach-run"
+    )
+    cancel, again = dry("skypilot", "resume", "--name=n", "--", *TRAIN, cwd=tmp_path)
+    assert cancel == ["sky", "jobs", "cancel", "--name=n", "--yes"] and "--env=T2T_EXTRA=tpu" in again
+
+
+def test_xpk_run(tmp_path):
+    call = ["--cluster=c", "--name=n", "--slices=2", "--image=i", "--", *TRAIN]
+    (line,) = dry("xpk", "run", *call, cwd=tmp_path)
+    assert shlex.split(line.pop().removeprefix("--command=")) == TRAIN
+    assert line == shlex.split(
+        "xpk workload create --workload=n --cluster=c --tpu-type=v5litepod-16 --num-slices=2 --docker-image=i --max-restarts=20 "
+        "--restart-on-exit-codes=1,75 --termination-grace-period-seconds=300 --env=PYTHONUNBUFFERED=1"
+    )
+    delete, again = dry("xpk", "resume", *call, cwd=tmp_path)
+    assert delete[:3] == ["xpk", "workload", "delete"] and again[:-1] == line
+
+
+def test_slurm_run(tmp_path):
+    call = [
+        "--name=n",
+        "--nodes=2",
+        "--tasks-per-node=8",
+        "--gpus-per-node=8",
+        "--time=60",
+        "--partition=gpu",
+        "--options=--account=a --qos=b",
+    ]
+    line = shlex.split(
+        "sbatch --job-name=n --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --time=60 --partition=gpu --export=ALL,T2T_RESTARTS=20 "
+        "--account=a --qos=b"
+    )  # fmt: skip
+    script = [str(LAUNCH / "slurm.sbatch"), *TRAIN]
+    assert dry("slurm", "run", *call, "--", *TRAIN, cwd=tmp_path) == [line + script]
+    assert dry("slurm", "resume", *call, "--", *TRAIN, cwd=tmp_path) == [line + ["--dependency=singleton"] + script]
+
+
+def test_queued_resource_babysits(tmp_path):
+    rounds = dry("queued_resource", "babysit", *TPU, "--", *TRAIN, cwd=tmp_path)
+    words = [" ".join(line[:5]) if line[0] == "gcloud" else line[0] for line in rounds]
+    run = ["git", f"{GCLOUD} scp", f"{GCLOUD} ssh"]
+    assert words == [f"{QUEUED} create", f"{GCLOUD} ssh", *run, f"{QUEUED} delete", f"{QUEUED} create", *run]
+
+
+SCRIPTS = sorted(p.stem for p in LAUNCH.glob("*.sh") if p.stem not in ("local_pod", "retry", "shared"))
+GIVEN = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_mistakes_are_named(script, tmp_path):
+    given = GIVEN.get(script, ["--name=n"])
+    for arguments, message in [
+        ([], "is missing"),
+        (["run", *given], "Give the command after --"),
+        (["run", *given, "--"], "Give the command after --"),
+        (["fly", *given], "unknown sub-command 'fly'"),
+        (["delete", *given, "--nmae=x"], "unknown flag --nmae"),
+        (["delete", *given, "now"], "unexpected 'now'"),
+        (["delete", given[0]], "--zone is missing" if script in ("tpu_vm", "queued_resource") else None),
+    ]:
+        if message:
+            arguments = [*arguments[:1], "--dry-run", *arguments[1:]] if arguments else []
+            err = launch(script, *arguments, cwd=tmp_path, code=2).stderr
+            assert message in err and f"usage: launch/{script}.sh create|run|logs|resume|" in err
+
+
+def test_flags_with_few_values_name_them(tmp_path):
+    assert (
+        "expected yes or no"
+        in launch("skypilot", "run", "--name=n", "--spot=maybe", "--", "x", cwd=tmp_path, code=2).stderr
+    )
+    assert (
+        "expected on-demand or spot"
+        in launch("xpk", "create", "--name=n", "--cluster=c", "--capacity=x", cwd=tmp_path, code=2).stderr
+    )
+    assert "--image is missing" in launch("gke", "run", "--name=n", "--", "x", cwd=tmp_path, code=2).stderr

@@ -1,0 +1,59 @@
+"""launch/retry.sh: the restart loop of one host."""
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+RETRY = Path(__file__).parents[2] / "launch" / "retry.sh"
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+def retry(*arguments, cwd):
+    return subprocess.Popen(
+        [str(RETRY), *arguments], cwd=cwd, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected", "runs"), [("0", 0, 1), ("2", 2, 1), ("1 75 137 0", 0, 4), ("75 2", 2, 2), ("1 1 1 1 0", 1, 4)]
+)
+def test_all_but_finished_and_mistakes_restart(codes, expected, runs, tmp_path):
+    command = f'codes=({codes}); echo x >>ran; n=$(wc -l <ran); exit "${{codes[n - 1]}}"'
+    process = retry("--restarts=3", "--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == expected == int((tmp_path / "code").read_text())
+    assert len((tmp_path / "ran").read_text().split()) == runs and err.count("restart ") == runs - 1
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_goes_to_the_command_and_nothing_restarts(name, tmp_path):
+    command = f'trap "sleep 0.3; echo saved; exit 75" {name[3:]}; touch up; while :; do sleep 0.05; done'
+    process = retry("--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
+    end = time.monotonic() + 20
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 75 and out == "saved\n" and "restart" not in err
+    assert (tmp_path / "code").read_text() == "75\n"
+
+
+def test_a_signal_between_two_starts_ends_it(tmp_path):
+    process = retry("--delay=100", "--", "bash", "-c", "exit 1", cwd=tmp_path)
+    assert "restart 1 of 20 in 100 s" in process.stderr.readline()
+    time.sleep(0.2)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+
+
+def test_mistakes_are_named(tmp_path):
+    for arguments in (["--"], [], ["--restarts=x", "--", "true"], ["--retries=3", "--", "true"]):
+        process = retry(*arguments, cwd=tmp_path)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2 and err

@@ -1,0 +1,125 @@
+"""launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud whose one host is a folder: what is sent there runs."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "flock", "tar"))), reason="needs bash, flock and tar"
+)
+# One host, which is a folder; the queued resource's state is a file. A new slice is an empty folder.
+GCLOUD = """
+import os, pathlib, shutil, subprocess, sys
+cloud = pathlib.Path(os.environ["CLOUD"])
+kind, what, *words = sys.argv[3:]
+state, host = cloud / "state", cloud / "host"
+print(kind, what, file=(cloud / "calls").open("a"))
+option = lambda name: next((w.split("=", 1)[1] for w in words if w.startswith(name + "=")), None)
+if (kind, what) == ("queued-resources", "describe"):
+    sys.exit(print(state.read_text().strip()) if state.exists() else 1)
+elif what == "create":
+    host.mkdir()
+    state.write_text("ACTIVE")
+elif what == "delete":
+    shutil.rmtree(host)
+    state.unlink()
+elif what == "scp":
+    shutil.copy(words[0], host / words[1].split(":")[1])
+elif what == "ssh":
+    command = option("--command") or words[words.index("--command") + 1]
+    sys.exit(subprocess.run(["bash", "-c", command], cwd=host, env=os.environ | {"HOME": str(host)}).returncode)
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """(folder, environment) of a cloud; the hosts' python3 installs nothing, and git packs launch/ as it is now."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (
+        ("gcloud", f"#!{sys.executable}\n{GCLOUD}"),
+        ("python3", '#!/bin/bash\necho "$@" >>"$CLOUD/python3"\n'),
+        (
+            "git",
+            f'#!/bin/bash\nfor word in "$@"; do case $word in --output=*) tar -czf "${{word#*=}}" -C {LAUNCH}/.. launch ;; esac; done\n',
+        ),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "CLOUD": str(tmp_path), "TMPDIR": str(tmp_path)}
+    return tmp_path, os.environ | env
+
+
+def launch(script, *arguments, cloud, timeout=60):
+    folder, env = cloud
+    command = [str(LAUNCH / f"{script}.sh"), arguments[0], "--name=n", "--zone=z", *arguments[1:]]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def status(cloud) -> str:
+    return launch("tpu_vm", "status", cloud=cloud).stdout.strip()
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, f"not within 20 s: {what}"
+        time.sleep(0.1)
+
+
+def test_run_status_and_resume_on_a_tpu_vm(cloud):
+    folder, _ = cloud
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    assert status(cloud) == "never"
+    command = [
+        "bash",
+        "-c",
+        'printf "%s\n" "$@"; until [ -e "$CLOUD/go" ]; do sleep 0.1; done; exit 2',
+        "x",
+        "a b",
+        "it's",
+        "$HOME",
+    ]
+    done = launch("tpu_vm", "run", "--", *command, cloud=cloud)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: status(cloud) == "running", "the command runs")
+    again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # a second run never shares the chips
+    assert again.returncode != 0 and "a run is going on here" in again.stderr
+    assert (folder / "host" / "t2t_flax" / "launch" / "README.md").exists() and "-e .[tpu]" in (
+        folder / "python3"
+    ).read_text()
+    (folder / "go").touch()
+    wait_for(lambda: status(cloud) == "2", "the command has ended")
+    assert (folder / "host" / "t2t.log").read_text().splitlines()[-3:] == ["a b", "it's", "$HOME"]
+    assert launch("tpu_vm", "resume", "--", "true", cloud=cloud).returncode == 0
+    wait_for(lambda: status(cloud) == "0", "the second run has ended")
+
+
+@pytest.mark.parametrize(("last", "expected"), [(0, 0), (2, 2), (1, 1)])
+def test_a_lost_slice_is_asked_for_again_and_the_command_with_it(last, expected, cloud):
+    folder, _ = cloud
+    # The first slice is lost in mid-run: all its processes vanish at once.
+    inner = f'echo x >>"$CLOUD/ran"; [ -e "$CLOUD/lost" ] && exit {last}; touch "$CLOUD/lost"; echo SUSPENDED >"$CLOUD/state"; kill -9 $PPID'
+    done = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
+    assert done.returncode == expected, done.stderr
+    assert (folder / "ran").read_text() == "x\nx\n" and "the slice is SUSPENDED: asking for another" in done.stderr
+    calls = (folder / "calls").read_text().splitlines()
+    assert [c for c in calls if c.startswith("queued-resources") and "describe" not in c] == [
+        "queued-resources create", "queued-resources delete", "queued-resources create"
+    ]  # fmt: skip
+    assert ("all its restarts" in done.stderr) == (last == 1)
+
+
+def test_the_archive_is_what_is_committed(cloud):
+    folder, _ = cloud
+    launch("tpu_vm", "create", cloud=cloud)
+    done = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
+    archive = shlex.split(done.stdout.splitlines()[0])
+    assert archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax-n.tgz" in archive

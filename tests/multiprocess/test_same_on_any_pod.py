@@ -1,0 +1,69 @@
+"""One run on 1, 2 and 4 processes and several meshes: the same loss curve, the same translations, the same record."""
+
+import shutil
+
+import numpy as np
+import pytest
+from several import Processes, command, evaluations, losses, record
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, cache):
+    """The run on one process with one device."""
+    workdir = tmp_path_factory.mktemp("one") / "run"
+    with Processes(workdir.parent / "logs", 1, command(workdir, cache, mesh_cpu_devices=1)) as alone:
+        assert alone.wait() == [0], alone.outputs()
+    assert len(losses(workdir)) == STEPS
+    return workdir
+
+
+def assert_same_run(a, b):
+    assert losses(a).keys() == losses(b).keys()
+    np.testing.assert_allclose(list(losses(a).values()), list(losses(b).values()), rtol=1e-5)
+    assert evaluations(a).keys() == evaluations(b).keys()
+    np.testing.assert_allclose(list(evaluations(a).values()), list(evaluations(b).values()), rtol=1e-5)
+    first, second = record(a, f"test-{STEPS}"), record(b, f"test-{STEPS}")
+    assert first["text"] == second["text"]
+    assert first["digests"]["hypotheses"] == second["digests"]["hypotheses"]
+    for name in ("sacrebleu", "chrf", "exact_match"):
+        assert first["scores"][name]["score"] == second["scores"][name]["score"]
+    assert first["scores"]["nll"] == pytest.approx(second["scores"]["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "keys"),
+    [
+        (2, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=2)),
+        (4, dict(mesh_cpu_devices=1, mesh_fsdp=4, mesh_fsdp_shards="optimizer")),
+        pytest.param(2, dict(mesh_cpu_devices=2, mesh_slices=2, mesh_fsdp=2), marks=pytest.mark.slow),
+        pytest.param(2, dict(mesh_cpu_devices=1), marks=pytest.mark.slow),
+        pytest.param(4, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=4), marks=pytest.mark.slow),
+        pytest.param(2, dict(mesh_cpu_devices=4, mesh_fsdp=8), marks=pytest.mark.slow),
+    ],
+    ids=lambda x: str(x).replace("mesh_", "") if isinstance(x, dict) else f"{x} processes",
+)
+def test_the_same_run_on_any_number_of_processes(one, tmp_path, cache, count, keys):
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
+        assert pod.wait() == [0] * count, pod.outputs()
+    assert_same_run(one, tmp_path / "run")
+    assert "translation" not in pod.output(1) and "updates" not in pod.output(1)  # process 0 speaks for all
+    # The checkpoint of the pod, restored by one process for evaluation, and the other way round.
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path / "run", moved, ignore=shutil.ignore_patterns("eval"))
+    alone = dict(mesh_cpu_devices=1, mesh_fsdp=1, mesh_tensor=1, mesh_data=1, mesh_slices=0)
+    with Processes(tmp_path / "logs", 1, command(moved, cache, "evaluate", **alone)) as evaluated:
+        assert evaluated.wait() == [0], evaluated.outputs()
+    assert record(moved, f"test-{STEPS}")["text"] == record(one, f"test-{STEPS}")["text"]
+
+
+def test_evaluation_is_shared_out(one, tmp_path, cache):
+    """A run of one process, evaluated by two."""
+    moved = tmp_path / "moved"
+    shutil.copytree(one, moved, ignore=shutil.ignore_patterns("eval"))
+    with Processes(tmp_path / "logs", 2, command(moved, cache, "evaluate", mesh_cpu_devices=1)) as pod:
+        assert pod.wait() == [0, 0], pod.outputs()
+    first, second = record(one, f"test-{STEPS}"), record(moved, f"test-{STEPS}")
+    assert first["text"] == second["text"] and second["hardware"]["devices"] == 2
+    assert first["scores"]["nll"] == pytest.approx(second["scores"]["nll"], rel=1e-5)

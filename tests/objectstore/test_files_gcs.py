@@ -1,0 +1,128 @@
+"""Files, metrics and tokenizers in a bucket."""
+
+import json
+import logging
+import os
+
+import pytest
+from etils import epath
+
+from t2t_flax import files
+from t2t_flax.data.prepare import train_tokenizers
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.errors import UserError
+from t2t_flax.telemetry import mirror
+from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
+
+RUN = "gs://bucket/run"
+
+
+def test_a_file_is_written_in_one_request_and_no_other_name_appears(gcs):
+    files.write_whole(f"{RUN}/a/b", "é\n")
+    files.write_whole(f"{RUN}/a/b", b"\x00")
+    assert gcs.names() == ["run/a/b"] and gcs.read("run/a/b") == b"\x00"
+    assert not any(command == "DELETE" or "rewrite" in path for command, path in gcs.requests)
+
+
+def test_a_failed_writing_leaves_what_was_there(gcs):
+    files.write_whole(f"{RUN}/a", "before")
+    gcs.failures += [("POST", "/upload/", 403)] * 20
+    with pytest.raises(Exception, match="403|[Ff]orbidden"):
+        files.write_whole(f"{RUN}/a", "after")
+    gcs.failures.clear()
+    assert gcs.read("run/a") == b"before"
+
+
+@pytest.mark.parametrize("size", [0, 5, 7_000_001])
+def test_files_are_copied_both_ways(gcs, tmp_path, size):
+    data = os.urandom(size)
+    (tmp_path / "a").write_bytes(data)
+    files.copy_file(tmp_path / "a", f"{RUN}/a")
+    files.copy_file(f"{RUN}/a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == data == gcs.read("run/a")
+
+
+def test_what_another_host_writes_is_seen_at_once(gcs):
+    folder = epath.Path(RUN)
+    files.write_whole(folder / "a", "1")
+    assert [p.name for p in folder.iterdir()] == ["a"] and not (folder / "b").exists()
+    gcs.put("bucket", "run/b", b"2", {})
+    assert (folder / "b").exists() and (folder / "b").read_text() == "2" and len(list(folder.iterdir())) == 2
+    gcs.put("bucket", "run/b", b"3", {})
+    assert (folder / "b").read_text() == "3"
+
+
+def test_a_folder_is_moved(gcs):
+    for name in ("x/1", "x/y/2"):
+        files.write_whole(f"{RUN}/5/{name}", name)
+    files.move_folder(f"{RUN}/5", f"{RUN}/damaged/5-0")
+    assert gcs.names() == ["run/damaged/5-0/x/1", "run/damaged/5-0/x/y/2"]
+
+
+def test_a_bucket_that_may_not_be_used_is_told(gcs):
+    gcs.failures += [("GET", "/b/", 401)] * 50
+    with pytest.raises(UserError, match="gs://bucket/run cannot be reached .* Is the bucket there"):
+        files.check_reachable(RUN)
+    gcs.failures.clear()
+    files.check_reachable(RUN)
+    files.check_reachable("/no/such/folder")
+
+
+def write_lines(steps, resume=0, **keys):
+    writer = MetricsWriter(epath.Path(RUN), resume_step=resume, **{"tensorboard": False} | keys)
+    for step in steps:
+        writer.write(step, {"loss": 1.0 / step})
+    return writer
+
+
+def test_metrics_read_as_if_nothing_had_happened(gcs):
+    write_lines(range(1, 8)).close()
+    write_lines(range(5, 11), resume=4).close()
+    assert [line["step"] for line in read_metrics(RUN)] == list(range(1, 11))
+    assert gcs.names() == ["run/metrics.jsonl"]
+
+
+def test_metrics_outlive_the_machine_when_they_are_sent(gcs):
+    writer = write_lines(range(1, 4), tensorboard=True)
+    writer.send()
+    assert [line["step"] for line in read_metrics(RUN)] == [1, 2, 3]
+    before = sum("metrics.jsonl" in path for _, path in gcs.requests)
+    writer.send()
+    assert sum("metrics.jsonl" in path for _, path in gcs.requests) == before, "what has not changed is not sent"
+    writer.write(4, {"loss": 0.1})
+    writer.close()
+    assert [json.loads(line)["step"] for line in gcs.read("run/metrics.jsonl").splitlines()] == [1, 2, 3, 4]
+    (events,) = gcs.names(prefix="run/tensorboard/")
+    assert gcs.read(events).count(b"loss") == 4 and not writer._mirror.local.exists()
+
+
+def test_a_bucket_that_is_away_for_a_while_stops_nothing(gcs, monkeypatch, caplog):
+    monkeypatch.setattr(mirror, "SECONDS", 0.05)
+    gcs.failures += [("POST", "/upload/", 403)] * 3
+    with caplog.at_level(logging.WARNING, "t2t_flax"):
+        writer = write_lines([1])
+        for _ in range(200):
+            if gcs.names():
+                break
+            writer._mirror._stop.wait(0.05)
+    assert "could not write to gs://bucket/run" in caplog.text and "trying again" in caplog.text
+    assert [line["step"] for line in read_metrics(RUN)] == [1]
+    writer.close()
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_tokenizers_are_complete_when_their_last_file_is_there(gcs, tmp_path, joint):
+    (tmp_path / "t.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(50)))
+    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    pair = train_tokenizers(source, kind="bpe", vocab_size=290, joint=joint)
+    folder = f"{RUN}/tokenizer"
+    assert not TokenizerPair.is_complete(folder)
+    pair.save(folder)
+    assert TokenizerPair.is_complete(folder) and TokenizerPair.load(folder).digest == pair.digest
+    names = gcs.names()
+    assert names == (
+        ["run/tokenizer/tokenizer.model"] if joint else ["run/tokenizer/source.model", "run/tokenizer/target.model"]
+    )
+    epath.Path(f"gs://bucket/{names[0]}").unlink()
+    assert not TokenizerPair.is_complete(folder)

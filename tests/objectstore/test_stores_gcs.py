@@ -1,0 +1,153 @@
+"""Token stores in a bucket: whole or not there, copied to local disk once per host, made by one host or many."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from etils import epath
+from hosts import Hosts
+
+from t2t_flax.data import prepare, remote_store, sources
+from t2t_flax.data.batches import Batches
+from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.shared import prepare_together, survey_once
+from t2t_flax.data.sources import open_source
+from t2t_flax.errors import UserError
+
+FOLDER = "gs://bucket/cache/train"
+POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]
+
+
+@pytest.fixture
+def source(tmp_path):
+    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
+    (tmp_path / "t.tsv").write_text(text)
+    return open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+
+
+@pytest.fixture
+def tokenizers(source):
+    return train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def in_bucket(gcs) -> dict[str, bytes]:
+    return {name.rpartition("/")[2]: gcs.read(name) for name in gcs.names(prefix="cache/train/")}
+
+
+def downloads(gcs) -> int:
+    return sum("source.ids" in path and "alt=media" in path for _, path in gcs.requests)
+
+
+def test_a_store_in_a_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, tmp_path):
+    disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
+    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert in_bucket(gcs) == content(disk.folder) == content(store.folder)
+    assert store.folder.is_relative_to(tmp_path / "home") and store.origin == epath.Path(FOLDER)
+    uploads = [path for command, path in gcs.requests if command == "POST" and "/upload/" in path]
+    assert len(uploads) == 7
+    assert max(gcs.objects[key][0] for key in gcs.objects) == gcs.objects["bucket", "cache/train/meta.json"][0], "last"
+
+
+def test_another_host_copies_it_once_and_reads_no_text(gcs, source, tokenizers, tmp_path, monkeypatch):
+    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert downloads(gcs) == 0, "the host that made it has it"
+    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    stores = Hosts(4).run(lambda pod: prepare_split(source, tokenizers, FOLDER, **POLICIES))
+    assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
+    assert content(stores[0].folder) == in_bucket(gcs)
+    names = {path.name for path in stores[0].folder.parent.iterdir()}
+    assert names == {stores[0].folder.name, f"{stores[0].folder.name}.lock"}
+    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert downloads(gcs) == 1
+
+
+@pytest.mark.parametrize("name", [*FILES, "meta.json"])
+def test_an_interrupted_upload_is_no_store(gcs, source, tokenizers, monkeypatch, name):
+    real = remote_store.copy_file
+
+    def stop(source, target):
+        if str(target).endswith(name):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(remote_store, "copy_file", stop)
+        patch.setattr(remote_store, "write_whole", lambda path, data: stop(path, path))
+        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert "meta.json" not in in_bucket(gcs)
+    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert in_bucket(gcs) == content(store.folder) and store.num_pairs == 120
+
+
+def test_a_store_of_other_text_is_replaced_and_not_mixed(gcs, source, tokenizers, tmp_path):
+    first = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    second = prepare_split(source, tokenizers, FOLDER, **POLICIES | {"max_length": 60})
+    assert in_bucket(gcs) == content(second.folder) != content(first.folder)
+    assert first.folder != second.folder and first.num_pairs == 120
+
+
+def test_damage_in_the_bucket_is_told(gcs, source, tokenizers, tmp_path, monkeypatch):
+    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    gcs.put("bucket", "cache/train/target.ids", gcs.read("cache/train/target.ids")[:-2], {})
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    with pytest.raises(UserError, match="damaged: target.ids has .* delete the folder and run prepare again"):
+        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    gcs.put("bucket", "cache/train/meta.json", b"{", {})
+    with pytest.raises(UserError, match="gs://bucket/cache/train is not a token store"):
+        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    stores = tmp_path / "other" / ".cache" / "t2t_flax" / "stores"
+    assert all(path.suffix == ".lock" for path in stores.iterdir()), "no half copy is left"
+
+
+def test_a_copy_that_a_kill_cut_short_is_made_again(gcs, source, tokenizers):
+    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    (store.folder / "meta.json").unlink()
+    with pytest.raises(UserError, match="is not a token store, or a damaged one .* delete the folder"):
+        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_many_hosts_make_one_store(gcs, source, tokenizers, tmp_path, monkeypatch, hosts):
+    monkeypatch.setattr(sources, "STRIDE", 8)
+    disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
+    shares = {}
+    real = prepare._Encoder.__call__
+
+    def note(self, pairs):
+        shares[threading.current_thread()] = len(pairs)
+        return real(self, pairs)
+
+    monkeypatch.setattr(prepare._Encoder, "__call__", note)
+
+    def work(pod):
+        mine = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+        survey = survey_once(mine, "train", epath.Path("gs://bucket/run"), pod)
+        return prepare_together(mine, survey, tokenizers, FOLDER, pod, **POLICIES)
+
+    stores = Hosts(hosts).run(work)
+    assert [store.num_pairs for store in stores] == [120] * hosts
+    assert len(shares) == hosts and sum(shares.values()) == 120
+    assert in_bucket(gcs) == content(disk.folder)
+    assert gcs.names() == sorted(f"cache/train/{name}" for name in [*FILES, "meta.json"]), "parts and notes are gone"
+    local = {path.name for path in stores[0].folder.parent.iterdir() if path.is_dir()}
+    assert local == {stores[0].folder.name}, "copies of parts are gone"
+
+
+def test_the_counts_of_the_updates_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
+    from small import DATA
+
+    from t2t_flax.data import plan
+
+    monkeypatch.setattr(plan, "WINDOW_PAIRS", 20)
+    monkeypatch.setattr(plan, "WINDOW_UPDATES", 1)
+    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    first = Batches(store, DATA, seed=0)
+    assert len(gcs.names(prefix="cache/train.plan-")) == 1
+    monkeypatch.setattr(plan.Plan, "_count", None)
+    assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch

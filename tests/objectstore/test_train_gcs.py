@@ -1,0 +1,112 @@
+"""A run in a bucket is the run on local disk: killed, resumed, evaluated, with real checkpoints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from objectstore.fake_gcs import FakeGcs
+
+KEYS = [
+    "--config=configs/toy.py", "--config.data.train=toy:train:300", "--config.data.valid=toy:valid:30",
+    "--config.data.test=toy:test:12", "--config.data.vocab_size=300", "--config.data.byte_fallback=false",
+    "--config.data.batch_tokens=512", "--config.data.row_length=64", "--config.data.max_length=64",
+    "--config.model.d_model=16", "--config.model.d_ff=32", "--config.model.num_heads=2",
+    "--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1", "--config.mesh.cpu_devices=1",
+    "--config.train.steps=120", "--config.checkpoint.every_steps=40", "--config.eval.every_steps=40",
+    "--config.log.every_steps=1", "--config.eval.bootstrap_samples=10", "--config.decode.max_extra=5",
+]  # fmt: skip
+
+
+class Commands:
+    """Real processes of the command line, against the server."""
+
+    def __init__(self, server: FakeGcs, home: Path):
+        self._server, self._home = server, home
+        home.mkdir()
+
+    def start(self, *argv: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "t2t_flax", *argv]
+        environment = os.environ | self._server.environment | {"HOME": str(self._home), "JAX_NUM_CPU_DEVICES": "1"}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *argv: str) -> str:
+        process = self.start(*argv)
+        try:
+            out, _ = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        assert process.returncode == 0, out[-4000:]
+        return out
+
+
+def wait_for(server: FakeGcs, name: str, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 200
+    while name not in server.names():
+        assert process.poll() is None, process.stdout.read()[-4000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def curve(lines: str) -> dict[int, float]:
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == sorted({row["step"] for row in rows if "loss" in row})
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+SAME = ("split", "data", "scores", "counts", "checkpoint", "hypotheses", "references", "parameters")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path):
+    with FakeGcs() as server:
+        commands = Commands(server, tmp_path / "home")
+        commands.run("train", f"--workdir={tmp_path / 'run'}", *KEYS)
+        assert not server.objects, "a run on disk asks no bucket"
+        expected = json.loads((tmp_path / "run" / "eval" / "test-120.json").read_text())
+
+        process = commands.start("train", "--workdir=gs://bucket/run", *KEYS)
+        try:
+            wait_for(server, "run/checkpoints/40/commit_success.txt", process)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        assert "run/complete.json" not in server.names()
+        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
+        assert "resuming gs://bucket/run after update" in out and "sacreBLEU" in out
+
+        names = server.names()
+        for name in (
+            "config.json",
+            "complete.json",
+            "metrics.jsonl",
+            "tokenizer/tokenizer.model",
+            "eval/test-120.hyp.txt",
+        ):
+            assert f"run/{name}" in names
+        assert not [name for name in names if ".partial-" in name]
+        found = json.loads(server.read("run/eval/test-120.json"))
+        assert {k: found[k] for k in SAME} == {k: expected[k] for k in SAME}
+        assert server.read("run/eval/test-120.hyp.txt") == (tmp_path / "run" / "eval" / "test-120.hyp.txt").read_bytes()
+        on_disk = curve((tmp_path / "run" / "metrics.jsonl").read_text())
+        assert list(on_disk) == list(range(1, 121))
+        assert curve(server.read("run/metrics.jsonl").decode()) == on_disk
+
+        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
+        assert "gs://bucket/run is complete: 120 updates" in out
+        out = commands.run("evaluate", "--workdir=gs://bucket/run", "--split=valid")
+        assert "record: gs://bucket/run/eval/valid-120.json" in out
+        commands.run("evaluate", f"--workdir={tmp_path / 'run'}", "--split=valid")
+        again, local = (
+            json.loads(text)
+            for text in (
+                server.read("run/eval/valid-120.json"),
+                (tmp_path / "run" / "eval" / "valid-120.json").read_text(),
+            )
+        )
+        assert {k: again[k] for k in SAME} == {k: local[k] for k in SAME}

@@ -1,0 +1,199 @@
+"""The optimised program's text: collectives in all their forms, loops, and bytes through HBM."""
+
+import pytest
+
+from t2t_flax.planning import hlo
+from t2t_flax.planning.collectives import Collective, collectives, first_group
+
+ADD = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+"""
+
+
+def program(body: str, before: str = ""):
+    return hlo.parse(
+        f"HloModule m, is_scheduled=true\n{ADD}{before}\nENTRY %main (p: f32[8,4]) -> f32[8,4] {{\n{body}\n}}\n"
+    )
+
+
+def found(body: str, before: str = "", devices: int = 8) -> list[Collective]:
+    return collectives(program(body, before), devices)
+
+
+def test_a_lone_all_reduce_waits():
+    one = found(
+        "  %p = f32[8,4]{1,0:T(8,128)} parameter(0)\n"
+        "  ROOT %r = f32[8,4]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add"
+    )
+    assert one == [Collective("all-reduce", 8 * 4 * 4, (0, 1, 2, 3))]
+
+
+def test_bytes_are_those_of_the_whole_array_whatever_the_kind():
+    body = (
+        "  %p = bf16[8,4]{1,0} parameter(0)\n"
+        "  %g = bf16[32,4]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}\n"
+        "  %s = bf16[2,4]{1,0} reduce-scatter(%p), replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add\n"
+        "  %e = bf16[8,4]{1,0} all-to-all(%p), replica_groups=[4,2]<=[8], dimensions={0}\n"
+        "  ROOT %m = bf16[8,4]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2}}"
+    )
+    assert [(c.kind, c.bytes, len(c.group)) for c in found(body)] == [
+        ("all-gather", 4 * 64, 4),
+        ("reduce-scatter", 64, 4),
+        ("all-to-all", 64, 2),
+        ("collective-permute", 64, 2),
+    ]
+
+
+def test_several_arrays_in_one_are_summed():
+    body = (
+        "  %p = f32[8,4] parameter(0)\n"
+        "  %q = bf16[3]{0:T(256)(128)(2,1)S(1)} parameter(1)\n"
+        "  ROOT %r = (f32[8,4]{1,0}, /*index=1*/bf16[3]{0}) all-reduce(%p, %q), replica_groups={}, to_apply=%add"
+    )
+    assert [(c.bytes, c.group) for c in found(body)] == [(128 + 6, tuple(range(8)))]
+
+
+PAIR = (
+    "  %p = f32[8,4] parameter(0)\n"
+    "  %s = f32[8,4] all-reduce-start(%p), replica_groups={{0,1}}, to_apply=%add\n"
+    "{between}"
+    "  ROOT %d = f32[8,4] all-reduce-done(%s)"
+)
+
+
+@pytest.mark.parametrize(
+    ("between", "overlaps"),
+    [
+        ("", False),
+        ("  %b = f32[32] bitcast(%p)\n", False),
+        ("  %w = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}\n", True),
+    ],
+)
+def test_a_pair_overlaps_only_where_work_lies_between(between, overlaps):
+    (one,) = found(PAIR.format(between=between))
+    assert (one.kind, one.overlaps) == ("all-reduce", overlaps)
+
+
+LOOP = """
+%body (s: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {{
+  %s = (s32[], f32[8,4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8,4] get-tuple-element(%s), index=1
+  %y = f32[8,4] all-reduce(%x), replica_groups={{{{0,1}}}}, to_apply=%add
+  ROOT %t = (s32[], f32[8,4]) tuple(%i, %y)
+}}
+%condition (s: (s32[], f32[8,4])) -> pred[] {{
+  %s = (s32[], f32[8,4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] constant(13)
+  ROOT %c = pred[] compare(%i, %n), direction={direction}
+}}
+"""
+ENTRY_LOOP = (
+    "  %p = (s32[], f32[8,4]) parameter(0)\n  ROOT %w = (s32[], f32[8,4]) while(%p), condition=%condition, body=%body"
+)
+
+
+def test_a_loop_multiplies_and_says_where_it_cannot():
+    (one,) = found(ENTRY_LOOP, LOOP.format(direction="LT"))
+    assert (one.times, one.known, one.overlaps) == (13, True, False)
+    (one,) = found(ENTRY_LOOP, LOOP.format(direction="NE"))
+    assert (one.times, one.known) == (1, False)
+    told = ENTRY_LOOP + ', backend_config={"known_trip_count":{"n":"7"}}'
+    assert found(told, LOOP.format(direction="NE"))[0].times == 7
+
+
+def test_one_that_runs_beside_products_is_counted_once():
+    def fused(name, inner, root):
+        return (
+            f"\n%{name} (x: f32[2,4]) -> f32[8,4] {{\n  %x = f32[2,4] parameter(0)\n{inner}"
+            "  %g = f32[8,4] all-gather(%x), channel_id=5, replica_groups={{0,1,2,3}}, dimensions={0}\n"
+            f'  ROOT %o = f32[8,4] custom-call(%g), custom_call_target="{root}"\n}}\n'
+        )
+
+    product = "  %y = f32[2,2] convolution(%x, %x), dim_labels=bf_io->bf\n"
+    before = (
+        fused("start", "", "AsyncCollectiveStart")
+        + fused("middle", product, "Go")
+        + fused("done", "", "AsyncCollectiveDone")
+    )
+    body = (
+        "  %p = f32[2,4] parameter(0)\n"
+        "  %a = f32[8,4] fusion(%p), kind=kCustom, calls=%start\n"
+        "  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n"
+        "  ROOT %c = f32[8,4] fusion(%b), kind=kCustom, calls=%done"
+    )
+    assert found(body, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=True)]
+    without = body.replace("  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n", "").replace("(%b)", "(%a)")
+    assert found(without, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=False)]
+
+
+def test_transfers_between_slices_name_their_operation():
+    marks = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="r_0",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    body = (
+        "  %p = f32[8,4] parameter(0)\n"
+        "  %t = token[] after-all()\n"
+        f"  %s = (f32[8,4], u32[], token[]) send(%p, %t), channel_id=2, {marks}\n"
+        f"  %r = (f32[8,4], u32[], token[]) recv(%t), channel_id=1, {marks}\n"
+        "{between}"
+        "  %d = (f32[8,4], token[]) recv-done(%r), channel_id=1\n"
+        "  ROOT %o = f32[8,4] get-tuple-element(%d), index=0"
+    )
+    work = "  %w = f32[8,8] dot(%p, %p)\n"
+    assert found(body.replace("{between}", "")) == [Collective("all-reduce", 128, (0,), across=True)]
+    assert found(body.replace("{between}", work))[0].overlaps
+
+
+@pytest.mark.parametrize(
+    ("told", "group"),
+    [
+        ("replica_groups={{0,2},{1,3}}", (0, 2)),
+        ("replica_groups=[4,2]<=[8]", (0, 1)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", (0, 4)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (0, 2)),
+        ("channel_id=1", tuple(range(8))),
+    ],
+)
+def test_groups_in_every_notation(told, group):
+    assert first_group(told, 8) == group
+
+
+def test_what_moves_nothing_between_devices_is_no_collective():
+    body = "  %p = f32[8,4] parameter(0)\n  ROOT %r = f32[8,4] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add"
+    assert found(body) == []
+
+
+def test_hbm_traffic_counts_operands_and_results_outside_the_chip():
+    kilobyte = "f32[256]{0:T(256)}"
+    near = "f32[256]{0:T(256)S(1)}"
+    body = (
+        f"  %p = {kilobyte} parameter(0)\n"
+        f"  %c = ({near}, {kilobyte}, u32[]{{:S(2)}}) copy-start(%p)\n"  # read once
+        f"  %d = {near} copy-done(%c)\n"
+        f"  %a = {near} add(%d, %d)\n"  # nothing
+        f"  %m = {kilobyte} multiply(%a, %p)\n"  # one operand and the result
+        f"  ROOT %s = f32[16]{{0}} slice(%m), slice={{[0:16]}}"  # what is taken, and what is written
+    )
+    assert hlo.hbm_traffic(program(body)) == 1024 + 2 * 1024 + 2 * 64
+
+
+def test_a_fusion_that_takes_rows_of_a_table_reads_those_rows():
+    before = (
+        "\n%take (t: f32[1000,16], i: s32[4]) -> f32[4,16] {\n"
+        "  %t = f32[1000,16] parameter(0)\n  %i = s32[4] parameter(1)\n"
+        "  ROOT %g = f32[4,16] gather(%t, %i), offset_dims={1}\n}\n"
+    )
+    body = (
+        "  %p = f32[1000,16] parameter(0)\n  %i = s32[4] parameter(1)\n"
+        "  ROOT %f = f32[4,16] fusion(%p, %i), kind=kLoop, calls=%take"
+    )
+    assert hlo.hbm_traffic(program(body, before)) == 2 * 4 * 16 * 4 + 16

@@ -1,0 +1,56 @@
+"""What the real TPU compiler says of a small model on four chips; skipped where it is not installed."""
+
+import functools
+
+import pytest
+from small import small_config
+
+from t2t_flax.planning.ask import ask, has_libtpu
+from t2t_flax.planning.plan import complete
+from t2t_flax.planning.topology import parse
+
+pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 't2t-flax[plan]'")
+SIZES = dict(d_model=64, d_ff=128, vocab_multiple=128)
+
+
+@functools.cache
+def told(parts=("train",), **mesh):
+    config = small_config(model=SIZES, mesh=mesh)
+    return config, ask(config, parse("v5e:2x2"), (512, 512), parts)
+
+
+def kinds(answer: dict) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in answer["train"]["collectives"]:
+        found[row["kind"]] = found.get(row["kind"], 0) + row["bytes"]
+    return found
+
+
+def test_data_parallelism_sends_its_gradients_as_the_formula_has_it():
+    config, answer = told(("train", "decode"))
+    assert answer["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1} and answer["train"]["fits"]
+    (by_formula,) = answer["formula"]["collectives"]
+    assert kinds(answer)["all-reduce"] == pytest.approx(by_formula["bytes"], rel=0.02)
+    assert answer["train"]["memory"]["argument"] >= answer["state_bytes"]
+    plan = complete(config, parse("v5e:2x2"), answer)
+    assert plan["by"] == "compiler" and plan["prediction"]["seconds"] > 0
+    # The cache of the search is divided over the chips: whole it would be larger than this.
+    decode, c = answer["decode"], config
+    cache = 2 * 4 * c.decode.batch_size * c.decode.beam_size * decode["cache_length"] * c.model.d_model * 2
+    assert decode["memory"]["argument"] - answer["state_bytes"] / 3 < 0.7 * cache
+
+
+def test_fully_sharded_arguments_are_smaller():
+    _, whole = told(("train", "decode"))
+    _, divided = told(fsdp=4, data=1)
+    assert divided["train"]["memory"]["argument"] < 0.75 * whole["train"]["memory"]["argument"]
+    assert divided["state_bytes"] < 0.35 * whole["state_bytes"]
+    assert "all-gather" in kinds(divided) and "all-gather" not in kinds(whole)
+
+
+def test_tensor_parallelism_sends_activations():
+    _, whole = told(("train", "decode"))
+    _, divided = told(tensor=4, data=1)
+    runs = lambda answer: sum(row["runs"] for row in answer["train"]["collectives"])  # noqa: E731
+    assert runs(divided) > runs(whole)
+    assert divided["state_bytes"] < 0.35 * whole["state_bytes"]
