@@ -62,7 +62,8 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     import jax
     import numpy as np
 
-    from t2t_flax.data.rows import fill, first_fit
+    from t2t_flax.data.first_fit import first_fit
+    from t2t_flax.data.rows import fill
     from t2t_flax.parallel import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.state import init_state, make_model

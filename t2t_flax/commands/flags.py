@@ -102,8 +102,10 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step and --average name, its process settings made before JAX starts."""
     from t2t_flax.evaluation.load import load, stored_config
+    from t2t_flax.parallel.start import alone
     from t2t_flax.process import prepare_process
 
+    alone("this command")
     prepare_process(stored_config(args.workdir))
     return load(args.workdir, step=args.step, average=args.average, overrides=overrides)
 

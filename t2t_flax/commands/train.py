@@ -101,11 +101,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
 
     pod, say = watch.pod, watch.pod.say
     with watch.giving_up("preparing the data"), flags.split_progress() as progress:
-        if not pod.lead:
-            pod.barrier("data")
-        corpus = prepare_corpus(config, workdir, progress if pod.lead else None)
-        if pod.lead:
-            pod.barrier("data")
+        corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]

@@ -6,20 +6,23 @@ device may hold at once. Rows are numbered through the microbatches, so that A a
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.data.first_fit import first_fit
 from t2t_flax.data.padded_plan import PaddedPlan
-from t2t_flax.data.plan import Plan
+from t2t_flax.data.plan import WINDOW_UPDATES, Plan
 from t2t_flax.data.plan_file import counts_of
-from t2t_flax.data.rows import fill, first_fit
+from t2t_flax.data.rows import fill
 from t2t_flax.data.store import TokenStore
 from t2t_flax.errors import UserError
 
 _SAMPLE = 64
+_KNOWN = 3 * WINDOW_UPDATES
 _PADDED_LEVELS = (
     0.25,
     0.5,
@@ -102,14 +105,18 @@ class Batches:
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
         self._store, self._config, self._shards = store, config, shards
         self._packed = config.batching == "packed"
+        self._known: dict[bytes, tuple[np.ndarray, ...]] = {}
         plan = plan_of(store, config, seed)
         self.updates_per_epoch = plan.updates_per_epoch
         self._sizes = self._closed_list(plan)  # independent of the mesh, as the order of the pairs must be
         self._plan = plan.that_fits(lambda pairs: self._size(pairs) is not None)
         self.shapes = [self._shape(length, rows) for length, rows in self._sizes]
+        store.release()
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0, whatever was asked for before."""
+        if k % WINDOW_UPDATES == 0:
+            self._store.release()
         update = self._plan.update(k)
         shape = self.shapes[self._size(update.pairs)]
         row, *starts = self._rows(update.pairs)
@@ -119,10 +126,19 @@ class Batches:
         return self._store.source_lengths[pairs], self._store.target_lengths[pairs]
 
     def _rows(self, pairs: np.ndarray):
-        """Row of each pair, and where it starts in the row's source and target."""
+        """Row of each pair, and where it starts in the row's source and target.
+
+        Kept for the updates of a few windows: a window is cut so that each of its updates fits, and then they are made.
+        """
         if not self._packed:
             return np.arange(len(pairs)), 0, 0
-        return first_fit(*self._lengths(pairs), self._config.row_length)
+        key = hashlib.blake2b(pairs, digest_size=16).digest()
+        if key not in self._known:
+            found = first_fit(*self._lengths(pairs), self._config.row_length)
+            self._known[key] = tuple(x.astype(np.int32) for x in found)
+            if len(self._known) > _KNOWN:
+                del self._known[next(iter(self._known))]
+        return self._known[key]
 
     def _needed(self, pairs: np.ndarray) -> tuple[int, int]:
         """(length, rows) that an update of these pairs takes at least."""

@@ -19,6 +19,7 @@ from t2t_flax.data.store import TokenStore
 from t2t_flax.data.subword import read_codes, with_vocabulary
 from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.errors import UserError
+from t2t_flax.files import check_reachable
 
 log = logging.getLogger("t2t_flax")
 
@@ -49,6 +50,7 @@ def prepare_corpus(
         raise UserError(
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
         )
+    check_reachable(_cache(config, workdir))
     lead, shared = pod is None or pod.index == 0, pod is not None and pod.count > 1
     if lead:
         tokenizers = _tokenizers(config, workdir, split_source(config, "train"))

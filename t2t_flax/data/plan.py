@@ -34,8 +34,8 @@ class Plan:
 
     `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
     tokens of each side. `by_length` puts pairs of similar length together (5.1). What takes a reading of all lengths can
-    be given: `mean_length`, the larger mean of both sides, and `counts_by`, which gets the number of windows and a
-    function that counts their updates.
+    be given: `mean_length`, the larger mean of both sides, and `counts_by`, which gets the number of windows and the
+    function that counts the updates of one.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class Plan:
         by_length: bool,
         seed: int,
         mean_length: float | None = None,
-        counts_by: Callable[[int, Callable[[], np.ndarray]], np.ndarray] = lambda windows, count: count(),
+        counts_by: Callable[[int, Callable[[int], int]], np.ndarray] = lambda n, count: np.array(
+            [*map(count, range(n))]
+        ),
     ):
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
@@ -55,7 +57,7 @@ class Plan:
         mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
         windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
         self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
-        self._counts = counts_by(windows, lambda: np.array([self._count(w) for w in range(windows)]))
+        self._counts = counts_by(windows, self._count)
         self.updates_per_epoch = int(self._counts.sum())
         self._fits: Callable[[np.ndarray], bool] = lambda pairs: True
         self._cut_of = functools.lru_cache(maxsize=2)(self._cut)

@@ -19,10 +19,10 @@ WORTH_KEEPING = 4
 """Windows below which counting takes less than a second and nothing is written."""
 
 
-def counts_of(store: TokenStore, config: Data, seed: int, windows: int, count: Callable[[], np.ndarray]) -> np.ndarray:
-    """Updates of each window, int64 [windows]: from the file of an earlier run with the same keys, or from `count()`."""
+def counts_of(store: TokenStore, config: Data, seed: int, windows: int, count: Callable[[int], int]) -> np.ndarray:
+    """Updates of each window, int64 [windows]: from the file of an earlier run with the same keys, or from `count(w)`."""
     if windows < WORTH_KEEPING:
-        return count()
+        return np.array([count(w) for w in range(windows)])
     keys = [VERSION, store.digest, seed, config.batching, config.batch_tokens, config.batch_count, config.batch_groups]
     name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
     path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
@@ -32,7 +32,10 @@ def counts_of(store: TokenStore, config: Data, seed: int, windows: int, count: C
             return known
     except (OSError, ValueError, TypeError):
         pass
-    counts = count()
+    counts = np.zeros(windows, np.int64)
+    for w in range(windows):
+        counts[w] = count(w)
+        store.release()
     try:
         write_whole(path, json.dumps(counts.tolist()))
     except OSError:

@@ -29,14 +29,20 @@ def place_of(folder: epath.PathLike, digest: str) -> Path:
 def find(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """The finished store at `folder` if it was made from the same (`digest`), copied to local disk where needed.
 
-    Raises UserError for a folder of something else, and for damage.
+    Raises UserError for a folder of something else, and for damage; a damaged copy is made anew.
     """
     folder, place = epath.Path(folder), place_of(folder, digest)
     meta = read_meta(folder)
-    if meta is None or meta.get("digest") != digest:
-        return None
-    if is_remote(folder):
+    there = meta is not None and meta.get("digest") == digest
+    if not is_remote(folder):
+        return TokenStore.open(place, folder) if there else None
+    if there:
         _fetch(folder, place, meta)
+    elif _is_whole(place, digest):  # an earlier run was stopped while it sent the store
+        send(place, folder)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+        return None
     return TokenStore.open(place, folder)
 
 
@@ -54,7 +60,7 @@ def send(place: Path, folder: epath.PathLike) -> None:
 def _fetch(folder: epath.Path, place: Path, meta: dict) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with _locked(place.with_name(f"{place.name}.lock")):
-        if place.exists() and read_meta(place) == meta:
+        if _is_whole(place, meta["digest"]):
             return
         partial = place.with_name(f"{place.name}.partial-{uuid.uuid4().hex}")
         partial.mkdir()
@@ -72,6 +78,13 @@ def _fetch(folder: epath.Path, place: Path, meta: dict) -> None:
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_whole(place: Path, digest: str) -> bool:
+    try:
+        return TokenStore.open(place).digest == digest
+    except UserError:
+        return False
 
 
 @contextlib.contextmanager

@@ -3,28 +3,6 @@
 import numpy as np
 
 
-def first_fit(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, row_length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Packs pairs into rows of `row_length` tokens a side, longest pair first, each into the first row with room.
-
-    Returns for each pair its row, and where it starts in the row's source and target. Each pair must fit alone.
-    """
-    count = len(source_lengths)
-    row, source_start, target_start = (np.zeros(count, np.int64) for _ in range(3))
-    source_used, target_used = (np.zeros(count, np.int64) for _ in range(2))
-    opened = 0
-    for i in np.argsort(-np.maximum(source_lengths, target_lengths), kind="stable"):
-        s, t = source_lengths[i], target_lengths[i]
-        fits = (source_used[:opened] + s <= row_length) & (target_used[:opened] + t <= row_length)
-        at = int(np.argmax(fits)) if opened and fits.any() else opened
-        opened = max(opened, at + 1)
-        row[i], source_start[i], target_start[i] = at, source_used[at], target_used[at]
-        source_used[at] += s
-        target_used[at] += t
-    return row, source_start, target_start
-
-
 def fill(tokens, offsets, lengths, pairs, row, start, rows: int, row_length: int) -> dict[str, np.ndarray]:
     """One side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, row_length].
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.pod import PodError
+from t2t_flax.parallel.pod import broken_connection
 from t2t_flax.parallel.start import start
 from t2t_flax.parallel.watch import FAILURE, STOPPED, USER_ERROR, Watch, end
 
@@ -45,7 +45,7 @@ def _fail(watch: Watch, error: BaseException) -> None:
         end(STOPPED)
     words = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {words[0][:300] if words else ''}"
-    if _broken_connection(error):
+    if broken_connection(error):
         gone = watch.who_is_gone()
         watch.say(
             f"the connection to another process broke, {gone}. The last checkpoint stands; start all again. ({text})"
@@ -55,12 +55,3 @@ def _fail(watch: Watch, error: BaseException) -> None:
         watch.say(text)
         watch.tell_failure(FAILURE, text)
     end(FAILURE)
-
-
-def _broken_connection(error: BaseException) -> bool:
-    """Whether an exception is what a collective, a barrier or a text raises where another process is gone."""
-    if isinstance(error, PodError):
-        return True
-    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
-        word in str(error) for word in ("Gloo", "gloo", "onnection", "oordination", "barrier", "NCCL", "task")
-    )

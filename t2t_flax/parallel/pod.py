@@ -22,7 +22,7 @@ class Pod:
         self.index, self.count = index, count
         self._client = client
         self._own: dict[str, str] = {}
-        self._barriers = itertools.count()
+        self._barriers, self._questions = itertools.count(), itertools.count()
         self.put(f"host/{index}", socket.gethostname())
 
     @property
@@ -63,6 +63,16 @@ class Pod:
             number = next(self._barriers)
             self._ask(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
+    def agree(self, what: str, mine: str = "") -> list[str]:
+        """What each process says about `what`, known to all. Every process must ask the same. Raises PodError."""
+        if self.count == 1:
+            return [mine]
+        number = next(self._questions)
+        self.put(f"agree/{number}/{self.index}", mine)
+        self.barrier(what)
+        told = self.entries(f"agree/{number}")
+        return [told[str(i)] for i in range(self.count)]
+
     def name_of(self, index: int) -> str:
         """`process 2 on HOST`."""
         try:
@@ -78,6 +88,14 @@ class Pod:
             raise PodError(str(error).strip().splitlines()[0][:300]) from error
 
 
+def broken_connection(error: BaseException) -> bool:
+    """Whether an exception is what a collective, a barrier or a text raises where another process is gone."""
+    return isinstance(error, PodError) or any(
+        word in str(error)
+        for word in ("Gloo", "gloo", "NCCL", "oordination service", "CoordinationService", "BarrierError")
+    )
+
+
 def check_shared(pod: Pod, folder, what: str) -> None:
     """Raises UserError, on all, naming the processes that do not see what process 0 writes into `folder`."""
     import uuid
@@ -89,10 +107,8 @@ def check_shared(pod: Pod, folder, what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / mark).write_text("")
         pod.put("shared/mark", mark)
-    mark = pod.get("shared/mark", 600.0)
-    pod.put(f"shared/seen/{pod.index}", str(_appears(folder / mark)))
-    pod.barrier("shared", 600.0)
-    blind = [i for i in range(pod.count) if pod.get(f"shared/seen/{i}", 10.0) != "True"]
+    seen = pod.agree("the shared folder", "" if _appears(folder / pod.get("shared/mark", 600.0)) else "not seen")
+    blind = [i for i, answer in enumerate(seen) if answer]
     if pod.lead:
         (folder / mark).unlink(missing_ok=True)
     if blind:

@@ -58,6 +58,16 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
     return Pod(jax.process_index(), jax.process_count(), global_state.client)
 
 
+def alone(command: str) -> None:
+    """Raises UserError where this process is one of several, which `command` cannot use."""
+    own = _from_environment()
+    told = f"process {own[1]} of {own[0]}" if own else _cluster()
+    if told and told != "TPU VM":
+        raise UserError(
+            f"{command} runs as one process, this is {told}: run it on one host. (train and evaluate use all.)"
+        )
+
+
 def _from_environment() -> tuple[int, int, str] | None:
     given = {name: os.environ.get(name, "") for name in _OURS}
     if not given["T2T_NUM_PROCESSES"] and not given["T2T_PROCESS_ID"]:

@@ -82,9 +82,12 @@ def traffic(subject, shape: Shape) -> int:
     layers = m.num_encoder_layers * (attention + feed_forward) + m.num_decoder_layers * (2 * attention + feed_forward)
     logits = tokens * (d * _item(subject) + subject.model.target_vocab / t * _FLOAT32)
     params, state = tree_bytes(subject.abstract.params), tree_bytes(subject.abstract)
-    moments = state - params
     weights = 3 * shape.micro * params * _item(subject) / _FLOAT32
-    return int(3 * (layers * tokens * _item(subject) + logits) + weights + 2 * params + 2 * moments + 2 * params)
+    # A device updates the parameters whose moments it holds: two moments read and written, parameter and gradient read,
+    # parameter written. Its gradients it writes whole.
+    moments = state - params
+    update = 2 * moments + 3 * moments / 2 + params
+    return int(3 * (layers * tokens * _item(subject) + logits) + weights + update)
 
 
 def collectives(subject, shape: Shape) -> list[Collective]:
@@ -97,7 +100,6 @@ def collectives(subject, shape: Shape) -> list[Collective]:
     sizes = mesh.shape
     matrices, tables = _parameters(subject)
     item, tokens = _item(subject), _rows(subject, shape) * shape.length
-    uses = {"all": 2, "decoder": 1.5, "none": 1}[m.tying]
     whole = matrices * item / sizes["tensor"]
     table = tables * _FLOAT32 / sizes["tensor"]
     divided = sizes["fsdp"] > 1 and subject.config.mesh.fsdp_shards == "all"
@@ -107,7 +109,7 @@ def collectives(subject, shape: Shape) -> list[Collective]:
         found += [("all-gather", table, ("fsdp",), shape.micro), ("reduce-scatter", table, ("fsdp",), shape.micro)]
         found += [("all-reduce", (whole + table) / sizes["fsdp"], ("data",), shape.micro)]
     else:
-        found += [("all-reduce", whole + uses * table, ("data", "fsdp"), shape.micro)]
+        found += [("all-reduce", gradient_bytes(subject), ("data", "fsdp"), shape.micro)]
     if sizes["fsdp"] > 1 and not divided:
         found += [("all-gather", (matrices + tables) * _FLOAT32 / sizes["tensor"], ("fsdp",), 1)]
     if sizes["tensor"] > 1:
@@ -115,6 +117,13 @@ def collectives(subject, shape: Shape) -> list[Collective]:
         found += [("all-reduce", tokens * m.d_model * item, ("tensor",), times)]
     made = [Collective(kind, int(n), group_of(mesh, axes), times, True, False) for kind, n, axes, times in found]
     return [c for c in made if len(c.group) > 1]
+
+
+def gradient_bytes(subject) -> float:
+    """Of the gradients that data parallelism sums: matrices in the type of the products, each use of a table in float32."""
+    matrices, tables = _parameters(subject)
+    uses = {"all": 2, "decoder": 1.5, "none": 1}[subject.config.model.tying]
+    return (matrices * _item(subject) + uses * tables * _FLOAT32) / subject.mesh.shape["tensor"]
 
 
 def group_of(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:

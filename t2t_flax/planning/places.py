@@ -63,7 +63,7 @@ class Places:
         for c in found:
             slices = self.topology.slices if c.across else len({self.slices[i] for i in c.group})
             links, hops = self.links(c.group)
-            within = len(c.group) // slices
+            within = 1 if c.across else len(c.group) // slices
             key = (c.kind, within, slices, links, hops, c.overlaps, c.known)
             names = ("kind", "devices", "slices", "links", "hops", "overlaps", "known")
             row = rows.setdefault(key, dict(zip(names, key, strict=True)) | {"runs": 0, "bytes": 0})

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 _PRODUCTS = 8
+_IN_A_ROW = 3  # one slow comparison is noise
 _REMIND = 10
 
 
@@ -24,14 +25,15 @@ class Pace:
         self._pod, self._share = pod, share
         self._data = 0.0
         self._since = time.monotonic()
+        self._in_a_row: dict[int, int] = {}
         self._named: list[int] = []
         self._silent = 0
         self._product = None
 
     def compare(self, seconds: dict[str, float]) -> str | None:
         """To be called by all processes now and then, with nothing in flight. `seconds`: the run's clock, of which the
-        bucket `data` is what the input cost. On the lead: a sentence that names stragglers, None where there is none or
-        where it was said lately.
+        bucket `data` is what the input cost. On the lead: a sentence that names who has been late several times in a
+        row, None where there is nobody or where it was said lately.
         """
         now = time.monotonic()
         data, self._data = seconds.get("data", 0.0) - self._data, seconds.get("data", 0.0)
@@ -46,6 +48,8 @@ class Pace:
 
     def _say(self, told: dict[int, dict[str, float]]) -> str | None:
         late = stragglers(told, self._share)
+        self._in_a_row = {i: self._in_a_row.get(i, 0) + 1 for i in late}
+        late = {i: why for i, why in late.items() if self._in_a_row[i] >= _IN_A_ROW}
         self._silent += 1
         if not late or (sorted(late) == self._named and self._silent < _REMIND):
             self._named = sorted(late)

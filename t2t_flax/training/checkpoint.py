@@ -8,6 +8,8 @@ import dataclasses
 import json
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
+from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checksum import checksums
 from t2t_flax.training.state import TrainState
 
@@ -42,7 +45,10 @@ class Checkpoints:
         keep_last: int = 1,
         keep_best: int = 0,
         scheduled: Callable[[int], bool] = lambda step: True,
+        pod: Pod | None = None,
     ):
+        self._pod = pod or Pod()
+        self._failure: BaseException | None = None
         # Orbax writes to absolute paths only.
         self._folder = epath.Path(folder if "://" in str(folder) else os.path.abspath(folder))
         keep = [policies.LatestN(1), _LastScheduled(keep_last, scheduled)]
@@ -56,7 +62,7 @@ class Checkpoints:
                 preservation_policy=policies.AnyPreservationPolicy(keep),
                 save_decision_policy=policies.AnySavePolicy([_Always()]),
                 best_fn=lambda metrics: metrics["metric"],  # without it metrics are not written
-                async_options=ocp.AsyncOptions(timeout_secs=3600),
+                async_options=ocp.AsyncOptions(timeout_secs=3600, barrier_sync_fn=self._meet),
                 create=True,
             ),
             item_handlers=handlers,
@@ -67,7 +73,11 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
-        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added."""
+        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added.
+
+        Raises what went wrong in an earlier save.
+        """
+        self._drain()
         items = {name: getattr(state, name) for name in _ITEMS if getattr(state, name) is not None}
         meta = meta | {"checksums": {name: checksums(tree) for name, tree in items.items()}}
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
@@ -85,10 +95,29 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when everything is on disk. Raises what went wrong in the background."""
+        self._drain()
         self._manager.wait_until_finished()
+
+    def _drain(self) -> None:
+        while self._manager.is_saving_in_progress():
+            self.check_for_errors()
+            time.sleep(0.01)
+        self.check_for_errors()
+
+    def _meet(self, *, key: str, timeout_ms: int) -> None:
+        """Orbax's barrier for its threads, which it also enters on the way out of a failed write: one host with a full
+        disk would then wait for the others and say nothing.
+        """
+        error = sys.exc_info()[1]
+        if error is not None and self._pod.count > 1:
+            self._failure = error
+            raise error
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def check_for_errors(self) -> None:
         """Raises what went wrong in the background so far, without waiting."""
+        if self._failure:
+            raise self._failure
         self._manager.check_for_errors()
 
     def close(self) -> None:
@@ -104,17 +133,18 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                meta = self.meta(step)
+                meta = self._together(step, lambda step=step: self.meta(step))
                 if meta.get("params_only"):
                     raise UserError(
                         f"{self._folder.parent} holds averaged parameters, not a run that could go on: start a new run "
                         f"with --config.train.init_from={self._folder.parent} and another --workdir."
                     )
                 check_same_model(config_lib.from_json(json.dumps(meta["config"])), config, f"checkpoint {step}")
-                state = self._restore(step, abstract, meta)
+                state = self._together(step, lambda step=step, meta=meta: self._restore(step, abstract, meta))
                 return state, meta
             except DamagedCheckpoint as damage:
-                log.warning("checkpoint %d in %s is damaged (%s); using the one before", step, self._folder, damage)
+                if self._pod.lead:
+                    log.warning("checkpoint %d in %s is damaged (%s); using the one before", step, self._folder, damage)
                 self._set_aside(step)
         if steps:
             raise UserError(
@@ -128,11 +158,25 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         except Exception as error:
+            if broken_connection(error):
+                raise
             raise DamagedCheckpoint(_first_line(error)) from error
 
     def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
         """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`."""
         return self._restore_items(step, {item: abstract_params}, self.meta(step))[item]
+
+    def _together(self, step: int, read: Callable[[], Any]) -> Any:
+        """What `read()` gives, if it could be read by all processes. Raises DamagedCheckpoint on all otherwise."""
+        found, damage = None, ""
+        try:
+            found = read()
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        for answer in self._pod.agree(f"checkpoint {step}", damage):
+            if answer:
+                raise DamagedCheckpoint(answer)
+        return found
 
     def _restore(self, step: int, abstract: TrainState, meta: dict[str, Any]) -> TrainState:
         items = {name: getattr(abstract, name) for name in _ITEMS if getattr(abstract, name) is not None}
@@ -145,6 +189,8 @@ class Checkpoints:
             args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
             trees = dict(self._manager.restore(step, args=ocp.args.Composite(**args)).items())
         except Exception as error:
+            if broken_connection(error):
+                raise
             raise DamagedCheckpoint(_first_line(error)) from error
         for name, tree in trees.items():
             found, saved = checksums(tree), meta["checksums"][name]
@@ -154,10 +200,12 @@ class Checkpoints:
         return trees
 
     def _set_aside(self, step: int) -> None:
-        target = self._folder.parent / "damaged"
-        target.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in target.iterdir())
-        (self._folder / str(step)).rename(target / f"{step}-{number}")
+        if self._pod.lead:
+            target = self._folder.parent / "damaged"
+            target.mkdir(parents=True, exist_ok=True)
+            number = sum(1 for _ in target.iterdir())
+            (self._folder / str(step)).rename(target / f"{step}-{number}")
+        self._pod.barrier("a damaged checkpoint is set aside")
         self._manager.reload()
 
 

@@ -53,7 +53,7 @@ def train(
             return train(run, bleu, say, watch)
     config = run.config
     with watch.giving_up("restoring and compiling"):
-        checkpoints = open_checkpoints(run)
+        checkpoints = open_checkpoints(run, watch.pod)
         state, done = restore_or_init(run, checkpoints, say)
         clock = Clock(done.seconds)
         with clock.measure("compile"):
@@ -85,6 +85,7 @@ def train(
                     started = psutil.Process().create_time()
                     say(f"first update {time.time() - started:.1f} s after the start of the process")
 
+            on_disk(checkpoints, checkpoints.check_for_errors)
             metric, asked, now = None, watch.reached(), due(run, step)
             done.evaluation_due = asked and now.evaluation
             if now.evaluation and not asked:

@@ -12,6 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
+from t2t_flax.parallel.pod import Pod
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
 from t2t_flax.training.due import due
 from t2t_flax.training.run import Run
@@ -33,7 +34,7 @@ class Progressed:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def open_checkpoints(run: Run) -> Checkpoints:
+def open_checkpoints(run: Run, pod: Pod | None = None) -> Checkpoints:
     """The run's checkpoints, with room for what the final average needs."""
     c = run.config.checkpoint
     return Checkpoints(
@@ -41,6 +42,7 @@ def open_checkpoints(run: Run) -> Checkpoints:
         keep_last=max(c.keep_last, c.average_last),
         keep_best=c.keep_best,
         scheduled=lambda step: due(run, step).checkpoint,
+        pod=pod,
     )
 
 

@@ -96,6 +96,12 @@ PREPARED = {
 
 # Keys that another test shows to act: file and test.
 ELSEWHERE = {
+    "mesh.fsdp_shards": "parallel/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
+    "mesh.slices": "parallel/test_zero.py::test_only_the_data_axis_crosses_slices",
+    "distributed.initialization_timeout": "multiprocess/test_faults.py::test_a_missing_coordinator_is_said_before_waiting_and_given_up",
+    "distributed.heartbeat_timeout": "multiprocess/test_faults.py::test_a_silent_process_is_taken_for_dead",
+    "distributed.hang_timeout": "multiprocess/test_faults.py::test_a_hung_process_is_named_and_the_run_ends",
+    "distributed.straggler_share": "telemetry/test_pace.py::test_the_share_decides_who_is_named",
     "data.valid": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
     "data.test": "commands/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
     "data.tokenizer_model": "commands/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",

@@ -7,6 +7,7 @@ import pytest
 from t2t_flax import config as config_lib
 from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.errors import UserError
+from t2t_flax.training.optimizer import schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -87,6 +88,15 @@ def test_a_row_of_table_3_changes_only_what_it_names():
     assert config_lib.differences(base, row) == {"model.d_k": (0, 16), "model.d_v": (0, 64)}
     assert sum(name.startswith("table3_") for name in PRESETS) == 20
     assert "perplexity 5.16, 25.1" in find("table3_b_dk16").published
+
+
+def test_the_large_batch_recipe_has_the_published_values():
+    c = config_lib.resolve(preset("mlperf_big"))
+    assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
+    assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)
+    assert (c.data.row_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
+    peak = max(float(schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
+    assert abs(peak - 4.0e-3) < 0.02e-3
 
 
 def test_english_french_has_less_dropout_and_fewer_pieces():

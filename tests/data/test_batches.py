@@ -7,7 +7,7 @@ import pytest
 from small import DATA, random_pairs, small_config, write_store
 
 from t2t_flax.data.batches import Batches, bucket_edges, validation_batches
-from t2t_flax.data.rows import first_fit
+from t2t_flax.data.first_fit import first_fit
 from t2t_flax.errors import UserError
 
 KINDS = ["packed", "buckets"]

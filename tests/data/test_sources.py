@@ -203,6 +203,18 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     assert "tensorflow" not in sys.modules
 
 
+def test_a_host_reads_its_range_of_any_corpus(tfds_dir):
+    for spec in ("tfds:t2t_pairs/de-en:train", "tfds:t2t_pairs/de-en:train[20:]+test+train[:5]", "toy:test:19"):
+        source = open_en_de(spec, tfds_dir)
+        survey, whole = source.survey(), list(source.pairs())
+        assert survey.count == len(whole) and survey.fingerprint == source.fingerprint()
+        for first, last in ((0, len(whole)), (3, 12), (9, 17), (11, 11), (len(whole) - 1, len(whole))):
+            assert list(source.read_range(first, last, survey)) == whole[first:last]
+        shares = [survey.share(i, 3) for i in range(3)]
+        assert shares[0][0] == 0 and shares[-1][1] == len(whole)
+        assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
+
+
 def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
     """The default format where TensorFlow is installed; made here from the ArrayRecord of the same dataset."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource

@@ -1,8 +1,10 @@
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,3 +138,22 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_cleans_up(tmp_path):
     write(tmp_path / "s", digest="again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "s"]
     assert TokenStore.open(tmp_path / "s").digest == "again"
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system has no madvise")
+def test_released_pages_leave_the_process_and_can_be_read_again(tmp_path):
+    ids = np.arange(2_000_000, dtype=np.int32) % 60_000
+    with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
+        writer.write((ids, np.full(200_000, 10)), (ids, np.full(200_000, 10)))
+    store = TokenStore.open(tmp_path / "s")
+
+    def mapped():
+        lines = Path("/proc/self/smaps").read_text().split("\n")
+        at = [i for i, line in enumerate(lines) if str(tmp_path) in line]
+        return sum(int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:"))
+
+    total = int(store.side("source")[0].sum()) + int(store.side("target")[1].sum())
+    assert mapped() > 4000
+    store.release()
+    assert mapped() < 400
+    assert int(store.side("source")[0].sum()) + int(store.side("target")[1].sum()) == total

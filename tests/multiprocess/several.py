@@ -52,14 +52,17 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
         address = f"127.0.0.1:{free_port()}"
         self.logs = [logs / f"{i}-{time.monotonic_ns()}.log" for i in range(count)]
-        self.all = []
+        self.all, self.tees = [], []
         for i in range(count):
             own = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
             told = arguments if isinstance(arguments[0], str) else arguments[i]
-            with self.logs[i].open("w") as log:
-                self.all.append(
-                    subprocess.Popen(told, env=environment(**own, **env), stdout=log, stderr=subprocess.STDOUT)
-                )
+            # Through a process of its own: a limit on the size of files must not hold for the log.
+            log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            self.tees.append(log)
+            self.all.append(
+                subprocess.Popen(told, env=environment(**own, **env), stdout=log.stdin, stderr=subprocess.STDOUT)
+            )
+            log.stdin.close()
 
     def __enter__(self):
         return self
@@ -69,6 +72,8 @@ class Processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.wait()
+        for log in self.tees:
+            log.wait()
 
     def output(self, i: int) -> str:
         return self.logs[i].read_text()
@@ -81,6 +86,8 @@ class Processes:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"still running after {seconds} s\n{self.outputs()}") from None
+        for log in self.tees:
+            log.wait(10.0)
         return [process.returncode for process in self.all]
 
     def outputs(self) -> str:
@@ -115,3 +122,15 @@ def record(workdir, name: str) -> dict:
     """A record, and its hypotheses as `text`."""
     folder = Path(workdir) / "eval"
     return json.loads((folder / f"{name}.json").read_text()) | {"text": (folder / f"{name}.hyp.txt").read_text()}
+
+
+def checkpoints(workdir) -> list[int]:
+    """Steps that have a checkpoint."""
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def resume(tmp_path, cache, count, **keys) -> None:
+    """Goes on with the run in `tmp_path / "run"` to its end."""
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
+        assert pod.wait() == [0] * count, pod.outputs()
+    assert "resuming" in pod.output(0)

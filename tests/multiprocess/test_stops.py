@@ -4,14 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 
 import numpy as np
 import pytest
-from several import ROOT, Processes, command, environment, evaluations, losses, record
-
-from t2t_flax.training.checkpoint import Checkpoints
+from several import ROOT, Processes, checkpoints, command, environment, evaluations, losses, record, resume
 
 STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
@@ -24,16 +21,6 @@ def whole(tmp_path_factory, cache):
     with Processes(workdir.parent / "logs", 2, command(workdir, cache, **TWO)) as pod:
         assert pod.wait() == [0, 0], pod.outputs()
     return workdir
-
-
-def checkpoints(workdir) -> list[int]:
-    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
-
-
-def resume(tmp_path, cache, count, **keys):
-    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
-        assert pod.wait() == [0] * count, pod.outputs()
-    assert "resuming" in pod.output(0)
 
 
 @pytest.mark.parametrize(
@@ -162,119 +149,3 @@ def test_kill_9_ten_times(whole, tmp_path, cache):
     if log:
         with open(log, "w") as file:
             file.write("\n".join(rows) + "\n")
-
-
-def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache):
-    workdir = tmp_path / "run"
-    arguments = command(workdir, cache, **TWO, distributed_hang_timeout=5, train_steps=2000, eval_every_steps=0)
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
-        pod.until_step(workdir, 5)
-        pod.all[1].send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        assert pod.all[0].wait(60) == 1, pod.outputs()
-        seconds = time.monotonic() - began
-        said = pod.output(0)
-    assert 4 < seconds < 25
-    assert "no update for" in said and "hang_timeout = 5" in said and "Late: process 1 on" in said, said
-    assert "Thread 0x" in said and "loop.py" in said
-    assert "loop.py" in (workdir / "stacks" / "process-0.txt").read_text()
-
-
-def test_a_straggler_is_named_with_its_share(tmp_path, cache):
-    """One process gets the processor a quarter of the time."""
-    workdir = tmp_path / "run"
-    arguments = command(workdir, cache, **TWO, train_steps=100000, eval_every_steps=0, log_every_steps=20)
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
-        pod.until_step(workdir, 20)
-        done = threading.Event()
-
-        def slow():
-            while not done.is_set():
-                pod.all[1].send_signal(signal.SIGSTOP)
-                time.sleep(0.045)
-                pod.all[1].send_signal(signal.SIGCONT)
-                time.sleep(0.015)
-
-        thread = threading.Thread(target=slow)
-        thread.start()
-        try:
-            pod.until_said(0, "straggler: process 1 on", 90)
-        finally:
-            done.set()
-            thread.join()
-    assert "the others wait for it up to" in pod.output(0)
-
-
-def test_folders_that_are_not_shared_are_told(tmp_path, cache):
-    arguments = [command(tmp_path / name, cache, **TWO) for name in ("a", "b")]
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
-        assert pod.wait(120) == [2, 2], pod.outputs()
-    for i in (0, 1):
-        assert "is not shared" in pod.output(i) and "process 1 on" in pod.output(i)
-    assert not (tmp_path / "a" / "config.json").exists()
-
-
-def test_a_missing_coordinator_is_said_before_waiting_and_given_up(tmp_path, cache):
-    env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="127.0.0.1:9")
-    arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in done.stdout
-    assert "no coordinator answers at 127.0.0.1:9 after 2 s" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0"), "JAX_COORDINATOR_ADDRESS not set"),
-        (
-            dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="2", JAX_COORDINATOR_ADDRESS="a:1"),
-            "T2T_PROCESS_ID = 2 is not one",
-        ),
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="x", JAX_COORDINATOR_ADDRESS="a:1"), "must be whole numbers"),
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="a"), "expected HOST:PORT"),
-    ],
-)
-def test_variables_that_do_not_fit(env, said, monkeypatch):
-    from t2t_flax.config import Distributed
-    from t2t_flax.errors import UserError
-    from t2t_flax.parallel.start import start
-
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=said):
-        start(Distributed())
-
-
-def test_a_full_disk_on_one_host_ends_all_and_leaves_the_older_checkpoint(whole, tmp_path, cache):
-    """A limit on the size of files stands in for the full disk of one host."""
-    workdir = tmp_path / "run"
-    plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
-    with Processes(tmp_path / "logs", 2, plain) as pod:
-        pod.until(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
-        subprocess.run(["prlimit", f"--pid={pod.all[1].pid}", "--fsize=1000"], check=True)
-        codes = pod.wait(120)
-    assert all(codes), pod.outputs()
-    assert "could not write a checkpoint" in pod.output(0) + pod.output(1), pod.outputs()
-    assert 5 in checkpoints(workdir)
-    resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(whole)
-
-
-@pytest.mark.parametrize("damage", ["flipped byte", "truncated", "empty folder"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(whole, tmp_path, cache, damage):
-    workdir = tmp_path / "run"
-    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
-    steps = checkpoints(workdir)
-    newest = workdir / "checkpoints" / str(steps[-1])
-    if damage == "empty folder":
-        (workdir / "checkpoints" / str(steps[-1] + 1)).mkdir()
-    else:
-        data = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-        raw = bytearray(data.read_bytes())
-        raw[len(raw) // 2] ^= 0x10
-        data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
-    resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(whole)
-    assert any((workdir / "damaged").iterdir())
-    assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS

@@ -25,8 +25,9 @@ def gcs(monkeypatch, tmp_path):
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon", "use_listings_cache": False})
-        fsspec.get_filesystem_class("gcs").clear_instance_cache()
+        kind = fsspec.get_filesystem_class("gcs")
+        kind.clear_instance_cache()
         backend.fsspec_backend._get_filesystem.cache_clear()
         yield server
         backend.fsspec_backend._get_filesystem.cache_clear()
-        fsspec.get_filesystem_class("gcs").clear_instance_cache()
+        kind.clear_instance_cache()

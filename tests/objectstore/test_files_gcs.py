@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 
 import pytest
 from etils import epath
@@ -67,6 +68,16 @@ def test_a_bucket_that_may_not_be_used_is_told(gcs):
     gcs.failures.clear()
     files.check_reachable(RUN)
     files.check_reachable("/no/such/folder")
+
+
+def test_a_missing_package_is_told(gcs, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gcsfs"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for name in ("gcs", "gs"):
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, name, raising=False)
+    with pytest.raises(UserError, match=r"gs://bucket/run needs a package .* pip install 't2t-flax\[gcs\]'"):
+        files.check_reachable(RUN)
 
 
 def write_lines(steps, resume=0, **keys):

@@ -105,11 +105,22 @@ def test_damage_in_the_bucket_is_told(gcs, source, tokenizers, tmp_path, monkeyp
     assert all(path.suffix == ".lock" for path in stores.iterdir()), "no half copy is left"
 
 
-def test_a_copy_that_a_kill_cut_short_is_made_again(gcs, source, tokenizers):
+@pytest.mark.parametrize("name", ["meta.json", "target.lengths"])
+def test_a_damaged_copy_is_made_anew(gcs, source, tokenizers, monkeypatch, name):
     store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
-    (store.folder / "meta.json").unlink()
-    with pytest.raises(UserError, match="is not a token store, or a damaged one .* delete the folder"):
-        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    (store.folder / name).unlink()
+    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    again = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    assert content(again.folder) == in_bucket(gcs) and downloads(gcs) == 1
+
+
+def test_a_copy_whose_sending_was_stopped_is_sent_and_not_made_again(gcs, source, tokenizers, monkeypatch):
+    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    for name in ("meta.json", "target.ids"):
+        epath.Path(f"{FOLDER}/{name}").unlink()
+    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    assert prepare_split(source, tokenizers, FOLDER, **POLICIES).num_pairs == 120
+    assert in_bucket(gcs) == content(store.folder)
 
 
 @pytest.mark.parametrize("hosts", [2, 3])

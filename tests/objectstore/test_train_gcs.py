@@ -29,17 +29,17 @@ class Commands:
         self._server, self._home = server, home
         home.mkdir()
 
-    def start(self, *argv: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "t2t_flax", *argv]
+    def start(self, *argv: str, launcher: list[str] | None = None) -> subprocess.Popen:
+        command = [*(launcher or []), sys.executable, "-m", "t2t_flax", *argv]
         environment = os.environ | self._server.environment | {"HOME": str(self._home), "JAX_NUM_CPU_DEVICES": "1"}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def run(self, *argv: str) -> str:
-        process = self.start(*argv)
+    def run(self, *argv: str, launcher: list[str] | None = None) -> str:
+        process = self.start(*argv, launcher=launcher)
         try:
             out, _ = process.communicate(timeout=240)
         finally:
-            process.kill()
+            process.terminate()  # the launcher ends what it started
         assert process.returncode == 0, out[-4000:]
         return out
 
@@ -61,14 +61,22 @@ def curve(lines: str) -> dict[int, float]:
 SAME = ("split", "data", "scores", "counts", "checkpoint", "hypotheses", "references", "parameters")
 
 
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    """The workdir of the same run on local disk."""
+    folder = tmp_path_factory.mktemp("disk")
+    with FakeGcs() as server:
+        Commands(server, folder / "home").run("train", f"--workdir={folder / 'run'}", *KEYS)
+        assert not server.objects, "a run on disk asks no bucket"
+    return folder / "run"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path):
+def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path, on_disk):
     with FakeGcs() as server:
         commands = Commands(server, tmp_path / "home")
-        commands.run("train", f"--workdir={tmp_path / 'run'}", *KEYS)
-        assert not server.objects, "a run on disk asks no bucket"
-        expected = json.loads((tmp_path / "run" / "eval" / "test-120.json").read_text())
+        expected = json.loads((on_disk / "eval" / "test-120.json").read_text())
 
         process = commands.start("train", "--workdir=gs://bucket/run", *KEYS)
         try:
@@ -92,16 +100,16 @@ def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path):
         assert not [name for name in names if ".partial-" in name]
         found = json.loads(server.read("run/eval/test-120.json"))
         assert {k: found[k] for k in SAME} == {k: expected[k] for k in SAME}
-        assert server.read("run/eval/test-120.hyp.txt") == (tmp_path / "run" / "eval" / "test-120.hyp.txt").read_bytes()
-        on_disk = curve((tmp_path / "run" / "metrics.jsonl").read_text())
-        assert list(on_disk) == list(range(1, 121))
-        assert curve(server.read("run/metrics.jsonl").decode()) == on_disk
+        assert server.read("run/eval/test-120.hyp.txt") == (on_disk / "eval" / "test-120.hyp.txt").read_bytes()
+        losses = curve((on_disk / "metrics.jsonl").read_text())
+        assert list(losses) == list(range(1, 121))
+        assert curve(server.read("run/metrics.jsonl").decode()) == losses
 
         out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
         assert "gs://bucket/run is complete: 120 updates" in out
         out = commands.run("evaluate", "--workdir=gs://bucket/run", "--split=valid")
         assert "record: gs://bucket/run/eval/valid-120.json" in out
-        commands.run("evaluate", f"--workdir={tmp_path / 'run'}", "--split=valid")
+        commands.run("evaluate", f"--workdir={on_disk}", "--split=valid")
         again, local = (
             json.loads(text)
             for text in (
@@ -110,3 +118,22 @@ def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path):
             )
         )
         assert {k: again[k] for k in SAME} == {k: local[k] for k in SAME}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_in_a_bucket_make_the_run_of_one(tmp_path, on_disk):
+    with FakeGcs() as server:
+        pod = Commands(server, tmp_path / "home")
+        out = pod.run("train", "--workdir=gs://bucket/run", *KEYS, launcher=["launch/local_pod.sh", "2", "--"])
+        names = server.names()
+        assert "mesh {'data': 2" in out and "run/complete.json" in names
+        stores = {name.split("/")[2] for name in names if name.startswith("run/data/")}
+        assert all(kind in {"train", "valid", "test", "tokenizer"} for kind in (name.split("-")[0] for name in stores))
+        assert not [name for name in names if ".parts-" in name or ".survey" in name or ".shared" in name]
+        for name in stores:
+            disk = {path.name: path.read_bytes() for path in (on_disk / "data" / name).iterdir()}
+            assert disk == {file: server.read(f"run/data/{name}/{file}") for file in disk}
+        losses, found = curve((on_disk / "metrics.jsonl").read_text()), curve(server.read("run/metrics.jsonl").decode())
+        assert list(found) == list(losses)
+        assert all(abs(found[k] - losses[k]) < 1e-5 * losses[k] for k in range(1, 31))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from t2t_flax.planning.collectives import Collective
 from t2t_flax.planning.places import Places
 from t2t_flax.planning.roofline import Roofline, collective_seconds, roofline, sent_bytes
 from t2t_flax.planning.topology import parse
@@ -65,3 +66,25 @@ def test_links_that_a_group_can_use():
     assert pod.links((0, 1, 2, 3)) == (1, 3)  # a part of a ring is a line
     assert grid("v5p:4x4x4").links(tuple(range(64))) == (6, 6)  # a cube of v5p closes
     assert grid("v5p:2x2x4").links(tuple(range(16))) == (3, 5)
+
+
+def test_a_summary_keeps_what_differs_and_adds_up_what_does_not():
+    topology = parse("2xv5e:2x2")
+    places = Places((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology)
+    everyone, near = tuple(range(8)), (0, 1, 2, 3)
+    rows = places.summary(
+        [
+            Collective("all-reduce", 100, near),
+            Collective("all-reduce", 50, near, times=3),
+            Collective("all-reduce", 100, near, overlaps=True),
+            Collective("all-reduce", 25, (0,), across=True),
+            Collective("all-reduce", 80, everyone),
+        ]
+    )
+    assert [(r["devices"], r["slices"], r["runs"], r["bytes"], r["overlaps"]) for r in rows] == [
+        (4, 1, 4, 250, False),
+        (4, 1, 1, 100, True),
+        (1, 2, 1, 25, False),
+        (4, 2, 1, 80, False),
+    ]
+    assert [sent_bytes(r) for r in rows[2:]] == [(0, 25), (2 * 3 / 4 * 80, 2 * 1 / 2 * 20)]

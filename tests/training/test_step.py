@@ -9,7 +9,8 @@ import pytest
 from small import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.data.batches import Batches
-from t2t_flax.data.rows import fill, first_fit
+from t2t_flax.data.first_fit import first_fit
+from t2t_flax.data.rows import fill
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.feed import put_batch
 from t2t_flax.training.run import compiler_options

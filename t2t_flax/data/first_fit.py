@@ -1,0 +1,120 @@
+"""Packing of pairs into rows: first fit, longest pair first, in a time that hardly grows with the rows."""
+
+import numpy as np
+
+
+def first_fit(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, row_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Packs pairs into rows of `row_length` tokens a side, longest pair first, each into the first row with room.
+
+    Returns for each pair its row, and where it starts in the row's source and target. Each pair must fit alone.
+
+    Rows are filled one after the other with the first pair left that fits, which gives the same rows: a pair goes to
+    the first row that had room when its turn came. Pairs lie in classes of equal lengths, and bit masks say which
+    classes have pairs left.
+    """
+    longer = np.maximum(source_lengths, target_lengths)
+    order = np.argsort(-longer.astype(np.int64), kind="stable")
+    left = _Left(source_lengths[order], target_lengths[order], longer[order])
+    row, source_start, target_start = (np.zeros(len(order), np.int64) for _ in range(3))
+    rows, places = _fill_rows(left, len(order), row_length)
+    row[order], source_start[order], target_start[order] = rows, *places
+    return row, source_start, target_start
+
+
+def _fill_rows(left: "_Left", count: int, row_length: int):
+    rows, source_places, target_places = [0] * count, [0] * count, [0] * count
+    number = 0
+    while left.levels:
+        source_room = target_room = row_length
+        while (i := left.take(source_room, target_room)) >= 0:
+            rows[i] = number
+            source_places[i], target_places[i] = row_length - source_room, row_length - target_room
+            source_room -= left.source[i]
+            target_room -= left.target[i]
+        number += 1
+    return rows, (source_places, target_places)
+
+
+class _Left:
+    """The pairs that no row holds yet, by their place in the order (longest first).
+
+    A level is the pairs of one longer side m, which follow each other in the order. `levels` has bit m set where one is
+    left. For pairs whose sides differ, `by_shorter[side][m]` has bit n set where one is left whose longer side, m, is
+    the source (side 0) or the target (1) and whose other side is n; `uneven[side]` has bit m set where there is any.
+    """
+
+    def __init__(self, source: np.ndarray, target: np.ndarray, longer: np.ndarray):
+        self.source, self.target = source.tolist(), target.tolist()
+        width = int(longer[0]) + 1 if len(longer) else 1
+        keys = source.astype(np.int64) * width + target
+        self._width, self._members = width, np.argsort(keys, kind="stable").tolist()
+        found, counts = np.unique(keys, return_counts=True)
+        starts = np.cumsum(counts) - counts
+        self._head = dict(zip(found.tolist(), starts.tolist(), strict=True))
+        self._class_left = dict(zip(found.tolist(), counts.tolist(), strict=True))
+        self._taken = bytearray(len(longer))
+        sizes = np.bincount(longer, minlength=width)
+        self._level_left = sizes.tolist()
+        self._level_head = (len(longer) - np.cumsum(sizes)).tolist()
+        self.levels = sum(1 << m for m in np.flatnonzero(sizes).tolist())
+        self._by_shorter, self._uneven = [[0] * width, [0] * width], [0, 0]
+        for key in found.tolist():
+            s, t = divmod(key, width)
+            if s != t:
+                self._by_shorter[s < t][max(s, t)] |= 1 << min(s, t)
+                self._uneven[s < t] |= 1 << max(s, t)
+
+    def take(self, source_room: int, target_room: int) -> int:
+        """Takes the first pair that fits into this room, and returns its place in the order; -1 where none does."""
+        low, high, side = source_room, target_room, 1
+        if low > high:
+            low, high, side = high, low, 0
+        levels = self._uneven[side] >> (low + 1) << (low + 1) & ((2 << high) - 1)
+        while levels:  # longer than the smaller room: only pairs that are short on that side
+            level = levels.bit_length() - 1
+            fitting = self._by_shorter[side][level] & ((2 << low) - 1)
+            if fitting:
+                return self._remove(self._first_of_classes(level, fitting, side))
+            levels ^= 1 << level
+        levels = self.levels & ((2 << low) - 1)
+        if not levels:
+            return -1
+        level = levels.bit_length() - 1
+        i = self._level_head[level]
+        while self._taken[i]:
+            i += 1
+        self._level_head[level] = i
+        return self._remove(i)
+
+    def _first_of_classes(self, level: int, shorter: int, side: int) -> int:
+        first = -1
+        while shorter:
+            bit = shorter & -shorter
+            other = bit.bit_length() - 1
+            shorter ^= bit
+            key = other * self._width + level if side else level * self._width + other
+            at = self._head[key]
+            while self._taken[self._members[at]]:
+                at += 1
+            self._head[key] = at
+            i = self._members[at]
+            first = i if first < 0 or i < first else first
+        return first
+
+    def _remove(self, i: int) -> int:
+        s, t = self.source[i], self.target[i]
+        level = s if s > t else t
+        self._taken[i] = 1
+        self._level_left[level] -= 1
+        if not self._level_left[level]:
+            self.levels ^= 1 << level
+        key = s * self._width + t
+        self._class_left[key] -= 1
+        if not self._class_left[key] and s != t:
+            side = s < t
+            self._by_shorter[side][level] ^= 1 << (t if s > t else s)
+            if not self._by_shorter[side][level]:
+                self._uneven[side] ^= 1 << level
+        return i

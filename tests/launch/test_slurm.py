@@ -1,0 +1,222 @@
+"""SLURM itself, on this machine: launch/slurm.sh on a one-node cluster of Debian's packages that the test starts."""
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from several import ROOT, checkpoints, command, environment, losses
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONF = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SchedulerType=sched/backfill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+KillWait=30
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=500 State=UNKNOWN
+PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def wait_for(condition, what, seconds=60.0):
+    """Returns the first true value of `condition`."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s: {what() if callable(what) else what}"
+        time.sleep(0.2)
+    return value
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """The environment of a shell on the cluster's login node."""
+    if os.geteuid() != 0:
+        pytest.skip("a SLURM cluster of its own needs root")
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install slurm-wlm munge")
+    folder, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().split(".")[0]
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, ports=free_ports(2)))
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    env = environment() | {"SLURM_CONF": str(folder / "slurm.conf")}
+    munge = [
+        f"--{name}={folder}/munge.{name.removesuffix('-file')}"
+        for name in ("key-file", "log-file", "pid-file", "seed-file", "socket")
+    ]
+    daemons = []
+    try:
+        for words in (["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"], ["slurmd", "-D"]):
+            with (folder / f"{words[0]}.out").open("w") as log:
+                daemons.append(subprocess.Popen(words, env=env, stdout=log, stderr=log))
+            if words[0] == "munged":
+                wait_for((folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text())
+        logs = lambda: "\n".join(p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out"))  # noqa: E731
+        wait_for(lambda: "idle" in said(["sinfo", "--noheader", "--format=%T"], env), logs)
+        yield env
+        subprocess.run(["scancel", "--me"], env=env)
+        wait_for(lambda: not said(["squeue", "--noheader"], env), "all jobs have ended")
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+
+
+def said(words, env) -> str:
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60).stdout
+
+
+def submit(env, folder, *arguments) -> str:
+    """The job's number."""
+    words = [str(ROOT / "launch" / "slurm.sh"), *arguments]
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return re.search(r"Submitted batch job (\d+)", done.stdout).group(1)
+
+
+def state(env, job) -> str:
+    """RUNNING, PENDING, COMPLETED, CANCELLED ..., or the empty word once SLURM has forgotten it."""
+    found = re.search(r"JobState=(\w+)", said(["scontrol", "show", "job", job], env))
+    return found.group(1) if found else ""
+
+
+def again(env, job, restart: int) -> None:
+    """Starts a requeued job at once; SLURM would wait for two minutes."""
+
+    def queued():
+        shown = said(["scontrol", "show", "job", job], env)
+        return "JobState=PENDING" in shown and f"Restarts={restart} " in shown
+
+    def started():
+        said(["scontrol", "update", f"JobId={job}", "StartTime=now"], env)
+        time.sleep(1)
+        return state(env, job) != "PENDING"
+
+    wait_for(queued, f"job {job} is queued again")
+    wait_for(started, f"job {job} starts again", seconds=120)
+
+
+def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, cache):
+    """First stopped as by the time limit (SIGTERM to the tasks), so that the job requeues itself; then by the operator."""
+    log, steps = tmp_path / "train.log", 400
+    keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=200)
+    train = command(tmp_path / "run", cache, **keys)
+    job = submit(slurm, tmp_path, "run", "--name=train", "--tasks-per-node=2", "--", *train)
+    text = lambda: log.read_text() if log.exists() else ""  # noqa: E731
+    reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step  # noqa: E731
+
+    wait_for(reached(20), text, seconds=200)
+    said(["scancel", "--signal=TERM", job], slurm)
+    again(slurm, job, 1)
+    first = int(re.search(r"stopped by \w+ after update (\d+), saved", text()).group(1))
+    assert re.search(rf"start 1 of job {job} ended with exit code 75, state RUNNING", text()) and first < steps
+
+    wait_for(
+        lambda: f"after update {first}" in text().split("start 1 of job")[1] and reached(first + 20)(),
+        text,
+        seconds=200,
+    )
+    said(["scontrol", "requeue", job], slurm)
+    again(slurm, job, 2)
+    second = int(re.findall(r"stopped by \w+ after update (\d+), saved", text())[1])
+    assert first < second < steps and re.search(
+        rf"start 2 of job {job} ended with exit code 75, state (?!RUNNING)", text()
+    )
+
+    wait_for(lambda: state(slurm, job) in ("COMPLETED", "FAILED", ""), text, seconds=300)
+    assert f"start 3 of job {job} ended with exit code 0" in text(), text()
+    assert text().count("resuming ") == 2 and f"resuming {tmp_path / 'run'} after update {second}" in text()
+    assert checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
+
+    # The same command as two processes of a local pod, undisturbed: the same losses, bit for bit.
+    whole = command(tmp_path / "whole", cache, **keys)
+    subprocess.run(
+        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *whole], env=environment(), check=True, timeout=300
+    )
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole") and len(losses(tmp_path / "run")) == steps
+    if keep := os.environ.get("T2T_SLURM_LOG"):
+        Path(keep).write_text(text())
+
+
+def test_a_failure_is_requeued_as_often_as_asked(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "run", "--name=fails", "--restarts=1", "--", "bash", "-c", "exit 1")
+    again(slurm, job, 1)
+    wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
+    log = (tmp_path / "fails.log").read_text()
+    assert [int(n) for n in re.findall(r"start (\d) of job", log)] == [1, 2]
+
+
+def test_a_mistake_is_not_requeued(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "run", "--name=mistake", "--", "bash", "-c", "exit 2")
+    wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
+    assert "start 1 of job" in (tmp_path / "mistake.log").read_text()
+    time.sleep(2)
+    assert state(slurm, job) in ("FAILED", "")
+
+
+def test_delete_ends_it_for_good_and_resume_waits_for_the_one_before(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "run", "--name=stays", "--", sys.executable, "-c", SAVES)
+    wait_for(lambda: "up" in ((p := tmp_path / "stays.log").exists() and p.read_text() or ""), "it runs")
+    behind = submit(slurm, tmp_path, "resume", "--name=stays", "--", "true")
+    time.sleep(2)
+    assert state(slurm, behind) == "PENDING"
+    subprocess.run(
+        [str(ROOT / "launch" / "slurm.sh"), "delete", "--name=stays"], env=slurm, cwd=tmp_path, check=True, timeout=60
+    )
+    wait_for(lambda: state(slurm, job) in ("CANCELLED", ""), "it is cancelled")
+    time.sleep(3)
+    assert state(slurm, job) in ("CANCELLED", "") and state(slurm, behind) in ("CANCELLED", "")
+
+
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("up", flush=True)
+while True: time.sleep(0.1)
+"""
