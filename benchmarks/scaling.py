@@ -134,10 +134,18 @@ def _by_formula(preset: str, rows: int, topology, zero_1: bool) -> tuple[int, li
     everywhere = Places(
         tuple(s for s in range(topology.slices) for _ in places), tuple(places) * topology.slices, topology
     )
-    found = [Collective("all-reduce", int(formula.gradient_bytes(subject)), tuple(range(topology.chips)))]
+    everyone, near = tuple(range(topology.chips)), tuple(range(16))
+    gradients = int(formula.gradient_bytes(subject))
+    found = [Collective("all-reduce", gradients, everyone)]
     if zero_1:
-        whole = formula.tree_bytes(subject.abstract.params)
-        found.append(Collective("all-gather", whole, tuple(range(16))))
+        matrices = formula.matrix_bytes(subject)
+        parts = tuple(range(0, topology.chips, 16))
+        found = [
+            Collective("reduce-scatter", int(matrices), near),
+            Collective("all-reduce", int(matrices / 16), parts),
+            Collective("all-reduce", int(gradients - matrices), everyone),
+            Collective("all-gather", formula.tree_bytes(subject.abstract.params), near),
+        ]
     return formula.traffic(subject, Shape(256, rows * subject.shards, 1)), everywhere.summary(found)
 
 

@@ -16,6 +16,9 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 _COMPUTING = ("fusion", "dot", "convolution", "custom-call", "while")
 _ACROSS = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+)
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -125,16 +128,24 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
         places = np.arange(np.prod(shape)).reshape(shape)
         places = places.transpose(order) if order else places
         return tuple(int(n) for n in places.reshape(sizes)[0])
-    named = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes)
+    named = _MESH.search(attributes)
     if named:
-        return _mesh_group(named[1], named[2])
+        return _mesh_group(*named.groups())
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        raise ValueError(f"unknown notation of groups: {attributes[attributes.index('replica_groups=') :][:120]}")
     return tuple(range(devices))
 
 
-def _mesh_group(mesh: str, axes: str) -> tuple[int, ...]:
-    """`'a'=4,'b'=2` and `'a'`, or a part of an axis: `'a':(2)2` is the 2 after the first 2 of a."""
+def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str) -> tuple[int, ...]:
+    """`'a'=4,'b'=2` and `'a'`, or a part of an axis: `'a':(2)2` is the 2 after the first 2 of a. The devices of the mesh
+    are numbered row by row, or as those of a mesh of `order_sizes` whose axes are taken in `order`.
+    """
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh)}
-    places = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+    places = np.arange(np.prod(list(sizes.values())))
+    if order_sizes:
+        places = places.reshape([int(n) for n in order_sizes.split(",")])
+        places = places.transpose([int(n) for n in order.split(",")]) if order else places
+    places = places.reshape(list(sizes.values()))
     index: list = [slice(0, 1)] * places.ndim
     for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
         axis = list(sizes).index(name)

@@ -93,24 +93,26 @@ def traffic(subject, shape: Shape) -> int:
 def collectives(subject, shape: Shape) -> list[Collective]:
     """Which arrays the mesh sends in an update, none of them while something else runs.
 
-    Gradients of matrices go in the type of the products, as the TPU compiler sends them; the two uses of a tied table
-    are reduced one by one, in float32.
+    Gradients of matrices go in the type of the products, as the TPU compiler sends them; each use of a table is reduced
+    whole and by itself, in float32. With mesh.fsdp the matrices' gradients are scattered, and their parts summed over the
+    data axis; parameters are gathered before each of two uses, or with ZeRO-1 once, in float32, after the update.
     """
     mesh, m = subject.mesh, subject.config.model
     sizes = mesh.shape
     matrices, tables = _parameters(subject)
     item, tokens = _item(subject), _rows(subject, shape) * shape.length
-    whole = matrices * item / sizes["tensor"]
-    table = tables * _FLOAT32 / sizes["tensor"]
-    divided = sizes["fsdp"] > 1 and subject.config.mesh.fsdp_shards == "all"
+    whole, table = matrix_bytes(subject), tables * item / sizes["tensor"]
+    of_tables = gradient_bytes(subject) - whole
     found: list[tuple[str, float, tuple[str, ...], int]] = []
-    if divided:
-        found += [("all-gather", whole, ("fsdp",), 2 * shape.micro), ("reduce-scatter", whole, ("fsdp",), shape.micro)]
-        found += [("all-gather", table, ("fsdp",), shape.micro), ("reduce-scatter", table, ("fsdp",), shape.micro)]
-        found += [("all-reduce", (whole + table) / sizes["fsdp"], ("data",), shape.micro)]
+    if sizes["fsdp"] == 1:
+        found += [("all-reduce", whole + of_tables, ("data",), shape.micro)]
     else:
-        found += [("all-reduce", gradient_bytes(subject), ("data", "fsdp"), shape.micro)]
-    if sizes["fsdp"] > 1 and not divided:
+        found += [("reduce-scatter", whole, ("fsdp",), shape.micro)]
+        found += [("all-reduce", whole / sizes["fsdp"], ("data",), shape.micro)]
+        found += [("all-reduce", of_tables, ("data", "fsdp"), shape.micro)]
+    if sizes["fsdp"] > 1 and subject.config.mesh.fsdp_shards == "all":
+        found += [("all-gather", whole + table, ("fsdp",), 2 * shape.micro)]
+    elif sizes["fsdp"] > 1:
         found += [("all-gather", (matrices + tables) * _FLOAT32 / sizes["tensor"], ("fsdp",), 1)]
     if sizes["tensor"] > 1:
         times = 2 * (2 * m.num_encoder_layers + 3 * m.num_decoder_layers + 1) * shape.micro
@@ -124,6 +126,11 @@ def gradient_bytes(subject) -> float:
     matrices, tables = _parameters(subject)
     uses = {"all": 2, "decoder": 1.5, "none": 1}[subject.config.model.tying]
     return (matrices * _item(subject) + uses * tables * _FLOAT32) / subject.mesh.shape["tensor"]
+
+
+def matrix_bytes(subject) -> float:
+    """The matrices' part of `gradient_bytes`."""
+    return _parameters(subject)[0] * _item(subject) / subject.mesh.shape["tensor"]
 
 
 def group_of(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:

@@ -7,13 +7,14 @@ import threading
 import time
 
 import pytest
-from several import Processes, checkpoints, command, environment, losses, resume
+from several import Processes, checkpoints, command, environment, losses, note, resume
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import UserError
 from t2t_flax.parallel.start import alone, start
 from t2t_flax.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.timeout(600)
 STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
 
@@ -38,6 +39,7 @@ def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache):
         seconds = time.monotonic() - began
         said = pod.output(0)
     assert 4 < seconds < 25
+    note(f"SIGSTOP of process 1 (hang_timeout 5 s): process 0 named it and ended after {seconds:.1f} s")
     assert "no update for" in said and "hang_timeout = 5" in said and "Late: process 1 on" in said, said
     assert "Thread 0x" in said and "loop.py" in said
     assert "loop.py" in (workdir / "stacks" / "process-0.txt").read_text()
@@ -48,7 +50,9 @@ def test_a_silent_process_is_taken_for_dead(tmp_path, cache):
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as pod:
         pod.until_step(tmp_path / "run", 5)
         pod.all[1].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
         assert pod.all[0].wait(30) == 1, pod.outputs()
+        note(f"silent process (heartbeat_timeout 4 s): the other ended after {time.monotonic() - began:.1f} s")
         assert "process 1 on" in pod.output(0) and "silent for 4 s" in pod.output(0)
 
 
@@ -70,7 +74,9 @@ def test_a_straggler_is_named_with_its_share(tmp_path, cache):
         thread = threading.Thread(target=slow)
         thread.start()
         try:
+            began = time.monotonic()
             pod.until_said(0, "straggler: process 1 on", 90)
+            note(f"straggler with a quarter of a core: named after {time.monotonic() - began:.1f} s")
         finally:
             done.set()
             thread.join()
@@ -128,7 +134,9 @@ def test_a_full_disk_on_one_host_ends_all_and_leaves_the_older_checkpoint(whole,
     with Processes(tmp_path / "logs", 2, plain) as pod:
         pod.until(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
         subprocess.run(["prlimit", f"--pid={pod.all[1].pid}", "--fsize=1000"], check=True)
+        began = time.monotonic()
         codes = pod.wait(120)
+    note(f"disk full on process 1: both ended {time.monotonic() - began:.1f} s after the limit was set")
     assert all(codes), pod.outputs()
     assert "could not write a checkpoint" in pod.output(0) + pod.output(1), pod.outputs()
     assert 5 in checkpoints(workdir)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from several import Processes, command, evaluations, losses, record
 
+pytestmark = pytest.mark.timeout(600)
 STEPS = 30
 
 
@@ -37,10 +38,10 @@ def assert_same_run(a, b):
     [
         (2, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=2)),
         (4, dict(mesh_cpu_devices=1, mesh_fsdp=4, mesh_fsdp_shards="optimizer")),
-        pytest.param(2, dict(mesh_cpu_devices=2, mesh_slices=2, mesh_fsdp=2), marks=pytest.mark.slow),
-        pytest.param(2, dict(mesh_cpu_devices=1), marks=pytest.mark.slow),
-        pytest.param(4, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=4), marks=pytest.mark.slow),
-        pytest.param(2, dict(mesh_cpu_devices=4, mesh_fsdp=8), marks=pytest.mark.slow),
+        pytest.param(2, dict(mesh_cpu_devices=2, mesh_slices=2, mesh_fsdp=2), marks=pytest.mark.drill),
+        pytest.param(2, dict(mesh_cpu_devices=1), marks=pytest.mark.drill),
+        pytest.param(4, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=4), marks=pytest.mark.drill),
+        pytest.param(2, dict(mesh_cpu_devices=4, mesh_fsdp=8), marks=pytest.mark.drill),
     ],
     ids=lambda x: str(x).replace("mesh_", "") if isinstance(x, dict) else f"{x} processes",
 )

@@ -59,7 +59,7 @@ def test_several_arrays_in_one_are_summed():
 
 PAIR = (
     "  %p = f32[8,4] parameter(0)\n"
-    "  %s = f32[8,4] all-reduce-start(%p), replica_groups={{0,1}}, to_apply=%add\n"
+    "  %s = f32[8,4] all-reduce-start(%p), replica_groups={{{{0,1}}}}, to_apply=%add\n"
     "{between}"
     "  ROOT %d = f32[8,4] all-reduce-done(%s)"
 )
@@ -75,7 +75,7 @@ PAIR = (
 )
 def test_a_pair_overlaps_only_where_work_lies_between(between, overlaps):
     (one,) = found(PAIR.format(between=between))
-    assert (one.kind, one.overlaps) == ("all-reduce", overlaps)
+    assert (one.kind, one.group, one.overlaps) == ("all-reduce", (0, 1), overlaps)
 
 
 LOOP = """
@@ -160,11 +160,19 @@ def test_transfers_between_slices_name_their_operation():
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (0, 1, 2, 3)),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (0, 2)),
+        ("replica_groups=mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'c'}", (0, 4)),
         ("channel_id=1", tuple(range(8))),
+        ("replica_groups={}", tuple(range(8))),
     ],
 )
 def test_groups_in_every_notation(told, group):
     assert first_group(told, 8) == group
+
+
+def test_groups_in_a_notation_that_is_not_known_are_no_guess():
+    with pytest.raises(ValueError, match="unknown notation"):
+        first_group("channel_id=1, replica_groups=devices<0-7>, dimensions={0}", 8)
 
 
 def test_what_moves_nothing_between_devices_is_no_collective():

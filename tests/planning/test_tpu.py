@@ -48,6 +48,19 @@ def test_fully_sharded_arguments_are_smaller():
     assert "all-gather" in kinds(divided) and "all-gather" not in kinds(whole)
 
 
+def test_zero_1_scatters_gradients_and_gathers_parameters_once():
+    """On a mesh where a wrong reading of the groups would show: 4 x 4, the state divided over one axis."""
+    config = small_config(model=SIZES, mesh=dict(fsdp=4, fsdp_shards="optimizer"))
+    answer = ask(config, parse("v5e:4x4"), (512, 512), ("train",))
+    assert answer["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
+    rows = {(r["kind"], r["devices"]): r["bytes"] for r in answer["train"]["collectives"]}
+    formula = {(r["kind"], r["devices"]): r["bytes"] for r in answer["formula"]["collectives"]}
+    assert rows["all-gather", 4] == pytest.approx(formula["all-gather", 4], rel=0.1)
+    # A few small matrices are summed whole instead of scattered.
+    assert 0.7 * formula["reduce-scatter", 4] < rows["reduce-scatter", 4] <= 1.02 * formula["reduce-scatter", 4]
+    assert ("all-gather", 16) not in rows
+
+
 def test_tensor_parallelism_sends_activations():
     _, whole = told(("train", "decode"))
     _, divided = told(tensor=4, data=1)

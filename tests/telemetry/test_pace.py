@@ -2,6 +2,7 @@
 
 import json
 
+from t2t_flax.config import Distributed
 from t2t_flax.telemetry.pace import Pace, stragglers
 
 
@@ -11,7 +12,7 @@ def told(*rows):
 
 def test_the_share_decides_who_is_named():
     rows = told((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
-    assert sorted(stragglers(rows, 0.1)) == [2, 3]
+    assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]
     assert stragglers(rows, 0.5) == {}
     said = stragglers(rows, 0.1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from t2t_flax.telemetry.metrics import read_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 KEYS = {
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.vocab_multiple": 8, "data.vocab_size": 300, "data.byte_fallback": False,
@@ -134,3 +134,12 @@ def resume(tmp_path, cache, count, **keys) -> None:
     with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
         assert pod.wait() == [0] * count, pod.outputs()
     assert "resuming" in pod.output(0)
+
+
+def note(text: str) -> None:
+    """A measured line: printed, and added to the file that T2T_FLAX_FAULT_LOG names."""
+    print(text)
+    log = os.environ.get("T2T_FLAX_FAULT_LOG")
+    if log:
+        with open(log, "a") as file:
+            file.write(text + "\n")
