@@ -52,11 +52,11 @@ pod() { # starts all processes and waits for all; fills `codes`
     set +m && pids[i]=$! && echo $! >&9 && exec {out}>&- {err}>&-
   done
   [ -z "$signal" ] || each "$signal" # for the one that was just starting
-  while ((${#pids[@]})) && sleep 0.1; do
+  while sleep 0.1; ((${#pids[@]})); do # Ctrl-C ends the sleep, not the loop
     for i in "${!pids[@]}"; do
       id=${pids[i]} && kill -0 "$id" && continue
-      wait "$id"
-      codes[i]=$? && kill -KILL -- "-$id" # what the process left behind
+      wait "$id"; codes[i]=$?
+      kill -KILL -- "-$id" # what the process left behind
       unset "pids[i]"
       ((codes[i] == 0)) && continue
       say "process $i of $n ended with exit code ${codes[i]}"

@@ -17,7 +17,7 @@ BELOW = {
     "parallel": {"config", "errors"},
     "telemetry": {"config", "errors", "files"},
     "convert": {"config", "errors", "data", "models"},
-    "training": {"config", "errors", "data", "models", "parallel", "telemetry", "version"},
+    "training": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "version"},
     "decoding": {"config", "errors", "files", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
     "planning": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "training", "decoding"},

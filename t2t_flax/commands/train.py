@@ -9,7 +9,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.files import write_whole
+from t2t_flax.files import check_reachable, write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import Pod, check_shared
 from t2t_flax.parallel.watch import STOPPED, Watch
@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     args, overrides = flags.parse(arguments, argv)
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
+    check_reachable(workdir)
     process = prepare_process(config)
     return run_job(config.distributed, lambda watch: _job(config, workdir, process, watch), stacks=workdir / "stacks")
 
@@ -142,7 +143,7 @@ def _finish(config: Config, workdir: epath.Path, outcome, pod: Pod) -> None:
     record, text = None, ""
     if config.data.test:
         loaded = load(workdir, average=config.checkpoint.average_last, at_most=True)
-        record, triples = evaluate(loaded, "test")
+        record, triples = evaluate(loaded, "test", pod=pod)
         text = summary(record)
         print_samples(triples, config.eval.samples, pod.say)
         pod.say(text)

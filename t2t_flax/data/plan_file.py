@@ -32,10 +32,7 @@ def counts_of(store: TokenStore, config: Data, seed: int, windows: int, count: C
             return known
     except (OSError, ValueError, TypeError):
         pass
-    counts = np.zeros(windows, np.int64)
-    for w in range(windows):
-        counts[w] = count(w)
-        store.release()
+    counts = np.array([count(w) for w in range(windows)])
     try:
         write_whole(path, json.dumps(counts.tolist()))
     except OSError:

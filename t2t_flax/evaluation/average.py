@@ -13,6 +13,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.load import Loaded, load, stored_config
+from t2t_flax.files import move_folder, write_whole
 from t2t_flax.training.checkpoint import Checkpoints, check_same_model
 
 
@@ -57,10 +58,9 @@ def _parts(workdir: str | epath.Path, *, last: int, steps: Sequence[int], overri
 
 def _write(output: epath.Path, config: Config, tokenizers: TokenizerPair, params: Any, taken: list) -> None:
     partial = output.with_name(f"{output.name}.partial-{uuid.uuid4().hex}")
-    partial.mkdir(parents=True)
     try:
         tokenizers.save(partial / "tokenizer")
-        (partial / "config.json").write_text(config_lib.to_json(config))
+        write_whole(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
         meta = {
             "step": max(step for _, step in taken),
@@ -71,7 +71,7 @@ def _write(output: epath.Path, config: Config, tokenizers: TokenizerPair, params
         }
         checkpoints.save_params(params, meta, "ema" if config.optimizer.ema_decay else "params")
         checkpoints.close()
-        partial.rename(output)
+        move_folder(partial, output)
     except BaseException:
         partial.rmtree(missing_ok=True)
         raise

@@ -18,6 +18,7 @@ from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.evaluation.load import Loaded
 from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.files import write_whole
+from t2t_flax.parallel.pod import Pod
 from t2t_flax.training.run import ValidationLoss
 from t2t_flax.training.state import count_params
 from t2t_flax.version import __version__
@@ -31,9 +32,11 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiec
 
 
 def evaluate(
-    loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None
+    loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None, pod: Pod | None = None
 ) -> tuple[dict[str, Any], list]:
     """Decodes and scores all sentences of `valid` or `test`; writes WORKDIR/eval/<split>-<step>.json, .hyp.txt, .ref.txt.
+
+    Of several processes (`pod`) all must call this; each decodes its share, process 0 writes.
 
     Returns (the record, the list of (source, reference, Translation)).
     """
@@ -43,7 +46,7 @@ def evaluate(
     translations = loaded.translate([s for s, _ in pairs], progress=progress)
     decode_seconds = time.perf_counter() - began
     hypotheses, references = [_one_line(t.text) for t in translations], [r.replace("\n", " ") for _, r in pairs]
-    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers)
+    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=pod)
     nll, _ = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
     scores = corpus_scores(
         hypotheses,

@@ -16,6 +16,7 @@ from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError
+from t2t_flax.files import check_reachable
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
@@ -79,6 +80,7 @@ class Loaded:
 
 def stored_config(workdir: str | epath.Path) -> Config:
     """The resolved config of a run. Raises UserError where the folder holds no run."""
+    check_reachable(workdir)
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} holds no run: there is no {path.name}. Give the --workdir of a `train` command.")

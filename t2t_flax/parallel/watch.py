@@ -179,7 +179,7 @@ class Watch:
         )
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         if self._stacks:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 self._stacks.mkdir(parents=True, exist_ok=True)
                 with open(self._stacks / f"process-{self.pod.index}.txt", "w") as file:
                     file.write(f"no update for {quiet:.0f} s. {late}\n")

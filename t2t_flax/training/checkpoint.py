@@ -21,6 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
+from t2t_flax.files import move_folder
 from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checksum import checksums
 from t2t_flax.training.state import TrainState
@@ -202,9 +203,8 @@ class Checkpoints:
     def _set_aside(self, step: int) -> None:
         if self._pod.lead:
             target = self._folder.parent / "damaged"
-            target.mkdir(parents=True, exist_ok=True)
-            number = sum(1 for _ in target.iterdir())
-            (self._folder / str(step)).rename(target / f"{step}-{number}")
+            number = sum(1 for _ in target.iterdir()) if target.exists() else 0
+            move_folder(self._folder / str(step), target / f"{step}-{number}")
         self._pod.barrier("a damaged checkpoint is set aside")
         self._manager.reload()
 

@@ -14,7 +14,7 @@ POD = Path(__file__).parents[2] / "launch" / "local_pod.sh"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
-def start(*arguments, cwd, **env):
+def start(*arguments, cwd, start_new_session=False, **env):
     own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "T2T_"))}
     return subprocess.Popen(
         [str(POD), *map(str, arguments)],
@@ -24,6 +24,7 @@ def start(*arguments, cwd, **env):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
     )
 
 
@@ -156,6 +157,20 @@ def test_signals_reach_all_and_nothing_restarts(name, tmp_path):
     assert sorted(out.splitlines()) == [f"[0] saved on {name}", f"[1] saved on {name}"]
     assert f"{name} goes to all processes" in err and "restart" not in err
     assert not any(map(alive, pids(tmp_path)))
+
+
+def test_ctrl_c_reaches_all_once_the_launcher_has_it(tmp_path):
+    """A terminal sends SIGINT to the launcher's whole process group: labels, guard and `sleep` too."""
+    command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" INT; {STAYS}'
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=folder, start_new_session=True)
+        wait_for(lambda folder=folder: len(pids(folder)) == 4, "both started")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 75, err
+        assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and not any(map(alive, pids(folder)))
 
 
 def test_who_does_not_save_on_a_signal_is_no_75(tmp_path):

@@ -139,6 +139,7 @@ def again(env, job, restart: int) -> None:
         return state(env, job) != "PENDING"
 
     wait_for(queued, f"job {job} is queued again")
+    time.sleep(3)  # a node refuses a job that starts in the second in which it was ended
     wait_for(started, f"job {job} starts again", seconds=120)
 
 

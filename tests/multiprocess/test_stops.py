@@ -86,10 +86,11 @@ def test_a_signal_during_a_compilation_ends_all_at_once(whole, tmp_path, cache):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_of_one_ends_the_others_and_the_launcher_finishes_the_run(whole, tmp_path, cache, victim):
-    kill_and_restart(whole, tmp_path, cache, victim, after=7 + 5 * victim)
+    """The second in the middle of writing a checkpoint."""
+    kill_and_restart(whole, tmp_path, cache, victim, after=7 + 5 * victim, saving=bool(victim))
 
 
-def kill_and_restart(whole, tmp_path, cache, victim: int, after: int) -> None:
+def kill_and_restart(whole, tmp_path, cache, victim: int, after: int, saving: bool = False) -> None:
     """Kills a process of a launched pod once; the launcher finishes the run."""
     workdir = tmp_path / "run"
     launcher = [str(ROOT / "launch" / "local_pod.sh"), "2", "--restarts=2", "--", *command(workdir, cache, **TWO)]
@@ -101,6 +102,9 @@ def kill_and_restart(whole, tmp_path, cache, victim: int, after: int) -> None:
     try:
         wait_until(lambda: after in losses(workdir) if workdir.exists() else False, pod, log)
         first = processes_of(workdir)
+        if saving:
+            partial = lambda: any("-tmp" in p.name for p in (workdir / "checkpoints").iterdir())  # noqa: E731
+            wait_until(partial, pod, log, every=0.002)
         assert sorted(first) == [0, 1], log.read_text()
         began = time.monotonic()
         os.kill(first[victim], signal.SIGKILL)
@@ -116,9 +120,8 @@ def kill_and_restart(whole, tmp_path, cache, victim: int, after: int) -> None:
     assert "the connection to another process broke" in said or "another task died" in said, said
     assert losses(workdir) == losses(whole)
     assert record(workdir, f"test-{STEPS}")["text"] == record(whole, f"test-{STEPS}")["text"]
-    note(
-        f"kill -9 of process {victim} after update {after}: the other gone after {seconds:.1f} s; run finished, same losses"
-    )
+    when = f"after update {after}{', during a save' if saving else ''}"
+    note(f"kill -9 of process {victim} {when}: the other gone after {seconds:.1f} s; run finished, same losses")
 
 
 def processes_of(workdir) -> dict[int, int]:
@@ -137,11 +140,11 @@ def processes_of(workdir) -> dict[int, int]:
     return found
 
 
-def wait_until(true, process, log, seconds: float = 180.0) -> None:
+def wait_until(true, process, log, seconds: float = 180.0, every: float = 0.05) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 @pytest.mark.drill
@@ -149,4 +152,4 @@ def wait_until(true, process, log, seconds: float = 180.0) -> None:
 def test_kill_9_ten_times(whole, tmp_path, cache):
     """At ten updates, either process."""
     for n in range(10):
-        kill_and_restart(whole, tmp_path / str(n), cache, victim=n % 2, after=2 + (7 * n) % 26)
+        kill_and_restart(whole, tmp_path / str(n), cache, victim=n % 2, after=2 + (7 * n) % 26, saving=n in (4, 5))
