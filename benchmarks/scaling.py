@@ -25,12 +25,11 @@ ZERO_1 = {"mesh.fsdp": "16", "mesh.fsdp_shards": "optimizer"}
 POINTS: dict[str, tuple[str, str, int, dict[str, str]]] = {
     "big, v5e-256, its own batch": ("aiayn_big", "v5e-256", 0, {}),
     "big, v5p-128, its own batch": ("aiayn_big", "v5p-128", 0, {}),
-    "base, v5e-8": ("aiayn_base", "v5e-8", ROWS, {}),
     "big, v5e-256, its own batch, ZeRO-1 over 16": ("aiayn_big", "v5e-256", 0, ZERO_1),
+    "big, v5e-256, its own batch, FSDP over 16": ("aiayn_big", "v5e-256", 0, {"mesh.fsdp": "16"}),
+    "big, 4 slices of v5e-256, its own batch": ("aiayn_big", "4xv5e-256", 0, {}),
+    "base, v5e-8": ("aiayn_base", "v5e-8", ROWS, {}),
     "big, v5e-8": ("aiayn_big", "v5e-8", ROWS, {}),
-    "big, v5e-256": ("aiayn_big", "v5e-256", ROWS, {}),
-    "big, v5e-256, FSDP over 16": ("aiayn_big", "v5e-256", ROWS, {"mesh.fsdp": "16"}),
-    "big, 4 slices of v5e-256": ("aiayn_big", "4xv5e-256", ROWS, {}),
 }
 
 

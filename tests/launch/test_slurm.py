@@ -14,7 +14,7 @@ import pytest
 from several import ROOT, checkpoints, command, environment, losses
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CONF = """ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -145,21 +145,21 @@ def again(env, job, restart: int) -> None:
 
 def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, cache):
     """First stopped as by the time limit (SIGTERM to the tasks), so that the job requeues itself; then by the operator."""
-    log, steps = tmp_path / "train.log", 400
-    keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=200)
+    log, steps = tmp_path / "train.log", 150
+    keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=75)
     train = command(tmp_path / "run", cache, **keys)
     job = submit(slurm, tmp_path, "run", "--name=train", "--tasks-per-node=2", "--", *train)
     text = lambda: log.read_text() if log.exists() else ""  # noqa: E731
     reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step  # noqa: E731
 
-    wait_for(reached(20), text, seconds=200)
+    wait_for(reached(10), text, seconds=200)
     said(["scancel", "--signal=TERM", job], slurm)
     again(slurm, job, 1)
     first = int(re.search(r"stopped by \w+ after update (\d+), saved", text()).group(1))
     assert re.search(rf"start 1 of job {job} ended with exit code 75, state RUNNING", text()) and first < steps
 
     wait_for(
-        lambda: f"after update {first}" in text().split("start 1 of job")[1] and reached(first + 20)(),
+        lambda: f"after update {first}" in text().split("start 1 of job")[1] and reached(first + 10)(),
         text,
         seconds=200,
     )
@@ -170,7 +170,7 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
         rf"start 2 of job {job} ended with exit code 75, state (?!RUNNING)", text()
     )
 
-    wait_for(lambda: state(slurm, job) in ("COMPLETED", "FAILED", ""), text, seconds=300)
+    wait_for(lambda: state(slurm, job) in ("COMPLETED", "FAILED", ""), text, seconds=400)
     assert f"start 3 of job {job} ended with exit code 0" in text(), text()
     assert text().count("resuming ") == 2 and f"resuming {tmp_path / 'run'} after update {second}" in text()
     assert checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
@@ -178,7 +178,7 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
     # The same command as two processes of a local pod, undisturbed: the same losses, bit for bit.
     whole = command(tmp_path / "whole", cache, **keys)
     subprocess.run(
-        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *whole], env=environment(), check=True, timeout=300
+        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *whole], env=environment(), check=True, timeout=400
     )
     assert losses(tmp_path / "run") == losses(tmp_path / "whole") and len(losses(tmp_path / "run")) == steps
     if keep := os.environ.get("T2T_SLURM_LOG"):
