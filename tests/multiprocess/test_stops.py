@@ -59,7 +59,7 @@ def test_a_signal_during_an_evaluation_is_not_kept_waiting(tmp_path, cache):
         began = time.monotonic()
         assert pod.wait(60) == [75, 75], pod.outputs()
         seconds = time.monotonic() - began
-        assert seconds < 20
+        assert seconds < 30
     note(f"SIGTERM during an evaluation: both ended after {seconds:.1f} s")
     assert checkpoints(workdir)[-1] == 5 and 5 not in evaluations(workdir), pod.outputs()
     resume(tmp_path, cache, 2, **keys)
