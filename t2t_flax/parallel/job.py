@@ -1,6 +1,7 @@
 """A command as one of several processes: none waits for one that is gone, and each says why it ends."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from t2t_flax.config import Distributed
 from t2t_flax.errors import UserError
 from t2t_flax.parallel.pod import broken_connection
-from t2t_flax.parallel.start import start
+from t2t_flax.parallel.start import NotTogether, start
 from t2t_flax.parallel.watch import FAILURE, STOPPED, USER_ERROR, Watch, end
 
 
@@ -18,7 +19,11 @@ def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: Path |
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
     device. `stacks`: folder for the stacks of a process that hangs.
     """
-    pod = start(config)
+    try:
+        pod = start(config)
+    except NotTogether as error:
+        print(f"t2t_flax: {error}", file=sys.stderr)
+        end(FAILURE)
     with Watch(pod, config, stacks=stacks) as watch:
         try:
             code = body(watch)

@@ -17,12 +17,16 @@ from t2t_flax.parallel.pod import Pod
 _OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 
 
+class NotTogether(Exception):
+    """The other processes did not come in time. Not a mistake of the user's: a host may be slow, and a restart helps."""
+
+
 def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
     """The pod of this process; JAX sees the devices of all afterwards. Where process 0 dies, JAX itself ends the others
     at once, with its own words.
 
-    Must run before anything touches a device. Raises UserError for variables that do not fit, and where the others do
-    not come within `initialization_timeout`.
+    Must run before anything touches a device. Raises UserError for variables that do not fit, NotTogether where the
+    others do not come within `initialization_timeout`.
     """
     own = _from_environment()
     if own is None and not _cluster():
@@ -48,7 +52,7 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        raise UserError(
+        raise NotTogether(
             f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s "
             f"({str(error).strip().splitlines()[0][:200]}). Start the same command on every host, with a coordinator "
             "address and port that all can reach."
@@ -111,7 +115,7 @@ def _await_coordinator(address: str, index: int, seconds: float, say) -> None:
             return
         now = time.monotonic()
         if now - began > seconds:
-            raise UserError(
+            raise NotTogether(
                 f"no coordinator answers at {address} after {seconds} s (config.distributed.initialization_timeout): is "
                 "process 0 running there, and is the port open? JAX_COORDINATOR_ADDRESS names process 0's host."
             )

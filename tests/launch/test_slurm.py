@@ -144,7 +144,10 @@ def again(env, job, restart: int) -> None:
 
 
 def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, cache):
-    """First stopped as by the time limit (SIGTERM to the tasks), so that the job requeues itself; then by the operator."""
+    """First stopped as by the time limit (SIGTERM to the tasks), so that the job requeues itself; then by the operator.
+
+    The job's log is kept in the file that T2T_SLURM_LOG names.
+    """
     log, steps = tmp_path / "train.log", 150
     keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=75)
     train = command(tmp_path / "run", cache, **keys)
