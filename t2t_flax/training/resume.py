@@ -12,7 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.pod import Pod
+from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
 from t2t_flax.training.due import due
 from t2t_flax.training.run import Run
@@ -123,6 +123,8 @@ def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
+        if broken_connection(error):  # another process is gone: a reason to start again, not a full disk
+            raise
         kept = ", ".join(map(str, checkpoints.steps())) or "none"
         raise UserError(
             f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Is the disk full? Checkpoints "
