@@ -12,12 +12,12 @@ import json
 import platform
 import statistics
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.layer_types import machine, write
+from benchmarks.layer_types import machine
+from t2t_flax.files import write_whole
 from t2t_flax.models.attention import SCORES, weights_of
 
 KEYS, QUERIES = 32, 4096
@@ -90,7 +90,7 @@ def main() -> None:
     }
     text = json.dumps(record, indent=2) + "\n"
     if args.out:
-        write(Path(args.out), text.encode())
+        write_whole(args.out, text)
     print(text)
 
 

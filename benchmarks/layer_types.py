@@ -17,7 +17,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config import Model
+from t2t_flax.files import write_whole
 from t2t_flax.models.mixers import make_mixer
 from t2t_flax.telemetry.flops import mixer_products
 
@@ -170,15 +170,6 @@ def machine() -> dict[str, Any]:
     return {"device": jax.devices()[0].device_kind, "cpu": cpu, "cores": os.cpu_count()}
 
 
-def write(path: Path, data: bytes) -> None:
-    """Writes to a temporary name beside `path` and renames."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-
-
 def draw(record: dict[str, Any], figure_class) -> bytes:
     """A PNG: a column for each d_model; time above, counted FLOPs below."""
     widths, lengths = record["d_model"], record["n"]
@@ -248,8 +239,8 @@ def main() -> None:
         "layers": layers, "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "machine": machine(),
     }  # fmt: skip
-    write(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
-    write(Path(args.out) / "layer_types.png", draw(record, Figure))
+    write_whole(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
+    write_whole(Path(args.out) / "layer_types.png", draw(record, Figure))
     n, d = lengths[-1], str(widths[-1])
     print(f"\n{'layer':13} {'per layer':11} {'products':15} {'MFLOP':>8} {'ms':>8} {'chain':>6} {'path':>5}/formula")
     for name, layer in layers.items():

@@ -16,9 +16,10 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from t2t_flax.files import write_whole
 
 SIZES = {
     "tiny": dict(layers=4, d_model=128, d_ff=256, heads=4, vocab=10_000, tokens=4096, dropout=0.3, row=64, mean=14.5),
@@ -236,10 +237,7 @@ def main() -> None:
     }
     text = json.dumps(record, indent=2) + "\n"
     if args.out:
-        with tempfile.NamedTemporaryFile("w", dir=Path(args.out).parent, delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, args.out)
+        write_whole(args.out, text)
     print(text)
 
 

@@ -19,15 +19,6 @@ STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
-    """The run on two processes that nothing disturbed."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    with Processes(workdir.parent / "logs", 2, command(workdir, cache, **TWO)) as pod:
-        assert pod.wait() == [0, 0], pod.outputs()
-    return workdir
-
-
 def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache):
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, distributed_hang_timeout=5, train_steps=2000, eval_every_steps=0)

@@ -15,15 +15,6 @@ STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
-    """The run on two processes that nothing disturbed."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    with Processes(workdir.parent / "logs", 2, command(workdir, cache, **TWO)) as pod:
-        assert pod.wait() == [0, 0], pod.outputs()
-    return workdir
-
-
 @pytest.mark.parametrize(
     ("told", "then"),
     [(1, 1), (0, 2), pytest.param(1, 4, marks=pytest.mark.drill)],
