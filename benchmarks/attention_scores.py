@@ -16,7 +16,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from benchmarks.layer_types import machine
+from benchmarks.machine import machine
 from t2t_flax.files import write_whole
 from t2t_flax.models.attention import SCORES, weights_of
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.layer_types import machine
+from benchmarks.machine import machine
 from t2t_flax.config import Data, Model
 from t2t_flax.data import toy
 from t2t_flax.data.batches import Batches
@@ -29,6 +29,7 @@ from t2t_flax.data.lines import scan
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import FORMAT_VERSION, TokenStore
+from t2t_flax.files import write_whole
 from t2t_flax.telemetry.flops import DATA_SHEET_TFLOPS, Tokens, forward_flops
 
 CHUNK = 1_000_000
@@ -227,7 +228,7 @@ def main() -> None:
         "machine": machine(),
     }
     if args.out:
-        Path(args.out).write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(args.out, json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.machine import machine
 from t2t_flax.config import Model
 from t2t_flax.files import write_whole
 from t2t_flax.models.mixers import make_mixer
@@ -160,14 +161,6 @@ def measure(configs: dict[str, Model], lengths: list[int], batch: int, rounds: i
             jax.block_until_ready(out)
             times[place].append((time.perf_counter() - began) / turns[place] * 1e3)
     return {name: {n: statistics.median(times[name, n]) for n in lengths} for name in configs}
-
-
-def machine() -> dict[str, Any]:
-    """What a record says of where it was made."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {"device": jax.devices()[0].device_kind, "cpu": cpu, "cores": os.cpu_count()}
 
 
 def draw(record: dict[str, Any], figure_class) -> bytes:

@@ -180,7 +180,7 @@ the formula's, padding included. A *slot* is a place for a target token, filled 
 full. `python -m t2t_flax plan` says the same of any config and machine.
 
 One v5e or v6e slice ends at 256 chips, beyond are several slices, joined by the data-centre network (DCN); a v5p slice goes
-on to 8,960 chips. The mesh is (data, fsdp, tensor); where nothing else is said, data alone."""
+to 6,144 chips. The mesh is (data, fsdp, tensor); where nothing else is said, data alone."""
 
 _FOUND = """Pairs are *compiler / formula*; the traffic of an update is an estimate in both (each instruction, or each
 matrix product, reads its operands and writes its result once). What the compiler's programs show:

@@ -11,14 +11,13 @@ pairs of rounds. Loss, optimizer (Adam) and dropout rates are the same.
 import argparse
 import dataclasses
 import json
-import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+from benchmarks.machine import machine
 from t2t_flax.files import write_whole
 
 SIZES = {
@@ -233,19 +232,12 @@ def main() -> None:
         "versions": sides["ours"][0]["versions"]
         | sides["torch"][0]["versions"]
         | {"python": platform.python_version()},
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count()},
+        "machine": machine(),
     }
     text = json.dumps(record, indent=2) + "\n"
     if args.out:
         write_whole(args.out, text)
     print(text)
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return f"{name}, {'AVX-512' if 'avx512f' in flags else 'AVX2' if 'avx2' in flags else 'no AVX2'}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.evaluation.average import average
     from t2t_flax.evaluation.load import stored_config
 
-    prepare_process(stored_config(args.workdir[0]))
+    prepare_process(stored_config(args.workdir[0], overrides))
     taken = average(args.workdir, args.output, last=args.last, steps=steps, overrides=overrides)
     print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in taken))
     return 0

@@ -5,7 +5,6 @@ import json
 
 from etils import epath
 
-from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
 from t2t_flax.errors import UserError
@@ -55,8 +54,7 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
 
     from t2t_flax.evaluation.load import stored_config
 
-    config = config_lib.override(config_lib.to_config_dict(stored_config(args.workdir)), overrides)
-    config = config_lib.resolve(config)
+    config = stored_config(args.workdir, overrides)
     prepare_process(config)
     return run_job(config.distributed, lambda watch: _job(args, overrides, watch))
 

@@ -53,8 +53,7 @@ def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
     if args.workdir:
         from t2t_flax.evaluation.load import stored_config
 
-        config = config_lib.to_config_dict(stored_config(args.workdir))
-        return config_lib.resolve(config_lib.override(config, overrides))
+        return stored_config(args.workdir, overrides)
     return config_lib.load_config(args.config, overrides) if args.config else None
 
 

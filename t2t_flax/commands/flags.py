@@ -106,7 +106,7 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     from t2t_flax.process import prepare_process
 
     alone("this command")
-    prepare_process(stored_config(args.workdir))
+    prepare_process(stored_config(args.workdir, overrides))
     return load(args.workdir, step=args.step, average=args.average, overrides=overrides)
 
 

@@ -78,13 +78,18 @@ class Loaded:
         return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 
-def stored_config(workdir: str | epath.Path) -> Config:
-    """The resolved config of a run. Raises UserError where the folder holds no run."""
+def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
+    """The resolved config of a run, with `{"decode.beam_size": "8"}` overrides. Raises UserError where the folder holds
+    no run, or an override is impossible.
+    """
     check_reachable(workdir)
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} holds no run: there is no {path.name}. Give the --workdir of a `train` command.")
-    return config_lib.from_json(path.read_text())
+    stored = config_lib.from_json(path.read_text())
+    if not overrides:
+        return stored
+    return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
 
 
 def load(
@@ -103,9 +108,7 @@ def load(
     UserError for a folder without a run, an unknown step, or damage.
     """
     workdir = epath.Path(workdir)
-    stored = stored_config(workdir)
-    config = config_lib.override(config_lib.to_config_dict(stored), overrides or {})
-    config = config_lib.resolve(config)
+    stored, config = stored_config(workdir), stored_config(workdir, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     mesh = mesh_lib.make_mesh(config.mesh)

@@ -1,8 +1,9 @@
 """Data sheets of the chips that a plan knows. Nothing here was measured by this project.
 
-Sources: cloud.google.com/tpu/docs/v5e, /v5p, /v6e, /v4, /v3 (HBM, its bandwidth, inter-chip and data-centre bandwidth of
-a chip); Jouppi et al. 2023 (arXiv 2304.01433), Table 4, for the links of v3 (4 of 70 GB/s) and v4 (6 of 50 GB/s);
-NVIDIA's A100, H100 and H200 data sheets (memory, NVLink) and DGX manuals (one 200 or 400 Gb/s port for each GPU).
+Sources: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /v4, /v3 (HBM, its bandwidth, inter-chip and data-centre
+bandwidth, the largest slice), read in November 2026; Jouppi et al. 2023 (arXiv 2304.01433), Table 4, for the links of v3
+(4 of 70 GB/s) and v4 (6 of 50 GB/s); NVIDIA's A100, H100 and H200 data sheets (memory, NVLink) and DGX manuals (one 200 or
+400 Gb/s port for each GPU).
 bfloat16 peaks are those of `telemetry.flops`.
 """
 
@@ -42,16 +43,16 @@ class Chip:
 
 
 CHIPS = {
-    # 1,600 Gb/s of inter-chip bandwidth over 4 links; 25 Gb/s of the data-centre network for a chip.
+    # 400 GB/s of inter-chip bandwidth, both ways together, over 4 links; 6.4 Tb/s of the data-centre network for 256 chips.
     "v5e": Chip("TPU v5e", 16 * GIB, 819 * GB, 50 * GB, 3.125 * GB, 2, 16, 256),
-    # 4,800 Gb/s over 6 links; 50 Gb/s.
+    # 1,200 GB/s over 6 links; 50 Gb/s a chip. A pod has 8,960 chips, the largest slice 6,144.
     "v5p": Chip(
-        "TPU v5p", 95 * GIB, 2765 * GB, 100 * GB, 6.25 * GB, 3, 4, 8960, cores_in_name=2, config_name="megacore"
+        "TPU v5p", 95 * GIB, 2765 * GB, 100 * GB, 6.25 * GB, 3, 4, 6144, cores_in_name=2, config_name="megacore"
     ),
-    # 3,584 Gb/s over 4 links (later pages say 800 GB/s both ways together); 100 Gb/s.
-    "v6e": Chip("TPU v6e", 32 * GIB, 1640 * GB, 112 * GB, 12.5 * GB, 2, 16, 256),
+    # 800 GB/s over 4 links (pages of 2024: 3,584 Gb/s); 25.6 Tb/s for 256 chips.
+    "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256),
     "v4": Chip(
-        "TPU v4", 32 * GIB, 1228 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096, cores_in_name=2, config_name="megacore",
+        "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096, cores_in_name=2, config_name="megacore",
         unsure="the data-centre bandwidth of a v4 chip (taken as 50 Gb/s)",
     ),
     "v3": Chip(

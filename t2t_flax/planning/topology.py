@@ -17,7 +17,7 @@ _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 _PLANE = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _PLANE_V3 = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
 _SOLID = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
-_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": _SOLID}
+_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (*_SOLID, "16x16x24")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,7 @@ def test_several_by_comma_or_repetition():
         ("pod", "no such machine"),
         ("v5e-512", "one v5e slice ends at 256 chips. Several slices are written 2xv5e-256"),
         ("v5e:32x32", "1,024 chips, but one v5e slice ends at 256"),
+        ("v5p:16x16x32", "8,192 chips, but one v5p slice ends at 6,144"),
         ("v5e-20", "no known v5e slice has 20 chips; the nearest is v5e-16"),
         ("v5p-12", "no known v5p slice has 12 TensorCores"),
         ("v5e:4x4x4", "a v5e slice has 2 axes"),

@@ -1,0 +1,17 @@
+"""What a record says of the machine that made it."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def machine() -> dict[str, str | int]:
+    """JAX's name of the device, the CPU with its vector instructions, and the number of cores."""
+    import jax  # here, because a benchmark of PyTorch's side runs without it
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
+    return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
