@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import FAILURE, OK, USER_ERROR, UserError
 
 COMMANDS = {
     "train": "train, or resume what the workdir holds; ends with an evaluation record",
@@ -16,7 +16,6 @@ COMMANDS = {
     "plan": "compile for a machine that need not be there; memory, collectives, predicted time",
     "explain": "what a run will be, and in what it leaves a preset; every config key",
 }
-OK, FAILURE, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,8 @@
-"""The one error that a user's mistake raises."""
+"""Exit codes, and the one error that a user's mistake raises."""
+
+OK, FAILURE, USER_ERROR = 0, 1, 2
+STOPPED = 75
+"""By a signal, everything saved: the same command goes on (EX_TEMPFAIL of sysexits.h)."""
 
 
 class UserError(Exception):

@@ -8,11 +8,11 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.config import Config
-from t2t_flax.errors import UserError
+from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.files import check_reachable, write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import Pod, check_shared
-from t2t_flax.parallel.watch import STOPPED, Watch
+from t2t_flax.parallel.watch import Watch
 from t2t_flax.process import prepare_process
 
 

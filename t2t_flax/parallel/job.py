@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from t2t_flax.config import Distributed
-from t2t_flax.errors import UserError
+from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, UserError
 from t2t_flax.parallel.pod import broken_connection
 from t2t_flax.parallel.start import NotTogether, start
-from t2t_flax.parallel.watch import FAILURE, STOPPED, USER_ERROR, Watch, end
+from t2t_flax.parallel.watch import Watch, end
 
 
 def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: Path | None = None) -> int:

@@ -7,12 +7,15 @@ SLURM (srun with several tasks), TPU VMs, GKE, several slices              found
 import contextlib
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
 
 from t2t_flax.config import Distributed
-from t2t_flax.errors import UserError
+from t2t_flax.errors import FAILURE, UserError
 from t2t_flax.parallel.pod import Pod
+from t2t_flax.parallel.watch import end
 
 _OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 
@@ -43,20 +46,26 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
         _await_coordinator(address, index, seconds, say)
     else:
         say(f"several processes ({_cluster()}): waiting at most {seconds} s for the others")
+    late = (
+        f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s. Start "
+        "the same command on every host, with a coordinator address and port that all can reach."
+    )
+    # JAX's own timeout aborts the process with a stack trace, so it is set behind ours.
+    timer = threading.Timer(seconds, _give_up, [late])
+    timer.daemon = True
+    timer.start()
     try:
         jax.distributed.initialize(
             **told,
-            initialization_timeout=seconds,
+            initialization_timeout=seconds + 60,
             # The pod's own beats notice earlier, and say who it is; this is what ends a process without them.
             heartbeat_timeout_seconds=config.heartbeat_timeout + 30,
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        raise NotTogether(
-            f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s "
-            f"({str(error).strip().splitlines()[0][:200]}). Start the same command on every host, with a coordinator "
-            "address and port that all can reach."
-        ) from error
+        raise NotTogether(f"{late} ({str(error).strip().splitlines()[0][:200]})") from error
+    finally:
+        timer.cancel()
     from jax._src.distributed import global_state
 
     return Pod(jax.process_index(), jax.process_count(), global_state.client)
@@ -104,6 +113,11 @@ def _cluster() -> str:
     if os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0"):
         return "TPU VM" if e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else ""
     return ""
+
+
+def _give_up(text: str) -> None:
+    print(f"t2t_flax: {text}", file=sys.stderr, flush=True)
+    end(FAILURE)
 
 
 def _await_coordinator(address: str, index: int, seconds: float, say) -> None:

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from t2t_flax.config import Distributed
+from t2t_flax.errors import FAILURE, STOPPED
 from t2t_flax.parallel.pod import Pod, PodError
 
-FAILURE, USER_ERROR, STOPPED = 1, 2, 75
 _TICK = 1.0  # seconds between beats, and between looks at the news
 
 
@@ -184,7 +184,7 @@ class Watch:
                 with open(self._stacks / f"process-{self.pod.index}.txt", "w") as file:
                     file.write(f"no update for {quiet:.0f} s. {late}\n")
                     faulthandler.dump_traceback(file=file, all_threads=True)
-        end(1)
+        end(FAILURE)
 
     def late(self) -> str:
         """Who keeps the others waiting, in a sentence, as far as the beats tell."""
@@ -228,8 +228,8 @@ class Watch:
             if silent:
                 why = f"{', '.join(map(self.pod.name_of, silent))} silent for {self._config.heartbeat_timeout} s"
                 self.say(f"{why} (config.distributed.heartbeat_timeout); the run ends, the last checkpoint stands")
-                self.tell_failure(1, why)
-                end(1)
+                self.tell_failure(FAILURE, why)
+                end(FAILURE)
 
     def _needs_beats(self) -> bool:
         """All the time on one process; on the others where something seems wrong: a pod has many hosts."""

@@ -71,7 +71,7 @@ def train(
         first = done.step + 1
         for step in range(done.step if done.evaluation_due else first, config.train.steps + 1):
             if step >= first:
-                log.profile(step)
+                log.profile.before(step)
                 with clock.measure("data"):
                     fed = feed.next()
                 with clock.measure("step"), jax.transfer_guard("disallow"):

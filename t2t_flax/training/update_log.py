@@ -8,6 +8,7 @@ import jax
 from t2t_flax.telemetry import flops
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.metrics import MetricsWriter
+from t2t_flax.telemetry.profile import Profile
 from t2t_flax.telemetry.progress import Progress
 from t2t_flax.training.feed import Fed
 from t2t_flax.training.run import Run
@@ -36,7 +37,7 @@ class UpdateLog:
         }
         if jax.default_backend() == "cpu":  # simulated devices share the cores that one product already uses
             self._peaks["measured"] /= devices
-        self._profiling = False
+        self.profile = Profile(run.workdir / "profile", config.log.profile_steps)
 
     def _busy(self) -> float:
         return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
@@ -95,20 +96,7 @@ class UpdateLog:
         if self._writer:
             self._writer.send()
 
-    def profile(self, step: int) -> None:
-        first, last = self._run.config.log.profile_steps
-        if step == first:
-            jax.profiler.start_trace(str(self._run.workdir / "profile"))
-            self._profiling = True
-        elif self._profiling and step > last:
-            self._stop_profile()
-
-    def _stop_profile(self) -> None:
-        jax.profiler.stop_trace()
-        self._profiling = False
-
     def close(self) -> None:
-        if self._profiling:
-            self._stop_profile()
+        self.profile.close()
         if self._writer:
             self._writer.close()

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from several import Processes, checkpoints, command, environment, losses, note, resume
+from several import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import UserError
@@ -91,6 +91,16 @@ def test_a_missing_coordinator_is_said_before_waiting_and_given_up(tmp_path, cac
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in done.stdout
     assert "no coordinator answers at 127.0.0.1:9 after 2 s" in done.stderr
+
+
+def test_a_process_that_never_comes_is_given_up(tmp_path, cache):
+    """JAX alone would abort with a stack trace."""
+    env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
+    arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
+    done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "***" not in done.stderr
+    assert "waiting at most 2 s for the others" in done.stdout
+    assert "did not all start within config.distributed.initialization_timeout = 2 s" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,21 @@ def test_a_signal_during_a_compilation_ends_all_at_once(whole, tmp_path, cache):
     assert checkpoints(workdir) == before
 
 
+def test_a_second_ctrl_c_ends_at_once(tmp_path, cache):
+    """The first waits for the update and saves it."""
+    workdir = tmp_path / "run"
+    keys = TWO | dict(train_steps=100000, checkpoint_every_steps=100000)
+    with Processes(tmp_path / "logs", 1, command(workdir, cache, **keys)) as pod:
+        pod.until_step(workdir, 3)
+        before = checkpoints(workdir)
+        pod.all[0].send_signal(signal.SIGINT)
+        time.sleep(0.01)
+        pod.all[0].send_signal(signal.SIGINT)
+        assert pod.wait(30) == [130], pod.outputs()
+    assert "interrupted twice: ends at once" in pod.output(0)
+    assert before == checkpoints(workdir)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_of_one_ends_the_others_and_the_launcher_finishes_the_run(whole, tmp_path, cache, victim):
     """The second in the middle of writing a checkpoint."""

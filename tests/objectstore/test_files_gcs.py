@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 
+import jax.numpy as jnp
 import pytest
 from etils import epath
 
@@ -15,6 +16,7 @@ from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.telemetry import mirror
 from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
+from t2t_flax.telemetry.profile import Profile
 
 RUN = "gs://bucket/run"
 
@@ -137,3 +139,14 @@ def test_tokenizers_are_complete_when_their_last_file_is_there(gcs, tmp_path, jo
     )
     epath.Path(f"gs://bucket/{names[0]}").unlink()
     assert not TokenizerPair.is_complete(folder)
+
+
+def test_a_profile_is_copied_when_it_ends(gcs):
+    profile = Profile(f"{RUN}/profile", (2, 3))
+    for step in range(1, 5):
+        profile.before(step)
+        jnp.ones(3).sum().block_until_ready()
+    assert [name for name in gcs.names() if name.startswith("run/profile/") and name.endswith(".xplane.pb")]
+    count = len(gcs.names())
+    profile.close()
+    assert len(gcs.names()) == count
