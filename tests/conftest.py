@@ -10,8 +10,11 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # the models are tiny: compiling them is what takes the time
-# Many tests build the same small program: a cache of this session's own, so that it is compiled once.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
+# Many tests build the same small program: a cache of this session's own, which its workers share, so that it is compiled
+# once.
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _WORKER:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -33,4 +36,5 @@ def cache(tmp_path_factory) -> Path:
 
 def pytest_unconfigure(config) -> None:
     """The cache of programs goes with the session."""
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    if not _WORKER:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
