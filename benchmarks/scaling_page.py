@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import input_page
 from benchmarks.scaling import CHIPS, POINTS, ROWS, SIZES, Point, machine, point
 
 GIB, MIB = 2.0**30, 2.0**20
@@ -16,7 +17,7 @@ def write(record: dict[str, Any]) -> str:
     for size, family in (("base", "v5e"), ("big", "v5e"), ("big", "v5p")):
         parts += [f"{size.capitalize()}, {ROWS} rows of 256 on each {family} chip:", weak(size, family, record)]
     parts += ["## Strong scaling", _STRONG, strong(), "## Where the interconnect binds", _BINDS, binding()]
-    parts += ["## The large-batch recipe", _RECIPE, recipe()]
+    parts += ["## The large-batch recipe", _RECIPE, recipe(), input_page.section(_markdown)]
     return "\n\n".join(parts) + "\n"
 
 

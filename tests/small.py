@@ -75,3 +75,9 @@ def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> di
         arrays[f"{side}_segments"] = (ids > 0).astype(np.int32)
         arrays[f"{side}_positions"] = np.where(ids > 0, np.arange(length), 0).astype(np.int32)
     return arrays
+
+
+def pairs_of(plan, k):
+    """The pairs of update k, as its window is cut first."""
+    epoch, window, piece = plan.place(k)
+    return next(plan.cuts(epoch, window))[piece]

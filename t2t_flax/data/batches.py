@@ -4,9 +4,9 @@ A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. 
 device may hold at once. Rows are numbered through the microbatches, so that A and the mesh leave them as they are.
 """
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -14,15 +14,12 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.first_fit import first_fit
-from t2t_flax.data.padded_plan import PaddedPlan
-from t2t_flax.data.plan import WINDOW_UPDATES, Plan
-from t2t_flax.data.plan_file import counts_of
+from t2t_flax.data.layouts import Layouts, LayoutsAhead, Size, plan_of
+from t2t_flax.data.plan import WINDOW_UPDATES
 from t2t_flax.data.rows import fill
 from t2t_flax.data.store import TokenStore
-from t2t_flax.errors import UserError
 
 _SAMPLE = 64
-_KNOWN = 3 * WINDOW_UPDATES
 _PADDED_LEVELS = (
     0.25,
     0.5,
@@ -103,67 +100,45 @@ class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp), which B is a multiple of."""
 
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
-        self._store, self._config, self._shards = store, config, shards
-        self._packed = config.batching == "packed"
-        self._known: dict[bytes, tuple[np.ndarray, ...]] = {}
-        plan = plan_of(store, config, seed)
-        self.updates_per_epoch = plan.updates_per_epoch
-        self._sizes = self._closed_list(plan)  # independent of the mesh, as the order of the pairs must be
-        self._plan = plan.that_fits(lambda pairs: self._size(pairs) is not None)
-        self.shapes = [self._shape(length, rows) for length, rows in self._sizes]
+        self._store, self._config, self._seed, self._shards = store, config, seed, shards
+        self._plan = plan_of(store, config, seed)
+        self.updates_per_epoch = self._plan.updates_per_epoch
+        self._layouts = Layouts(store, config, self._plan)
+        self._layouts.sizes = self._closed_list()  # independent of the mesh, as the order of the pairs must be
+        self.shapes = [self._shape(length, rows) for length, rows in self._layouts.sizes]
         store.release()
 
-    def batch(self, k: int) -> Batch:
-        """Update k >= 0, whatever was asked for before."""
+    def batch(self, k: int, layouts: Layouts | LayoutsAhead | None = None) -> Batch:
+        """Update k >= 0, whatever was asked for before. `layouts`: of `ahead()`, or laid out here."""
         if k % WINDOW_UPDATES == 0:
             self._store.release()
-        update = self._plan.update(k)
-        shape = self.shapes[self._size(update.pairs)]
-        row, *starts = self._rows(update.pairs)
-        return Batch(self._store, shape, update.pairs, row, starts, update.epoch)
+        epoch, window, piece = self._plan.place(k)
+        layout = (layouts or self._layouts).of(epoch, window)[piece]
+        return Batch(
+            self._store,
+            self.shapes[self._layouts.size_of(layout.needed)],
+            layout.pairs,
+            layout.row,
+            layout.starts,
+            epoch,
+        )
 
-    def _lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._store.source_lengths[pairs], self._store.target_lengths[pairs]
+    def ahead(self) -> contextlib.AbstractContextManager[Layouts | LayoutsAhead]:
+        """Layouts for `batch`, made by `config.data.batch_processes` processes while it is open; 0: by the caller."""
+        if not self._config.batch_processes:
+            return contextlib.nullcontext(self._layouts)
+        return LayoutsAhead(self._store, self._config, self._plan, self._layouts.sizes, self._seed)
 
-    def _rows(self, pairs: np.ndarray):
-        """Row of each pair, and where it starts in the row's source and target.
-
-        Kept for the updates of a few windows: a window is cut so that each of its updates fits, and then they are made.
-        """
-        if not self._packed:
-            return np.arange(len(pairs)), 0, 0
-        key = hashlib.blake2b(pairs, digest_size=16).digest()
-        if key not in self._known:
-            found = first_fit(*self._lengths(pairs), self._config.row_length)
-            self._known[key] = tuple(x.astype(np.int32) for x in found)
-            if len(self._known) > _KNOWN:
-                del self._known[next(iter(self._known))]
-        return self._known[key]
-
-    def _needed(self, pairs: np.ndarray) -> tuple[int, int]:
-        """(length, rows) that an update of these pairs takes at least."""
-        if self._packed:
-            return self._config.row_length, int(self._rows(pairs)[0].max()) + 1
-        return max(int(x.max()) for x in self._lengths(pairs)), len(pairs)
-
-    def _size(self, pairs: np.ndarray) -> int | None:
-        """Which entry of the closed list these pairs take; None where there is none."""
-        length, rows = self._needed(pairs)
-        if not self._packed:  # the bucket of their length, or none: a longer one would be mostly padding
-            at = next(i for i, (edge, _) in enumerate(self._sizes) if edge >= length)
-            return at if self._sizes[at][1] >= rows else None
-        return next((i for i, (_, enough) in enumerate(self._sizes) if enough >= rows), None)
-
-    def _closed_list(self, plan: Plan) -> list[tuple[int, int]]:
+    def _closed_list(self) -> list[Size]:
         """(length, rows), ascending, before rows are divided into microbatches and over a mesh."""
-        if self._packed:
+        if self._config.batching == "packed":
             sample = range(min(self.updates_per_epoch, _SAMPLE))
-            rows = [self._needed(plan.update(k).pairs)[1] for k in sample]
+            rows = [self._layouts.needed(k)[1] for k in sample]
             levels = _PADDED_LEVELS if self._config.batch_count == "padded_max" else (1.0,)
             return [(self._config.row_length, n) for n in sorted({math.ceil(np.quantile(rows, q)) for q in levels})]
         found = dict.fromkeys(bucket_edges(self._store.longest), 0)
         for k in range(min(self.updates_per_epoch, 4 * _SAMPLE)):
-            length, rows = self._needed(plan.update(k).pairs)
+            length, rows = self._layouts.needed(k)
             edge = next(edge for edge in found if edge >= length)
             found[edge] = max(found[edge], rows)
         # Another epoch cuts the pairs elsewhere: some room more, and room for a bucket that the sample left out.
@@ -175,28 +150,6 @@ class Batches:
         per_device = self._config.microbatch_tokens // length or rows
         micro = math.ceil(rows / max(1, per_device * self._shards))
         return Shape(length, math.ceil(rows / micro / self._shards) * self._shards, micro)
-
-
-def plan_of(store: TokenStore, config: Data, seed: int) -> Plan:
-    """The plan of a store's updates; what takes a reading of all lengths is kept beside the store for the next start.
-
-    Raises UserError where a pair does not fit.
-    """
-    if config.batching == "packed" and store.longest > config.row_length:
-        raise UserError(
-            f"the longest side of a training pair has {store.longest} tokens, config.data.row_length = "
-            f"{config.row_length}: a pair must fit into one packed row. Raise config.data.row_length, or lower "
-            "config.data.max_length."
-        )
-    given = dict(
-        batch_tokens=config.batch_tokens,
-        seed=seed,
-        mean_length=store.mean_length,
-        counts_by=functools.partial(counts_of, store, config, seed),
-    )
-    if config.batch_count == "padded_max":
-        return PaddedPlan(*store.lengths, groups=config.batch_groups, **given)
-    return Plan(*store.lengths, by_length=config.batching == "buckets", **given)
 
 
 def bucket_edges(longest: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batches import plan_of
+from t2t_flax.data.layouts import plan_of
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.shared import Pod, prepare_together, survey_once
 from t2t_flax.data.sources import Source, open_source

@@ -5,10 +5,8 @@ windows in a new order and cuts each window, in a new order of its pairs, into a
 training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
 """
 
-import copy
-import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,12 +19,16 @@ _REFERENCE_ORDERS = 2
 _ATTEMPTS = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """The pairs (indices into the store) of one update, in the order in which rows are made of them."""
+class Place(NamedTuple):
+    """Where an update comes from: piece `piece` of window `window` as `epoch` cuts it."""
 
-    pairs: np.ndarray
     epoch: int
+    window: int
+    piece: int
+
+
+Pieces = list[np.ndarray]
+"""The pairs (indices into the store) of each update of a window, in the order in which rows are made of them."""
 
 
 class Plan:
@@ -57,29 +59,47 @@ class Plan:
         mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
         windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
         self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
-        self._counts = counts_by(windows, self._count)
-        self.updates_per_epoch = int(self._counts.sum())
-        self._fits: Callable[[np.ndarray], bool] = lambda pairs: True
-        self._cut_of = functools.lru_cache(maxsize=2)(self._cut)
+        self.counts = counts_by(windows, self._count)
+        """Updates of each window, int64 [windows]."""
+        self.updates_per_epoch = int(self.counts.sum())
 
-    def that_fits(self, fits: Callable[[np.ndarray], bool]) -> "Plan":
-        """The plan with only such orders of a window in which `fits(pairs)` holds for each of its updates."""
-        plan = copy.copy(self)
-        plan._fits = fits
-        plan._cut_of = functools.lru_cache(maxsize=2)(plan._cut)
-        return plan
-
-    def update(self, k: int) -> Update:
-        """The pairs of update k >= 0."""
+    def place(self, k: int) -> Place:
+        """Where update k >= 0 comes from."""
         epoch, rest = divmod(k, self.updates_per_epoch)
-        order = permutation(len(self._counts), key_of(self._seed, 1, epoch))
-        ends = np.cumsum(self._counts[order])
-        place = int(np.searchsorted(ends, rest, side="right"))
-        window = int(order[place])
-        number = rest - int(ends[place] - self._counts[window])
-        order, starts, shuffled = self._cut_of(epoch, window)
-        piece = int(shuffled[number])
-        return Update(order[starts[piece] : starts[piece + 1]], epoch)
+        order = self._order_of_windows(epoch)
+        ends = np.cumsum(self.counts[order])
+        at = int(np.searchsorted(ends, rest, side="right"))
+        window = int(order[at])
+        number = rest - int(ends[at] - self.counts[window])
+        drawn = permutation(int(self.counts[window]), key_of(self._seed, 5, window, epoch))
+        return Place(epoch, window, int(drawn[number]))
+
+    def windows_from(self, epoch: int, window: int) -> Iterator[tuple[int, int]]:
+        """(epoch, window) of this window, and without end of those that come after it."""
+        order = self._order_of_windows(epoch)
+        rest = order[np.flatnonzero(order == window)[0] :]
+        while True:
+            yield from ((epoch, int(w)) for w in rest)
+            epoch += 1
+            rest = self._order_of_windows(epoch)
+
+    def cuts(self, epoch: int, window: int) -> Iterator[Pieces]:
+        """The ways in which an epoch may cut a window into its number of updates, the preferred one first.
+
+        Raises UserError where none is left.
+        """
+        count = int(self.counts[window])
+        for attempt in range(_ATTEMPTS):
+            order, starts = self._attempt(window, key_of(self._seed, 4, window, epoch, attempt), count)
+            if starts is not None:
+                yield np.split(order, starts[1:-1])
+        raise UserError(
+            f"no order of the training pairs keeps every update within config.data.batch_tokens = {self._tokens} and its "
+            "rows: raise config.data.batch_tokens, it is small beside the longest pairs."
+        )
+
+    def _order_of_windows(self, epoch: int) -> np.ndarray:
+        return permutation(len(self.counts), key_of(self._seed, 1, epoch))
 
     def _members(self, window: int) -> np.ndarray:
         index = np.arange(self._bounds[window], self._bounds[window + 1])
@@ -100,17 +120,6 @@ class Plan:
         return max(
             len(cut(*self._sums(self._order(window, key_of(self._seed, 3, window, i))), self._tokens)) - 1
             for i in range(_REFERENCE_ORDERS)
-        )
-
-    def _cut(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        count = int(self._counts[window])
-        for attempt in range(_ATTEMPTS):
-            order, starts = self._attempt(window, key_of(self._seed, 4, window, epoch, attempt), count)
-            if starts is not None and all(self._fits(pairs) for pairs in np.split(order, starts[1:-1])):
-                return order, starts, permutation(count, key_of(self._seed, 5, window, epoch))
-        raise UserError(
-            f"no order of the training pairs keeps every update within config.data.batch_tokens = {self._tokens} and its "
-            "rows: raise config.data.batch_tokens, it is small beside the longest pairs."
         )
 
     def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -5,14 +5,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from t2t_flax.data import workers
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.sources import Source
 from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore
@@ -234,22 +230,16 @@ def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str]], processes: 
 
 
 def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], processes: int) -> Iterator[_Chunk]:
-    # "spawn", because a fork of a process in which JAX runs threads can hang.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(encoder,))
+    pool = workers.pool(processes, _start_worker, encoder)
     waiting = deque()
     try:
-        for chunk in chunks:
-            waiting.append(pool.submit(_work, chunk))
-            if len(waiting) >= processes * CHUNKS_IN_FLIGHT:
+        with workers.lost("tokenises", "set config.data.processes = 1 to tokenise in this process alone"):
+            for chunk in chunks:
+                waiting.append(pool.submit(_work, chunk))
+                if len(waiting) >= processes * CHUNKS_IN_FLIGHT:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that tokenises was killed or could not start (out of memory, or a script without "
-            "`if __name__ == '__main__':`); set config.data.processes = 1 to tokenise in this process alone"
-        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -260,14 +250,6 @@ _worker_encoder: _Encoder
 def _start_worker(encoder: _Encoder) -> None:
     global _worker_encoder
     _worker_encoder = encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    # A worker holds both ends of its queue, so it would wait forever for a parent that was killed.
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def _work(pairs: Pairs) -> _Chunk:

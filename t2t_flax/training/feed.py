@@ -62,10 +62,11 @@ class Feed:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            for k in range(first, last):
-                fed = put_batch(self._batches.batch(k), self._mesh, self._lengths)
-                if not self._put(fed):
-                    return
+            with self._batches.ahead() as layouts:
+                for k in range(first, last):
+                    fed = put_batch(self._batches.batch(k, layouts), self._mesh, self._lengths)
+                    if not self._put(fed):
+                        return
         except BaseException as error:  # noqa: BLE001 - handed to the loop
             self._put(error)
 

@@ -107,6 +107,7 @@ ELSEWHERE = {
     "data.tokenizer_model": "commands/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
     "data.corpus": "evaluation/test_load.py::test_record_holds_what_led_to_the_score",
     "data.tokenized": "evaluation/test_scores.py::test_tokenized_text_is_scored_as_the_detokenised_text_would_be",
+    "data.batch_processes": "data/test_layouts_ahead.py::test_batches_are_those_of_the_training_process",
     "data.batch_count": "data/test_padded_plan.py::test_batches_of_groups_are_packed_into_the_closed_list",
     "data.batch_groups": "data/test_padded_plan.py::test_batches_of_groups_are_packed_into_the_closed_list",
     "model.embed_init": "conformance/test_small_training_statements.py::test_tables_have_their_deviation",

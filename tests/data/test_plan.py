@@ -1,7 +1,10 @@
 """Update k is a pure function of k; every epoch holds every pair once; batch_tokens is kept and used."""
 
+import itertools
+
 import numpy as np
 import pytest
+from small import pairs_of
 
 from t2t_flax.data import plan as plan_module
 from t2t_flax.data.hashing import bijection, permutation
@@ -22,7 +25,7 @@ def plan(request, monkeypatch):
     monkeypatch.setattr(plan_module, "WINDOW_UPDATES", 8)
     source, target = lengths(6007)
     made = Plan(source, target, batch_tokens=1500, by_length=request.param, seed=3)
-    assert len(made._counts) > 1  # several windows
+    assert len(made.counts) > 1  # several windows
     return made, source, target
 
 
@@ -30,34 +33,41 @@ def test_an_epoch_holds_every_pair_once(plan):
     made, source, _ = plan
     for epoch in (0, 1, 5):
         updates = range(epoch * made.updates_per_epoch, (epoch + 1) * made.updates_per_epoch)
-        pairs = np.concatenate([made.update(k).pairs for k in updates])
-        assert {made.update(k).epoch for k in updates} == {epoch}
+        pairs = np.concatenate([pairs_of(made, k) for k in updates])
+        assert {made.place(k).epoch for k in updates} == {epoch}
         np.testing.assert_array_equal(np.sort(pairs), np.arange(len(source)))
 
 
 def test_batch_tokens_is_a_bound_that_is_nearly_reached(plan):
     made, source, target = plan
-    sums = [
-        (source[p].sum(), target[p].sum()) for p in (made.update(k).pairs for k in range(2 * made.updates_per_epoch))
-    ]
+    sums = [(source[p].sum(), target[p].sum()) for p in (pairs_of(made, k) for k in range(2 * made.updates_per_epoch))]
     assert np.max(sums) <= 1500
     assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
 
 
 def test_order_of_asking_does_not_matter(plan):
     made, source, target = plan
-    asked = [made.update(k).pairs for k in range(60)]
+    asked = [pairs_of(made, k) for k in range(60)]
     again = Plan(source, target, batch_tokens=1500, by_length=made._by_length, seed=3)
     for k in (59, 3, 40, 3, 0, 17):
-        np.testing.assert_array_equal(again.update(k).pairs, asked[k])
+        np.testing.assert_array_equal(pairs_of(again, k), asked[k])
+
+
+def test_windows_come_in_the_order_of_their_updates(plan):
+    made = plan[0]
+    seen = list(dict.fromkeys(made.place(k)[:2] for k in range(3 * made.updates_per_epoch)))
+    assert seen[0][0] == 0 and seen[-1][0] == 2
+    for i in (0, 1, len(made.counts) + 1):
+        following = list(itertools.islice(made.windows_from(*seen[i]), len(seen) - i))
+        assert following == seen[i:]
 
 
 def test_epochs_and_seeds_differ(plan):
     made, source, target = plan
     other = Plan(source, target, batch_tokens=1500, by_length=made._by_length, seed=4)
-    first = made.update(0).pairs
-    assert not np.array_equal(first, made.update(made.updates_per_epoch).pairs)
-    assert not np.array_equal(first, other.update(0).pairs)
+    first = pairs_of(made, 0)
+    assert not np.array_equal(first, pairs_of(made, made.updates_per_epoch))
+    assert not np.array_equal(first, pairs_of(other, 0))
 
 
 def test_by_length_puts_similar_lengths_together():
@@ -65,7 +75,7 @@ def test_by_length_puts_similar_lengths_together():
     spread = {}
     for by_length in (False, True):
         made = Plan(source, target, batch_tokens=1500, by_length=by_length, seed=0)
-        pairs = [made.update(k).pairs for k in range(made.updates_per_epoch)]
+        pairs = [pairs_of(made, k) for k in range(made.updates_per_epoch)]
         spread[by_length] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
     assert spread[True] < 0.2 * spread[False]
 

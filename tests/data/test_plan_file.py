@@ -36,7 +36,7 @@ def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store
     for n, keys in enumerate(KEYS):
         for seed in (0, 1):
             first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
-    assert len(seen) == sum(len(b._plan._counts) for b in first.values()) >= 4 * len(first)
+    assert len(seen) == sum(len(b._plan.counts) for b in first.values()) >= 4 * len(first)
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
     del seen[:]
     for (n, seed), before in first.items():
@@ -83,8 +83,8 @@ def test_nothing_is_read_of_windows_that_are_not_asked_for(store):
     noting = [Noting(x, places) for x, places in zip(store.lengths, read, strict=True)]
     store.source_lengths, store.target_lengths = noting
     few = plan.Plan(*noting, batch_tokens=160, by_length=False, seed=0, mean_length=store.mean_length,
-                    counts_by=lambda windows, count: Batches(store, DATA, seed=0)._plan._counts)  # fmt: skip
+                    counts_by=lambda windows, count: Batches(store, DATA, seed=0)._plan.counts)  # fmt: skip
     for places in read:
         places.clear()
-    few.update(3)
+    next(few.cuts(*few.place(3)[:2]))
     assert all(0 < len(places) <= 130 for places in read)

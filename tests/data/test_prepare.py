@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from t2t_flax.data import prepare
+from t2t_flax.data import prepare, workers
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import TokenStore
@@ -196,7 +196,7 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 
 def test_a_small_corpus_starts_no_process(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(prepare, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(workers, "pool", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", **POLICIES | {"processes": 8})
     assert store.num_pairs == len(PAIRS)
 
@@ -211,7 +211,7 @@ def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
 
 KILLED = """
 import sys
-from t2t_flax.data import prepare
+from t2t_flax.data import prepare, workers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizer import TokenizerPair
 
