@@ -8,7 +8,6 @@ unit-variance components; 1 - 1/32 is uniform, 0 is one key alone, and the softm
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -16,8 +15,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from benchmarks.machine import machine
-from t2t_flax.files import write_whole
+from benchmarks.record import machine, publish
 from t2t_flax.models.attention import SCORES, weights_of
 
 KEYS, QUERIES = 32, 4096
@@ -88,10 +86,7 @@ def main() -> None:
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "machine": machine(),
     }
-    text = json.dumps(record, indent=2) + "\n"
-    if args.out:
-        write_whole(args.out, text)
-    print(text)
+    publish(record, args.out)
 
 
 if __name__ == "__main__":

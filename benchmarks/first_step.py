@@ -4,7 +4,6 @@ python -m benchmarks.first_step --out=benchmarks/results/first_step.json
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -13,6 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.record import publish
 
 
 def seconds_to_first_update(workdir: Path, cache: Path) -> float:
@@ -54,9 +55,7 @@ def main() -> None:
         "warm": {"median": round(statistics.median(warm), 2), "all": [round(x, 2) for x in warm]},
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
     }
-    if args.out:
-        Path(args.out).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    publish(record, args.out)
 
 
 if __name__ == "__main__":

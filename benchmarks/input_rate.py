@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import machine
+from benchmarks.record import machine, publish
 from t2t_flax.config import Data, Model
 from t2t_flax.data import toy
 from t2t_flax.data.batches import Batches
@@ -29,7 +29,6 @@ from t2t_flax.data.lines import scan
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import FORMAT_VERSION, TokenStore
-from t2t_flax.files import write_whole
 from t2t_flax.telemetry.flops import DATA_SHEET_TFLOPS, Tokens, forward_flops
 
 CHUNK = 1_000_000
@@ -227,9 +226,7 @@ def main() -> None:
         "versions": {"numpy": np.__version__, "python": platform.python_version()},
         "machine": machine(),
     }
-    if args.out:
-        write_whole(args.out, json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    publish(record, args.out)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.machine import machine
+from benchmarks.record import machine
 from t2t_flax.config import Model
 from t2t_flax.files import write_whole
 from t2t_flax.models.mixers import make_mixer

@@ -7,7 +7,6 @@ operating system's account of each finished process and its children.
 """
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -15,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.record import publish
 from t2t_flax.data import toy
 
 BASE = 20_000
@@ -76,9 +76,7 @@ def main() -> None:
         "growth": {c: round(rows[-1][f"{c}_peak_mb"] / rows[0][f"{c}_peak_mb"], 3) for c in ("prepare", "train")},
         "python": platform.python_version(),
     }
-    if args.out:
-        Path(args.out).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    publish(record, args.out)
 
 
 if __name__ == "__main__":

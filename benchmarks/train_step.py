@@ -17,8 +17,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.machine import machine
-from t2t_flax.files import write_whole
+from benchmarks.record import machine, publish
 
 SIZES = {
     "tiny": dict(layers=4, d_model=128, d_ff=256, heads=4, vocab=10_000, tokens=4096, dropout=0.3, row=64, mean=14.5),
@@ -234,10 +233,7 @@ def main() -> None:
         | {"python": platform.python_version()},
         "machine": machine(),
     }
-    text = json.dumps(record, indent=2) + "\n"
-    if args.out:
-        write_whole(args.out, text)
-    print(text)
+    publish(record, args.out)
 
 
 if __name__ == "__main__":

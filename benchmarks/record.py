@@ -1,8 +1,12 @@
-"""What a record says of the machine that made it."""
+"""Records of measurements: where they were made, and where they go."""
 
+import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
+
+from t2t_flax.files import write_whole
 
 
 def machine() -> dict[str, str | int]:
@@ -15,3 +19,11 @@ def machine() -> dict[str, str | int]:
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
     return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
+
+
+def publish(record: dict[str, Any], out: str | None) -> None:
+    """Prints a record, and writes it to the file `out`, if one is named."""
+    text = json.dumps(record, indent=2) + "\n"
+    if out:
+        write_whole(out, text)
+    print(text)
