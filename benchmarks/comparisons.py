@@ -1,6 +1,7 @@
 """What single keys do, trained: small runs with one budget, one table.
 
-    python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300
+    python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300 --base=multi30k
+    python -m benchmarks.comparisons --steps=200 --base=toy
 
 Multi30k captions (configs/text.py) for positions, score functions, restricted attention and label smoothing; the
 built-in corpus for the layer types of the paper's Table 1. Every run differs from its base in the keys of its row
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from benchmarks.record import machine
 
 ROOT = Path(__file__).parents[1]
 WIDE = {"model.num_heads": 2, "model.d_v": 64}
@@ -36,6 +39,21 @@ TITLES = {
     "toy": "Built-in corpus, `configs/toy.py`, {steps} updates of 2,048 tokens",
 }
 
+READING = """## Reading it
+
+Every run is stopped far from its end, where what learns fast leads. So:
+
+- The scale of the dot product does what the paper says of it (3.2.1): without it d_k 8 loses 5 BLEU and d_k 128 hardly learns.
+  Additive attention comes close at d_k 8; at 128 it takes 4.6 times the time of the scaled product and is behind.
+- Label smoothing raises perplexity, as the paper says. That 0.1 raises BLEU is not shown: 11.53 and 11.91 are within each
+  other's interval, and 0.2 is worse at this budget.
+- Learned positions, and even none, are ahead of sinusoids after 300 updates. The paper's "nearly identical" (Table 3, row E) is
+  about trained models; it is neither shown nor refuted here.
+- A window of 9 costs nothing measurable on sentences of 14 tokens.
+- On the short sentences of the built-in corpus attention is the slowest of the layer types to learn in 200 updates; after the
+  1,000 of `configs/toy.py` it reaches 95 BLEU.
+"""
+
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the variants that the file lacks, and writes the page."""
@@ -43,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--multi30k", metavar="DIR", help="folder with {train,val,test2016}.{en,de}.gz; without: only toy"
     )
+    parser.add_argument("--base", choices=tuple(TITLES), action="append", help="only these; may be given twice")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", default="", help="variants whose name holds this text")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "comparisons.json")
@@ -50,14 +69,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
     for base, variants in (("multi30k", CAPTIONS), ("toy", MIXERS)):
-        if base == "multi30k" and not args.multi30k:
+        if base not in (args.base or TITLES) or base == "multi30k" and not args.multi30k:
             continue
         for name, keys in variants.items():
-            if args.only in name and not any(
-                (r["base"], r["name"], r["steps"]) == (base, name, args.steps) for r in rows
-            ):
+            told = {"base": base, "name": name, "steps": args.steps, "keys": keys}
+            if args.only in name and not any(told.items() <= r.items() for r in rows):
                 print(f"{base}: {name}", flush=True)
-                rows.append({"base": base, "name": name, "steps": args.steps, "keys": keys} | run(base, keys, args))
+                rows.append(told | run(base, keys, args) | {"machine": machine()})
                 args.out.write_text(json.dumps(rows, indent=2) + "\n")
     args.table.parent.mkdir(exist_ok=True)
     args.table.write_text(page(rows))
@@ -106,9 +124,11 @@ def page(rows: list[dict]) -> str:
         "",
         "Short runs, one seed each, the same budget in each table: they show directions, not best scores. BLEU is",
         "sacreBLEU with its 95 % bootstrap half-width; perplexity is per token, without label smoothing; tokens/s is the",
-        "median of one run and depends on the machine.",
+        "median of one run and depends on the machine (two cores of an AMD EPYC). Warm-up is a third of the updates, the last",
+        "checkpoint is scored, nothing is averaged; all else is as in the config named above each table.",
         "",
-        "Made by `python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw`.",
+        "Made by `python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300 --base=multi30k`, and with",
+        "`--steps=200 --base=toy`.",
     ]
     for base, title in TITLES.items():
         for steps in sorted({r["steps"] for r in rows if r["base"] == base}):
@@ -120,7 +140,7 @@ def page(rows: list[dict]) -> str:
                 for r in rows
                 if (r["base"], r["steps"]) == (base, steps)
             ]
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, "", READING])
 
 
 if __name__ == "__main__":

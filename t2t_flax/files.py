@@ -1,5 +1,6 @@
 """Files that are whole or not there, on local disk and in object stores (`gs://...`, through fsspec)."""
 
+import errno
 import os
 import sys
 import uuid
@@ -12,6 +13,26 @@ from t2t_flax.errors import UserError
 os.environ.setdefault("FSSPEC_GCS", '{"use_listings_cache": false}')
 if "fsspec.config" in sys.modules:
     sys.modules["fsspec.config"].conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+
+_PASSING = (
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "ABORTED:",
+)
+_PASSING_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+_FULL = (
+    "No space left",
+    "quota",
+    "Quota",
+    "File too large",
+    "Permission denied",
+    "PERMISSION_DENIED",
+    "Read-only file",
+)
+_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -35,6 +56,22 @@ def check_reachable(path: epath.PathLike) -> None:
             f"{path} cannot be reached ({first}). Is the bucket there, and may this account use it (gcloud auth "
             "application-default login, or the service account of the machine)?"
         ) from error
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error of reading or writing comes from the storage or the memory of the moment, and says nothing about
+    the file: a store that does not answer or refuses the account, too little memory.
+    """
+    if isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError):
+        return True
+    if getattr(error, "code", None) in (401, 403, 408, 429, 500, 502, 503, 504):  # gcsfs' HttpError
+        return True
+    return any(word in str(error) for word in _PASSING) or getattr(error, "errno", None) in _PASSING_NUMBERS
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error of writing is one that its user can mend: no room left, a quota, a limit, no permission."""
+    return any(word in str(error) for word in _FULL) or getattr(error, "errno", None) in _FULL_NUMBERS
 
 
 def write_whole(path: epath.PathLike, data: str | bytes) -> None:

@@ -21,6 +21,10 @@ def run(argv: list[str]) -> int:
     arguments.add_argument("--output", required=True, metavar="FILE.npz", help="where the arrays go")
     arguments.add_argument("--picture", metavar="FILE", help="a .png, .pdf or .svg besides; needs matplotlib")
     args, overrides = flags.parse(arguments, argv)
+    if args.picture:
+        from t2t_flax.decoding.attention_maps import check_picture
+
+        check_picture(args.picture)
     loaded = flags.load_run(args, overrides)
     maps = loaded.attend(args.source, args.target)
     if args.picture:

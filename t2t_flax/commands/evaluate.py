@@ -10,6 +10,7 @@ from t2t_flax.commands.train import print_samples
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.parallel.job import run_job
+from t2t_flax.parallel.pod import check_shared
 from t2t_flax.parallel.watch import Watch
 from t2t_flax.process import prepare_process
 
@@ -18,8 +19,9 @@ def run(argv: list[str]) -> int:
     """Exit code 0 when the record is written, or two records are compared."""
     arguments = flags.parser(
         "evaluate",
-        "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json beside the\n"
-        "hypotheses and the references. Needs the workdir and the split's text; runs on any hardware.",
+        "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json (for an average of n\n"
+        "<split>-<step>-mean<n>.json) beside the hypotheses and the references. Needs the workdir and the split's\n"
+        "text; runs on any hardware.",
         epilog="The record holds three BLEUs, each with a sentence that says how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored).\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.",
@@ -61,19 +63,20 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
 
 def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> int:
     from t2t_flax.evaluation.compare import compare, describe
-    from t2t_flax.evaluation.evaluate import evaluate, summary, write_record
+    from t2t_flax.evaluation.evaluate import evaluate, record_name, summary, write_record
     from t2t_flax.evaluation.load import load
 
     say = watch.pod.say
-    with watch.giving_up("evaluating"):
-        loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides)
-        path = loaded.workdir / "eval" / f"{args.split or 'test'}-{loaded.steps[0]}.json"
+    check_shared(watch.pod, epath.Path(args.workdir), "--workdir")
+    with watch.giving_up("evaluating"), watch.progress():
+        loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides, pod=watch.pod)
+        path = loaded.workdir / "eval" / f"{record_name(loaded, args.split or 'test')}.json"
         if args.compare and path.resolve() == epath.Path(args.compare).resolve():
             raise UserError(
                 f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
                 ".ref.txt, to another folder and compare with the copy."
             )
-        record, triples = evaluate(loaded, args.split or "test", pod=watch.pod)
+        record, triples = evaluate(loaded, args.split or "test", progress=lambda _: watch.reached(), pod=watch.pod)
         print_samples(triples, loaded.config.eval.samples, say)
         say(summary(record))
         if args.compare and watch.pod.lead:

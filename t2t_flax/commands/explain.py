@@ -26,6 +26,7 @@ def run(argv: list[str]) -> int:
     arguments.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
     arguments.add_argument("--presets", action="store_true", help="list the presets with their sources and results")
     args, overrides = flags.parse(arguments, argv)
+    _refuse_without_effect(args, overrides)
     if args.presets:
         print("\n".join(_preset_line(name) for name in PRESETS))
         return 0
@@ -47,6 +48,20 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _refuse_without_effect(args, overrides: dict[str, str]) -> None:
+    """Raises UserError where one of the flags would silently do nothing."""
+    what = [name for name in ("diff", "keys", "presets") if getattr(args, name)]
+    if len(what) > 1:
+        raise UserError(f"--{what[0]} and --{what[1]} are two questions: ask them one after the other.")
+    if args.presets and (args.config or args.workdir or overrides):
+        raise UserError(
+            "--presets lists all presets, whatever the config: leave out --config, --workdir and --config.KEY."
+        )
+    if not args.config and not args.workdir and (overrides or args.diff):
+        given = "--diff" if args.diff else f"--config.{next(iter(overrides))}"
+        raise UserError(f"{given} is about a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
+
+
 def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
     if args.config and args.workdir:
         raise UserError("give --config or --workdir, not both.")
@@ -63,12 +78,15 @@ def _preset_line(name: str) -> str:
 
 
 def _difference(config: config_lib.Config, name: str) -> str:
-    """Every key in which the config leaves the preset, by group: what decides the parameters, then the rest."""
+    """Every key in which the config leaves the preset, by group: what a run keeps throughout, then the rest."""
     differ = config_lib.differences(config_lib.resolve(preset(name)), config)
     if not differ:
         return f"no difference from {name}"
     lines = [f"{len(differ)} keys differ from {name} ({find(name).source})"]
-    for live, heading in ((False, "decide the trained parameters"), (True, "decide how it is run, searched, scored")):
+    for live, heading in (
+        (False, "fixed once a run has begun"),
+        (True, "may change when a run goes on, or is evaluated"),
+    ):
         group = ""
         part = {k: pair for k, pair in differ.items() if fields()[k].metadata["live"] == live}
         lines += ["", f"{heading}:"] if part else []

@@ -125,8 +125,8 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     if not outcome.finished:
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return STOPPED
-    with watch.giving_up("evaluating at the end"):
-        _finish(config, workdir, outcome, pod)
+    with watch.giving_up("evaluating at the end"), watch.progress():
+        _finish(config, workdir, outcome, watch)
         pod.barrier("finished")
     return 0
 
@@ -135,15 +135,15 @@ def _processes(pod: Pod) -> str:
     return f" of {pod.count} processes" if pod.count > 1 else ""
 
 
-def _finish(config: Config, workdir: epath.Path, outcome, pod: Pod) -> None:
+def _finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
     """The final evaluation, and the marker that says that the run is complete."""
     from t2t_flax.evaluation.evaluate import evaluate, summary
     from t2t_flax.evaluation.load import load
 
-    record, text = None, ""
+    record, text, pod = None, "", watch.pod
     if config.data.test:
-        loaded = load(workdir, average=config.checkpoint.average_last, at_most=True)
-        record, triples = evaluate(loaded, "test", pod=pod)
+        loaded = load(workdir, average=config.checkpoint.average_last, at_most=True, pod=pod)
+        record, triples = evaluate(loaded, "test", progress=lambda _: watch.reached(), pod=pod)
         text = summary(record)
         print_samples(triples, config.eval.samples, pod.say)
         pod.say(text)

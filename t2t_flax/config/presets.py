@@ -121,6 +121,7 @@ PRESETS: dict[str, Preset] = {
             "optimizer.constant": 2.0,
             "optimizer.warmup_steps": 8000,
             "optimizer.step_origin": 0,
+            "train.precision": "float32",
             "data.corpus": "news-commentary v13, commoncrawl and europarl v7, English-German",
             "data.vocab_size": 32_768,
             "data.batch_tokens": 32_768,

@@ -200,6 +200,7 @@ def _check_combinations(c: Config) -> None:
             f"config.model.position_max = {m.position_max} learned positions cannot serve "
             f"config.data.max_length = {d.max_length}."
         )
+    _check_schedule(c.optimizer)
     if c.eval.metric == "loss" and not (c.eval.every_steps or c.eval.every_epochs):
         raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
     if c.decode.strategy == "beam" and c.decode.n_best > c.decode.beam_size:
@@ -215,6 +216,17 @@ def _check_combinations(c: Config) -> None:
         raise UserError(f"config.log.profile_steps = {c.log.profile_steps}: the first update comes after the last.")
     if c.eval.metric == "bleu" and not c.eval.bleu_every_steps and (c.eval.patience or c.checkpoint.keep_best > 1):
         raise UserError("config.eval.metric = 'bleu' needs config.eval.bleu_every_steps > 0 to be known in training.")
+
+
+def _check_schedule(o: schema.Optimizer) -> None:
+    """Keys of another schedule would silently do nothing."""
+    for name, schedules in (("constant", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
+                            ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
+        value = getattr(o, name)
+        if o.schedule not in schedules and value != getattr(schema.Optimizer, name):
+            raise UserError(
+                f"config.optimizer.{name} = {value} is for {' and '.join(schedules)}; config.optimizer.schedule = {o.schedule}."
+            )
 
 
 def _check_mixer(m: schema.Model) -> None:

@@ -1,6 +1,7 @@
 """Every layer's and head's attention for a pair (3.2.3): arrays with token labels, figures of each head, a picture."""
 
 import dataclasses
+import importlib.util
 import io
 from typing import Any
 
@@ -15,6 +16,7 @@ from t2t_flax.files import write_whole
 from t2t_flax.models.transformer import Transformer
 
 KINDS = ("encoder", "decoder", "cross")
+LABELS = ("source_tokens", "target_tokens", "decoder_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,8 @@ class AttentionMaps:
     """float32 weights whose rows sum to 1. L layers, N heads, S source and T target tokens, EOS included.
 
     encoder [L, N, S, S], decoder [L, N, T, T], cross [L, N, T, S]: row = the token that looks. Target token t is what
-    the row predicts; the row itself stands at the token before it. `source_tokens`, `target_tokens`: labels.
+    the row predicts; the row itself stands at the token before it. `source_tokens`, `target_tokens`: labels of columns of
+    the encoder, and of rows of the decoder; `decoder_tokens`: of the decoder's columns, its inputs.
     """
 
     encoder: np.ndarray
@@ -30,6 +33,11 @@ class AttentionMaps:
     cross: np.ndarray
     source_tokens: tuple[str, ...]
     target_tokens: tuple[str, ...]
+
+    @property
+    def decoder_tokens(self) -> tuple[str, ...]:
+        """What the decoder reads: its start, then the target but for the last token."""
+        return ("<start>", *self.target_tokens[:-1])
 
     def entropy(self, kind: str) -> np.ndarray:
         """[L, N]: mean entropy of the head's rows, in nats; 0 = always one token."""
@@ -48,30 +56,24 @@ class AttentionMaps:
         return self.cross.mean((0, 1))
 
     def save(self, path: epath.PathLike) -> None:
-        """An .npz with the three arrays and both lists of labels."""
+        """An .npz with the three arrays and the lists of labels."""
         buffer = io.BytesIO()
-        labels = {name: np.array(getattr(self, name)) for name in ("source_tokens", "target_tokens")}
+        labels = {name: np.array(getattr(self, name)) for name in LABELS}
         np.savez_compressed(buffer, **{kind: getattr(self, kind) for kind in KINDS}, **labels)
         write_whole(path, buffer.getvalue())
 
     def draw(self, path: epath.PathLike) -> None:
         """A picture: a row of heads for each layer of each kind. Raises UserError where matplotlib is not installed."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise UserError(
-                "a picture needs matplotlib: pip install 't2t_flax[plot]', or pip install matplotlib."
-            ) from None
-        file_format = epath.Path(path).suffix.removeprefix(".")
-        if file_format not in ("png", "pdf", "svg"):
-            raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
+        check_picture(path)
+        from matplotlib.figure import Figure
+
         layers = [(kind, layer) for kind in KINDS for layer in range(len(getattr(self, kind)))]
         heads = max(getattr(self, kind).shape[1] for kind, _ in layers)
         side = 0.6 + 0.16 * max(len(self.source_tokens), len(self.target_tokens))
         figure = Figure(figsize=(side * heads + 1, side * len(layers) + 1), layout="constrained")
         axes = figure.subplots(len(layers), heads, squeeze=False)
         for row, (kind, layer) in zip(axes, layers, strict=True):
-            columns = self.target_tokens if kind == "decoder" else self.source_tokens
+            columns = self.decoder_tokens if kind == "decoder" else self.source_tokens
             rows = self.source_tokens if kind == "encoder" else self.target_tokens
             for head, axis in enumerate(row):
                 axis.imshow(getattr(self, kind)[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto")
@@ -79,8 +81,16 @@ class AttentionMaps:
                 axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=5)
                 axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=file_format, dpi=120)
+        figure.savefig(buffer, format=epath.Path(path).suffix.removeprefix("."), dpi=120)
         write_whole(path, buffer.getvalue())
+
+
+def check_picture(path: epath.PathLike) -> None:
+    """Raises UserError where no picture of that name can be drawn."""
+    if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("a picture needs matplotlib: pip install 't2t_flax[plot]', or pip install matplotlib.")
 
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:
@@ -96,7 +106,8 @@ def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, p
     def stack(layers: str, module: str, rows: int, columns: int) -> np.ndarray:
         count = sum(name.startswith(f"{layers}_") for name in found)
         weights = [found[f"{layers}_{i}"][module]["weights"][0][0] for i in range(count)]
-        return np.stack([np.asarray(w)[:, :rows, :columns] for w in weights])
+        maps = [np.asarray(w)[:, :rows, :columns] for w in weights]
+        return np.stack(maps) if maps else np.zeros((0, model.config.num_heads, rows, columns), np.float32)
 
     s, t = sizes
     return AttentionMaps(

@@ -1,5 +1,6 @@
 """Lines in, translations out: as many as came in, in their order, each independent of the others."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ class Translator:
         self._eos = [EOS] if source_eos else []
         self._rows = config.batch_size * mesh_lib.batch_shards(mesh)
         self._step = _Step(model)
+        self._compiled: set[tuple[int, int]] = set()
 
     def translate(
         self,
@@ -77,10 +79,12 @@ class Translator:
         *,
         prefixes: Sequence[str] | None = None,
         progress: Callable[[int], None] | None = None,
+        compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
         """One Translation for each line. An empty line stays empty. `prefixes`: the start of each translation.
 
-        `progress(sentences done)` is called after each batch. Raises UserError for a prefix list of another length.
+        `progress(sentences done)` is called after each batch; `compiling()` is entered for the first batch of each shape.
+        Raises UserError for a prefix list of another length.
         """
         if prefixes is not None and len(prefixes) != len(lines):
             raise UserError(
@@ -97,7 +101,11 @@ class Translator:
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: len(sources[i]))
         for start in range(0, len(order), self._rows):
             chunk = order[start : start + self._rows]
-            results = self._search(params, [sources[i] for i in chunk], [forced[i] for i in chunk], chunk)
+            batch = [sources[i] for i in chunk], [forced[i] for i in chunk]
+            shape = self._shape(*batch)
+            with contextlib.nullcontext() if shape in self._compiled else compiling():
+                results = self._search(params, *batch, chunk)
+            self._compiled.add(shape)
             for i, hypotheses in zip(chunk, results, strict=True):
                 out[i] = Translation(hypotheses, cut[i])
             if progress:
@@ -108,16 +116,21 @@ class Translator:
         learned = self._model.config.position == "learned"
         return min(self._config.max_source_length, self._model.config.position_max if learned else 2**31)
 
+    @staticmethod
+    def _shape(sources, forced) -> tuple[int, int]:
+        """Lengths to which the sources and the prefixes of a batch are padded."""
+        return round_up(max(map(len, sources)), SOURCE_LENGTHS), round_up(max(map(len, forced)), PREFIX_LENGTHS)
+
     def _search(self, params, sources, forced, sentence_ids) -> list[tuple[Hypothesis, ...]]:
         c = self._config
-        length = round_up(max(map(len, sources)), SOURCE_LENGTHS)
+        length, prefix_length = self._shape(sources, forced)
         source_BxS = padded(sources, self._rows, length)
         source_BxS[len(sources) :, 0] = EOS  # rows that only fill the batch; their cap of 1 ends them at once
         caps = [math.floor(c.max_ratio * len(s)) + c.max_extra + len(f) for s, f in zip(sources, forced, strict=True)]
         if self._model.config.position == "learned":
             caps = [min(cap, self._model.config.position_max) for cap in caps]
         caps_B = np.array([max(1, cap) for cap in caps] + [1] * (self._rows - len(sources)), np.int32)
-        prefix_BxP = padded(forced, self._rows, round_up(max(map(len, forced)), PREFIX_LENGTHS))
+        prefix_BxP = padded(forced, self._rows, prefix_length)
         ids_B = np.array(list(sentence_ids) + [0] * (self._rows - len(sources)), np.int32)
         rows = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         put = lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index])  # noqa: E731

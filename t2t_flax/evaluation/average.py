@@ -1,5 +1,6 @@
 """The mean of checkpoints (6.1) as a workdir of its own, which `evaluate`, `translate` and `train.init_from` take."""
 
+import os
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,10 @@ def average(
     output = epath.Path(output)
     if output.exists():
         raise UserError(f"--output={output} is there already: name a new folder.")
+    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--steps", list(steps))):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise UserError(f"{what} names {twice} twice: it would weigh double.")
     first = stored_config(workdirs[0])
     tokenizers = TokenizerPair.load(epath.Path(workdirs[0]) / "tokenizer")
     for workdir in workdirs[1:]:

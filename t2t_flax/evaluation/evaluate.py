@@ -34,7 +34,8 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiec
 def evaluate(
     loaded: Loaded, split: str, *, progress: Callable[[int], None] | None = None, pod: Pod | None = None
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores all sentences of `valid` or `test`; writes WORKDIR/eval/<split>-<step>.json, .hyp.txt, .ref.txt.
+    """Decodes and scores all sentences of `valid` or `test`; writes WORKDIR/eval/<split>-<step>.json
+    (`-mean<n>` for an average of n), .hyp.txt, .ref.txt.
 
     Of several processes (`pod`) all must call this; each decodes its share, process 0 writes.
 
@@ -57,7 +58,7 @@ def evaluate(
         all_variants=True,
     )
     texts = {"hypotheses": _lines(hypotheses), "references": _lines(references)}
-    name = f"{split}-{loaded.steps[0]}"
+    name = record_name(loaded, split)
     record = {
         "record_version": RECORD_VERSION,
         "split": split,
@@ -99,6 +100,12 @@ def evaluate(
             write_whole(folder / record[kind], text)
         write_record(folder / f"{name}.json", record)
     return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
+
+
+def record_name(loaded: Loaded, split: str) -> str:
+    """`test-500`, or `test-500-mean5` for an average: neither replaces the other."""
+    count = len(loaded.steps)
+    return f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "")
 
 
 def summary(record: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.files import check_reachable
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.parallel.pod import Pod
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.state import init_state, make_model
@@ -69,6 +70,8 @@ class Loaded:
         if target is None:
             self._ids([(source, source)], "source {}".format)
             target = self.translate([source])[0].text
+            if not target.strip():
+                raise UserError("the run's own translation of this source is empty: give a --target.")
         (pair,) = self._ids([(source, target)], "pair {}".format)
         return attention_maps(self.model, self.params, self.tokenizers, pair)
 
@@ -99,13 +102,14 @@ def load(
     average: int = 0,
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
+    pod: Pod | None = None,
 ) -> Loaded:
     """Restores a run: the newest whole checkpoint, checkpoint `step`, or the mean of the last `average` up to it.
 
     An average leaves out checkpoints that are there only because the run was stopped between two regular ones. With
     `at_most` it takes fewer where there are fewer.
-    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Needs nothing but the workdir. Raises
-    UserError for a folder without a run, an unknown step, or damage.
+    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
+    checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
     """
     workdir = epath.Path(workdir)
     stored, config = stored_config(workdir), stored_config(workdir, overrides)
@@ -116,7 +120,7 @@ def load(
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
     item = "ema" if stored.optimizer.ema_decay else "params"
-    params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest)
+    params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest, pod)
     return Loaded(workdir, config, tokenizers, mesh, model, params, steps)
 
 
@@ -128,11 +132,12 @@ def _restore(
     average: int,
     at_most: bool,
     tokenizer_digest: str,
+    pod: Pod | None,
 ):
     folder = workdir / "checkpoints"
     if not folder.exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
-    checkpoints = Checkpoints(folder, keep_last=10**6)
+    checkpoints = Checkpoints(folder, keep_last=10**6, pod=pod)
     try:
         steps = checkpoints.steps()
         if not steps or (step is not None and step not in steps):
@@ -140,12 +145,13 @@ def _restore(
                 f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
             )
         candidates = [s for s in reversed(steps) if step is None or s <= step]
-        taken, trees, means = [], [], {}
+        taken, trees, means, unscheduled = [], [], {}, []
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
                 digest = meta["digests"]["tokenizer"]
                 if average and not meta.get("scheduled", True) and s != step:
+                    unscheduled.append(s)
                     continue
                 if digest != tokenizer_digest:
                     raise UserError(
@@ -163,10 +169,18 @@ def _restore(
                 break
     finally:
         checkpoints.close()
+    if not taken and unscheduled and at_most:
+        return _restore(workdir, abstract, item, step, 0, at_most, tokenizer_digest, pod)
+    if not taken and unscheduled:
+        raise UserError(
+            f"{workdir} has no regular checkpoint yet, only {unscheduled} from when it was stopped: leave out --average, or "
+            "train on to the next one."
+        )
     if not taken:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
     if average > len(taken) and not at_most:
-        raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {steps}.")
+        left_out = f" (left out, made when it was stopped: {unscheduled})" if unscheduled else ""
+        raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {sorted(taken)}{left_out}.")
     return mean(trees), (len(taken) == 1 and means[taken[0]]) or tuple(taken)
 
 

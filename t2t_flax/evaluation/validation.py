@@ -1,5 +1,6 @@
 """BLEU of the validation set while a run trains."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,18 @@ from t2t_flax.training.run import Run
 
 
 def validation_bleu(run: Run) -> Callable[..., float]:
-    """A function of (parameters, after_batch): sacreBLEU of the first `eval.bleu_sentences` of the validation set (0 = all)."""
+    """A function of (parameters, after_batch, compiling): sacreBLEU of the first `eval.bleu_sentences` of the validation set
+    (0 = all); see `Translator.translate`.
+    """
     config = run.config
     eos = config.data.source_eos
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config.decode, source_eos=eos)
 
-    def bleu(params: Any, after_batch: Callable[[], None] = lambda: None) -> float:
+    def bleu(params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext) -> float:
         pairs = list(itertools.islice(split_source(config, "valid").pairs(), config.eval.bleu_sentences or None))
         sources = [source for source, _ in pairs]
-        hypotheses = [t.text for t in translator.translate(params, sources, progress=lambda _: after_batch())]
+        found = translator.translate(params, sources, progress=lambda _: after_batch(), compiling=compiling)
+        hypotheses = [t.text for t in found]
         text = dict(tokenized=config.data.tokenized, language=config.data.target_language)
         return corpus_scores(hypotheses, [reference for _, reference in pairs], **text)["sacrebleu"]["score"]
 

@@ -122,7 +122,7 @@ class Transformer(nn.Module):
         beams, and the source mask; `cache["self"]`: what each layer's mixer keeps of the targets, empty yet.
         """
         mask_BxS = source_BxS > 0
-        positions_BxS = jnp.broadcast_to(jnp.arange(source_BxS.shape[1]), source_BxS.shape)
+        positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)  # padding may go beyond a learned table
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
         keys_values = [layer.cross_attention.keys_values(memory_BxSxD) for layer in self.decoder]
         cross = [{"key": k, "value": v} for k, v in keys_values]

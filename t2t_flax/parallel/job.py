@@ -4,7 +4,8 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+
+from etils import epath
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, UserError
@@ -13,7 +14,7 @@ from t2t_flax.parallel.start import NotTogether, start
 from t2t_flax.parallel.watch import Watch, end
 
 
-def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: Path | None = None) -> int:
+def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: epath.Path | None = None) -> int:
     """`body(watch)`, in this process alone or as one of several; returns its exit code.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
@@ -45,7 +46,7 @@ def _fail(watch: Watch, error: BaseException) -> None:
         watch.say(str(error))
         watch.tell_failure(USER_ERROR, str(error))
         end(USER_ERROR)
-    if watch.signal:
+    if watch.signal and broken_connection(error):
         watch.say(f"{watch.signal}: another process gave up first; the last checkpoint stands")
         end(STOPPED)
     words = str(error).strip().splitlines()

@@ -5,6 +5,7 @@ SLURM (srun with several tasks), TPU VMs, GKE, several slices              found
 """
 
 import contextlib
+import importlib.util
 import os
 import socket
 import sys
@@ -63,7 +64,10 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        raise NotTogether(f"{late} ({str(error).strip().splitlines()[0][:200]})") from error
+        cause = str(error).strip().splitlines()[0][:200]
+        raise NotTogether(
+            f"{late if 'DEADLINE' in cause else 'this process could not join the others.'} ({cause})"
+        ) from error
     finally:
         timer.cancel()
     from jax._src.distributed import global_state
@@ -110,7 +114,7 @@ def _cluster() -> str:
     hosts = (e.get("TPU_WORKER_HOSTNAMES") or e.get("TPU_PROCESS_ADDRESSES") or "").split(",")
     if len(hosts) > 1:
         return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}"
-    if os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0"):
+    if os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu"):
         return "TPU VM" if e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else ""
     return ""
 

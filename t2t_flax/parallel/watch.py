@@ -11,12 +11,15 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
-from pathlib import Path
+
+from etils import epath
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, STOPPED
+from t2t_flax.files import write_whole
 from t2t_flax.parallel.pod import Pod, PodError
 
 _TICK = 1.0  # seconds between beats, and between looks at the news
@@ -29,24 +32,26 @@ class StopRequested(Exception):
 class Watch:
     """Context of a command. `say(text)`: a line on standard error of this process."""
 
-    def __init__(self, pod: Pod, config: Distributed, *, stacks: Path | None = None):
+    def __init__(self, pod: Pod, config: Distributed, *, stacks: epath.Path | None = None):
         self.pod, self._config, self._stacks = pod, config, stacks
         self.signal = ""
         """Name of the signal that asked for a stop, on whichever process."""
         self._lock = threading.Lock()
         self._calls = 0  # of reached()
         self._proposal: int | None = None
+        self._published = False
         self._agreed: int | None = None
         self._asked_at = self._alive_at = time.monotonic()
         self._giving_up = ""  # what may be given up after a signal
         self._progressing = False
         self._suspicious = False
-        self._ended = threading.Event()
+        self._ended, self._wake = threading.Event(), threading.Event()
         self._peers: dict[int, tuple[str, float]] = {}  # beat, and when it last changed
         self._news_at = time.monotonic()
         self._before: dict[int, object] = {}
 
     def __enter__(self):
+        self._coordinator = self.pod.name_of(0)  # asked now, for it may not answer later
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -63,6 +68,7 @@ class Watch:
 
     def __exit__(self, *error):
         self._ended.set()
+        self._wake.set()
         if self._before:
             signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
@@ -92,13 +98,17 @@ class Watch:
 
     @contextlib.contextmanager
     def giving_up(self, what: str):
-        """Work that has nothing to save and cannot be interrupted (a compilation): a signal ends the process with 75."""
+        """Work that cannot be interrupted (a compilation), which may take long: a signal ends the process with 75, and
+        `hang_timeout` does not hold, unless `progress()` is entered within.
+        """
+        progressing, self._progressing = self._progressing, False
         self._giving_up = what
         self._check_grace()
         try:
             yield
         finally:
             self._giving_up = ""
+            self._alive_at, self._progressing = time.monotonic(), progressing
 
     @contextlib.contextmanager
     def progress(self):
@@ -144,20 +154,25 @@ class Watch:
                     self._ask_to_stop(signal.Signals(number).name)
             self._check_grace()
             self._check_hang()
+            self._check_coordinator()
 
     def _ask_to_stop(self, name: str) -> None:
+        """Proposes the next call of `reached()`, which then waits until all have proposed theirs."""
         with self._lock:
             if self.signal:
                 return
             self.signal, self._asked_at = name, time.monotonic()
-        try:
-            self.pod.put("news/stop", name)
-            with self._lock:
-                # Published before the lock is given back: reached() must not pass a call that others may agree on.
-                self.pod.put(f"stop/at/{self.pod.index}", str(self._calls + 1))
-                self._proposal = self._calls + 1
-        except PodError as error:
-            self.say(f"{name}, and the coordinator does not answer: {error}")
+            self._proposal = self._calls + 1
+        if self.pod.count == 1:
+            self._publish()
+        self._wake.set()
+
+    def _publish(self) -> None:
+        """Tells the others. A call into the coordinator may block, so `_watch` leaves this to `_listen`."""
+        if self.signal and not self._published:
+            self.pod.put("news/stop", self.signal)
+            self.pod.put(f"stop/at/{self.pod.index}", str(self._proposal))
+            self._published = True
 
     def _check_grace(self) -> None:
         what = self._giving_up
@@ -170,20 +185,29 @@ class Watch:
 
     def _check_hang(self) -> None:
         limit, quiet = self._config.hang_timeout, time.monotonic() - self._alive_at
-        if not (self._progressing and limit and quiet > limit):
-            return
-        late = self.late()
-        self.say(
-            f"no update for {quiet:.0f} s (config.distributed.hang_timeout = {limit}). {late} The stacks of this "
-            "process follow; the run ends, the last checkpoint stands."
-        )
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        if self._progressing and limit and quiet > limit:
+            self._end_with_stacks(
+                f"no update for {quiet:.0f} s (config.distributed.hang_timeout = {limit}). {self.late()}"
+            )
+
+    def _check_coordinator(self) -> None:
+        """Process 0 looks for silent processes; the others for a silent process 0, which JAX would only abort."""
+        limit, quiet = self._config.heartbeat_timeout, time.monotonic() - self._news_at
+        if self.pod.count > 1 and not self.pod.lead and quiet > limit:
+            self._end_with_stacks(
+                f"{self._coordinator}, the coordinator, silent for {quiet:.0f} s (config.distributed.heartbeat_timeout)."
+            )
+
+    def _end_with_stacks(self, why: str) -> None:
+        self.say(f"{why} The stacks of this process follow; the run ends, the last checkpoint stands.")
+        with tempfile.TemporaryFile("w+") as file:  # faulthandler writes to real files alone
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            file.seek(0)
+            stacks = file.read()
+        print(stacks, file=sys.stderr, flush=True)
         if self._stacks:
             with contextlib.suppress(Exception):
-                self._stacks.mkdir(parents=True, exist_ok=True)
-                with open(self._stacks / f"process-{self.pod.index}.txt", "w") as file:
-                    file.write(f"no update for {quiet:.0f} s. {late}\n")
-                    faulthandler.dump_traceback(file=file, all_threads=True)
+                write_whole(self._stacks / f"process-{self.pod.index}.txt", f"{why}\n{stacks}")
         end(FAILURE)
 
     def late(self) -> str:
@@ -204,9 +228,12 @@ class Watch:
     def _listen(self) -> None:
         """Beats, and the news of the others. A call into the coordinator may block here, never in `_watch`."""
         beat = 0
-        while not self._ended.wait(_TICK):
+        while not self._ended.is_set():
+            self._wake.wait(_TICK)
+            self._wake.clear()
             beat += 1
             try:
+                self._publish()
                 self.pod.put(f"beat/{self.pod.index}", f"{self._calls} {beat}")
                 news = self.pod.entries("news")
                 if self._needs_beats():
@@ -215,7 +242,7 @@ class Watch:
                 continue
             self._news_at = time.monotonic()
             if "stop" in news:
-                self._ask_to_stop(news["stop"])
+                self._ask_to_stop(news["stop"])  # published with the next beat, which it brings forward
             for name, text in news.items():
                 kind, _, who = name.partition("/")
                 if kind == "failed" and int(who) != self.pod.index:
@@ -227,9 +254,8 @@ class Watch:
             silent = self.silent(self._config.heartbeat_timeout) if self.pod.lead else []
             if silent:
                 why = f"{', '.join(map(self.pod.name_of, silent))} silent for {self._config.heartbeat_timeout} s"
-                self.say(f"{why} (config.distributed.heartbeat_timeout); the run ends, the last checkpoint stands")
                 self.tell_failure(FAILURE, why)
-                end(FAILURE)
+                self._end_with_stacks(f"{why} (config.distributed.heartbeat_timeout).")
 
     def _needs_beats(self) -> bool:
         """All the time on one process; on the others where something seems wrong: a pod has many hosts."""

@@ -21,7 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.files import move_folder
+from t2t_flax.files import is_passing, move_folder
 from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checksum import checksums
 from t2t_flax.training.state import TrainState
@@ -134,7 +134,7 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                meta = self._together(step, lambda step=step: self.meta(step))
+                meta = self.meta(step)
                 if meta.get("params_only"):
                     raise UserError(
                         f"{self._folder.parent} holds averaged parameters, not a run that could go on: start a new run "
@@ -155,17 +155,15 @@ class Checkpoints:
         return None
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The meta item of a step. Raises DamagedCheckpoint."""
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        except Exception as error:
-            if broken_connection(error):
-                raise
-            raise DamagedCheckpoint(_first_line(error)) from error
+        """The meta item of a step. Raises DamagedCheckpoint, on all processes where one cannot read it."""
+        return self._together(step, lambda: self._read(step, {"meta": ocp.args.JsonRestore()}))["meta"]
 
     def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
-        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`."""
-        return self._restore_items(step, {item: abstract_params}, self.meta(step))[item]
+        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`. Raises
+        DamagedCheckpoint, on all processes where one cannot read it.
+        """
+        meta = self.meta(step)
+        return self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
         """What `read()` gives, if it could be read by all processes. Raises DamagedCheckpoint on all otherwise."""
@@ -186,19 +184,22 @@ class Checkpoints:
         return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema"))
 
     def _restore_items(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-        try:
-            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
-            trees = dict(self._manager.restore(step, args=ocp.args.Composite(**args)).items())
-        except Exception as error:
-            if broken_connection(error):
-                raise
-            raise DamagedCheckpoint(_first_line(error)) from error
+        trees = self._read(step, {name: ocp.args.StandardRestore(tree) for name, tree in items.items()})
         for name, tree in trees.items():
             found, saved = checksums(tree), meta["checksums"][name]
             wrong = [path for path in saved if found.get(path) != saved[path]]
             if wrong:
                 raise DamagedCheckpoint(f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
         return trees
+
+    def _read(self, step: int, args: dict[str, Any]) -> dict[str, Any]:
+        """Items of a step. Raises DamagedCheckpoint unless the error lies elsewhere than in the checkpoint."""
+        try:
+            return dict(self._manager.restore(step, args=ocp.args.Composite(**args)).items())
+        except Exception as error:
+            if broken_connection(error) or is_passing(error):
+                raise
+            raise DamagedCheckpoint(_first_line(error)) from error
 
     def _set_aside(self, step: int) -> None:
         if self._pod.lead:

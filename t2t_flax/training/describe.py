@@ -6,13 +6,21 @@ from typing import Any
 import jax
 
 from t2t_flax.config import Config
+from t2t_flax.models.attention import widths
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.telemetry import flops
 from t2t_flax.training.optimizer import make_optimizer, schedule
 from t2t_flax.training.state import TrainState, init_state, make_model, parameter_groups
 
-# Table 3 of the paper, in millions.
-_PAPER = {(6, 512, 2048, 8): ("base", 65), (6, 1024, 4096, 16): ("big", 213)}
+# Table 3 of the paper, in millions, by (layers of a stack, d_model, d_ff, heads, d_k). Rows (A) have no figure of their own.
+_PAPER = {
+    (6, 512, 2048, 8, 64): ("base", 65), (6, 1024, 4096, 16, 64): ("big", 213),
+    (6, 512, 2048, 8, 16): ("row (B), d_k 16,", 58), (6, 512, 2048, 8, 32): ("row (B), d_k 32,", 60),
+    (2, 512, 2048, 8, 64): ("row (C), 2 layers,", 36), (4, 512, 2048, 8, 64): ("row (C), 4 layers,", 50),
+    (8, 512, 2048, 8, 64): ("row (C), 8 layers,", 80), (6, 256, 2048, 8, 32): ("row (C), d_model 256,", 28),
+    (6, 1024, 2048, 8, 128): ("row (C), d_model 1024,", 168), (6, 512, 1024, 8, 64): ("row (C), d_ff 1024,", 53),
+    (6, 512, 4096, 8, 64): ("row (C), d_ff 4096,", 90),
+}  # fmt: skip
 _FILL = 0.97
 
 
@@ -44,7 +52,7 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
     m = config.model
-    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads))
+    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, widths(m)[0]))
     if known and m.num_encoder_layers == m.num_decoder_layers:
         lines.append(
             f"  the paper states {known[1]} M for {known[0]} (Table 3); no one vocabulary gives both 65 M and 213 M: with "

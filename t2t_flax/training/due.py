@@ -18,11 +18,14 @@ class Due(NamedTuple):
 
 
 def due(run: Run, step: int) -> Due:
-    """After update `step`; epochs are counted in the updates that the plan of the batches gives them."""
+    """After update `step`; epochs are counted in the updates that the plan of the batches gives them. The last update is
+    saved in any case; where checkpoints go by epochs it is a regular one only at the end of an epoch.
+    """
     c, epoch = run.config, run.batches.updates_per_epoch
     every = lambda *intervals: any(n and step % n == 0 for n in intervals)  # noqa: E731
     return Due(
         loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
         bleu=every(c.eval.bleu_every_steps),
-        checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch) or step == c.train.steps,
+        checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch)
+        or (step == c.train.steps and not c.checkpoint.every_epochs),
     )

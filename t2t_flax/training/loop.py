@@ -1,10 +1,10 @@
 """The training loop: one function that reads from top to bottom."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import psutil
@@ -38,13 +38,14 @@ class Outcome:
 
 def train(
     run: Run,
-    bleu: Callable[[Any, Callable[[], None]], float] | None,
+    bleu: Callable[..., float] | None,
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
 ) -> Outcome:
     """Trains from the newest checkpoint (or from scratch) to config.train.steps.
 
-    `bleu(params, after_batch)` scores the validation set, calling `after_batch()` now and then. Update t takes batch
+    `bleu(params, after_batch, compiling)` scores the validation set, calling `after_batch()` now and then, and compiles
+    within `compiling()`. Update t takes batch
     t - 1. `watch`: of the processes of the run; default: this one alone. Raises NonFiniteLoss; UserError for a
     checkpoint of another model and for a full disk.
     """
@@ -133,7 +134,8 @@ def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bl
         nll, loss = valid_loss(state.eval_params, watch.stop_here)
         values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
     if now.bleu:
-        values["valid_bleu"] = bleu(state.eval_params, watch.stop_here)
+        compiling = functools.partial(watch.giving_up, "compiling the search")
+        values["valid_bleu"] = bleu(state.eval_params, watch.stop_here, compiling)
     return values
 
 

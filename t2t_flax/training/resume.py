@@ -12,6 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
+from t2t_flax.files import is_full
 from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
 from t2t_flax.training.due import due
@@ -123,10 +124,10 @@ def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        if broken_connection(error):  # another process is gone: a reason to start again, not a full disk
+        if broken_connection(error) or not is_full(error):  # a reason to start again, not to make room
             raise
         kept = ", ".join(map(str, checkpoints.steps())) or "none"
         raise UserError(
-            f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Is the disk full? Checkpoints "
-            f"that are whole: {kept}. Make room and give the same command again."
+            f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Checkpoints that are whole: "
+            f"{kept}. Make room, or see to the permission, and give the same command again."
         ) from error

@@ -240,7 +240,7 @@ def test_the_final_evaluation_averages(tmp_path):
         "--config.checkpoint.average_last=3", "--config.eval.bleu_every_steps=15",
         "--config.eval.bootstrap_samples=0", "--config.checkpoint.keep_last=3", cwd=tmp_path,
     )  # fmt: skip
-    record = json.loads((tmp_path / "w" / "eval" / "test-30.json").read_text())
+    record = json.loads((tmp_path / "w" / "eval" / "test-30-mean3.json").read_text())
     assert record["checkpoint"]["averaged"] == [30, 20, 10]
     assert "confidence" not in record["scores"]["sacrebleu"]
     assert out.count("valid_bleu") == 2

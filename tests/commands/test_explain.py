@@ -41,7 +41,7 @@ def test_diff_lists_every_key_that_differs_with_both_values(capsys):
         "decode.alpha                 0.6 there, 1.0 here",
     ):
         assert line in out
-    assert out.index("decide the trained parameters") < out.index("model.d_ff") < out.index("decide how it is run")
+    assert out.index("fixed once a run has begun") < out.index("model.d_ff") < out.index("may change when a run")
     assert explain(capsys, "--config=aiayn_base", "--diff=aiayn_base") == "no difference from aiayn_base\n"
 
 

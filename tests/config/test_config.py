@@ -39,7 +39,7 @@ def test_every_key_says_what_it_means():
         ("log.profile_steps", "3,5", (3, 5)),
         ("log.profile_steps", "(3, 5)", (3, 5)),
         ("data.train", "a.en,a.de", "a.en,a.de"),
-        ("optimizer.peak_lr", "1e-3", 1e-3),
+        ("optimizer.clip_norm", "1e-3", 1e-3),
     ],
 )
 def test_overrides_have_the_type_of_their_key(key, text, value):
@@ -83,6 +83,11 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ),
         ({"model.mixer_width": "5"}, "config.model.mixer_width is for convolutions; config.model.mixer = attention"),
         ({"model.position": "learned", "model.position_max": "100"}, "config.model.position_max = 100"),
+        (
+            {"optimizer.peak_lr": "1e-3"},
+            "peak_lr = 0.001 is for inverse_sqrt and constant; config.optimizer.schedule = noam",
+        ),
+        ({"optimizer.constant": "2", "optimizer.schedule": "inverse_sqrt"}, "constant = 2.0 is for noam"),
         ({"decode.n_best": "5"}, "config.decode.n_best = 5 is more than config.decode.beam_size = 4"),
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),

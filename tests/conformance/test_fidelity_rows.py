@@ -9,7 +9,7 @@ import pytest
 from small import model_and_state, rows_alone, small_config
 
 from t2t_flax.config import Optimizer
-from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.data.corpus import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.training.optimizer import schedule
 from t2t_flax.training.state import make_model
@@ -149,3 +149,32 @@ def test_no_positions_make_the_encoder_a_function_of_the_set_of_tokens():
     batch = rows_alone([([5, 6, 7, 1], [8, 1]), ([7, 6, 5, 1], [8, 1])])
     out = logits(config, params, batch)
     np.testing.assert_allclose(out[0, :2], out[1, :2], atol=1e-5)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "dot", "additive"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_row_of_padding_gives_numbers_and_finite_gradients(score, precision):
+    """Every key of it is masked; the loss leaves it out, but a NaN would spread through the gradient."""
+    config, params = params_of(attention_score=score)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
+    batch = rows_alone([PAIRS[0], PAIRS[1]])
+    batch = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
+    model = make_model(config, 37, 37)
+
+    def total(p):
+        return model.apply({"params": p}, batch)[:2, :3].sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(total))(params)
+    assert np.isfinite(logits(config, params, batch)).all() and np.isfinite(value)
+    assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in jax.tree.leaves(gradients))
+
+
+def test_nothing_is_dropped_from_test_sets(tmp_path):
+    """data.max_length is of training alone."""
+    data = dict(train="toy:train:150", test="toy:test:40", vocab_size=300, byte_fallback=False, max_length=30,
+                row_length=64, batch_tokens=256)  # fmt: skip
+    config = small_config(data=data)
+    corpus = prepare_corpus(config, tmp_path / "run")
+    test = split_store(config, tmp_path / "run", "test", corpus.tokenizers)
+    assert corpus.train.num_pairs < 150 and corpus.train.longest <= 30
+    assert test.num_pairs == 40 and test.longest > 30

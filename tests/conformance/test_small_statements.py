@@ -12,7 +12,7 @@ from small import model_and_state, small_config
 from t2t_flax.config import Config, Model, resolve
 from t2t_flax.config.presets import preset
 from t2t_flax.models import positions
-from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.attention import AdditiveScore, MultiHeadAttention
 from t2t_flax.models.layers import FeedForward
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.state import count_params
@@ -115,6 +115,38 @@ def test_every_encoder_output_and_prediction_depends_on_every_source_token_and_o
         assert (found[:, :10] > 1e-6).all() and (found[:, 10] == 0).all()
 
 
+def test_eight_heads_cost_about_what_one_of_full_width_costs():
+    """(3.2.2), in the compiler's count of the operations of forward and backward."""
+    x = jnp.ones((2, 64, 512))
+
+    def operations(heads):
+        module = MultiHeadAttention(Model(d_model=512, num_heads=heads))
+        params = module.init(jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None)
+        told = lambda p: module.apply(p, x, x, jnp.ones((1, 1, 64, 64), bool), None).sum()  # noqa: E731
+        return jax.jit(jax.grad(told)).lower(params).compile().cost_analysis()["flops"]
+
+    assert operations(8) == pytest.approx(operations(1), rel=0.05)
+
+
+def test_additive_attention_of_a_concatenation_is_that_of_split_matrices():
+    """(3.2.1, Bahdanau et al.): v tanh(W [q; k]) = v tanh(W_q q + W_k k), the form that the projections make."""
+    rng = np.random.default_rng(0)
+    q, k, w, v = rng.normal(size=(5, 6)), rng.normal(size=(7, 6)), rng.normal(size=(12, 4)), rng.normal(size=4)
+    both = np.concatenate([np.repeat(q[:, None], 7, 1), np.repeat(k[None], 5, 0)], -1)
+    expected = np.tanh(both @ w) @ v
+    heads = [jnp.asarray(x[:, None], jnp.float32) for x in (q @ w[:6], k @ w[6:])]
+    found = AdditiveScore().apply({"params": {"v": jnp.asarray(v[None], jnp.float32)}}, *heads)
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
+def test_sinusoids_go_on_beyond_the_lengths_that_were_trained(distinct):
+    """(3.5): the model reads a sentence of any length; with a table it could not."""
+    model, params, _ = distinct
+    ids = np.random.default_rng(1).integers(3, 37, (1, 700)).astype(np.int32)
+    encoded = model.apply({"params": params}, ids, np.ones_like(ids), np.arange(700)[None], method="encode")
+    assert np.isfinite(encoded).all()
+
+
 def test_the_number_of_heads_changes_no_parameter_count():
     """(3.2.2): with d_k = d_v = d_model / h, eight heads cost what one costs."""
     shape = dict(d_model=64, d_ff=16, num_encoder_layers=1, num_decoder_layers=1)
@@ -169,6 +201,15 @@ def test_parameters_of_table_3(row):
     assert found / 1e6 == pytest.approx(DERIVED[row], abs=0.006)
     if row in BODIES:
         assert found - 37_000 * model.d_model == BODIES[row]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab", "parameters"),
+    [("t2t_v3", 32_768, 60.88), ("fairseq_scaling_nmt", 32_768, 209.91), ("flax_wmt", 32_000, 209.06), ("wu2021_tiny", 9708, 2.57)],
+)  # fmt: skip
+def test_parameters_of_other_codebases_presets(name, vocab, parameters):
+    """In millions."""
+    assert count(resolve(preset(name)).model, vocab) / 1e6 == pytest.approx(parameters, abs=0.006)
 
 
 @pytest.mark.parametrize(("name", "body"), [("bert_base", 85_054_464), ("bert_large", 302_309_376)])

@@ -1,5 +1,6 @@
 """Lines in, lines out; a sentence's translation is its own."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -61,6 +62,33 @@ def test_translation_depends_on_no_batch_mate_order_or_batch_size(made, strategy
         same(translate(made, [lines[i]], strategy=strategy, batch_size=1)[0], together[i])
     long = translate(made, [lines[3], " ".join(lines[:6])], strategy=strategy)
     same(long[0], together[3])
+
+
+def test_a_caller_is_told_where_programs_are_compiled(made):
+    """Once for each shape of a batch: a run gives up there rather than to keep a signal waiting."""
+    model, params, tokenizers, lines = made
+    entered = []
+
+    @contextlib.contextmanager
+    def compiling():
+        entered.append(1)
+        yield
+
+    translator = Translator(model, tokenizers, devices_mesh(), Decode(batch_size=8, max_ratio=0.5, max_extra=6))
+    for expected in (1, 1):
+        translator.translate(params, lines, compiling=compiling)
+        assert len(entered) == expected
+
+
+def test_learned_positions_end_where_the_sentence_may(made):
+    """A table that is shorter than what a source is padded to."""
+    _, _, tokenizers, lines = made
+    longest = max(len(tokenizers.source.encode(line)) + 1 for line in lines)
+    assert 16 < longest < 32
+    tables = dict(position="learned", position_max=longest)
+    model, _, state, _ = model_and_state(small_config(model=SMALL | tables), vocab=300)
+    found = translate((model, state.params, tokenizers, lines))
+    assert all(np.isfinite(t.hypotheses[0].score) for t in found)
 
 
 def test_samples_of_a_line_depend_on_its_number_alone(made):

@@ -112,6 +112,10 @@ def test_arrays_and_picture_are_written(loaded, tmp_path):
     stored = np.load(tmp_path / "a.npz")
     np.testing.assert_array_equal(stored["cross"], maps.cross)
     assert tuple(stored["target_tokens"]) == maps.target_tokens
+    assert tuple(stored["decoder_tokens"]) == (
+        "<start>",
+        *maps.target_tokens[:-1],
+    )  # what the decoder's columns stand for
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib (extra `plot`)")
     maps.draw(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

@@ -3,6 +3,7 @@
 import collections
 import gzip
 import math
+import re
 
 import pytest
 import sacrebleu
@@ -90,6 +91,10 @@ def test_perturbed_reference(newstest, kind):
     said = scores["tokenized_bleu"]
     direct = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True)
     assert said["score"] == pytest.approx(direct.score, abs=1e-4)
+    plain = str.maketrans({"“": '"', "”": '"', "’": "'", "…": "..."})  # of Moses' list, what occurs in these lines
+    words = [moses.tokenize(line.translate(plain), return_str=True) for line in references]
+    paper = [re.sub(r"(?<=\S)-(?=\S)", " ##AT##-##AT## ", line) for line in words]
+    assert variant("paper_bleu", tokenized=False, language="de").prepare(references) == paper
     for name in ("tokenized_bleu", "paper_bleu"):
         chosen = variant(name, tokenized=False, language="de")
         expected, precisions, penalty, lengths = multi_bleu(chosen.prepare(hypotheses), chosen.prepare(references))

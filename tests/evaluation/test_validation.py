@@ -15,7 +15,7 @@ def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
     pairs = list(toy.pairs("valid", 30))[: sentences or 30]
     seen = []
 
-    def translate(self, params, lines, progress=None):
+    def translate(self, params, lines, progress, compiling):
         seen.extend(lines)
         return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
 

@@ -34,15 +34,6 @@ def test_sinusoids_have_the_papers_values():
     np.testing.assert_allclose(halves[1, :2], [0.841471, 0.821779], atol=1e-6)
 
 
-def test_sinusoid_of_an_offset_is_a_rotation():
-    """Section 3.5: PE[pos + k] is a linear function of PE[pos], the same at every pos."""
-    table = np.asarray(positions.sinusoid_interleaved(jnp.arange(200), 8)).reshape(200, 4, 2)
-    for k in (1, 17):
-        rotation = [np.linalg.lstsq(table[:50, i], table[k : 50 + k, i], rcond=None)[0] for i in range(4)]
-        moved = np.stack([table[100:150, i] @ rotation[i] for i in range(4)], axis=1)
-        np.testing.assert_allclose(moved, table[100 + k : 150 + k], atol=1e-4)
-
-
 def test_learned_positions_beyond_the_table_give_no_number():
     config = small_config(model=dict(position="learned", position_max=24))
     model, _, state, _ = model_and_state(config)

@@ -1,5 +1,6 @@
 """Checkpoints: whole or set aside, never silently wrong."""
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoint import Checkpoints
 from t2t_flax.training.checksum import checksums
+from t2t_flax.training.resume import on_disk
 from t2t_flax.training.state import init_state
 
 
@@ -108,12 +110,49 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
 
 
-def test_an_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made):
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("reset by peer"), PermissionError("no"), ValueError("UNAVAILABLE: try later"),
+     RuntimeError("RESOURCE_EXHAUSTED: out of memory")],
+)  # fmt: skip
+def test_storage_that_does_not_answer_is_no_damage(tmp_path, made, monkeypatch, error):
+    """A healthy checkpoint stays where it is, and the error is told as it is."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    save(checkpoints, made, 1)
+
+    def restore(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(checkpoints._manager, "restore", restore)
+    with pytest.raises(type(error), match=str(error)):
+        checkpoints.restore_latest(abstract(made), made[0])
+    assert checkpoints.steps() == [1] and not (tmp_path / "damaged").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError(errno.ENOSPC, "No space left on device"), UserError), (OSError(errno.EDQUOT, "x"), UserError),
+     (ValueError("RESOURCE_EXHAUSTED: File too large [OS error 27]"), UserError), (OSError(errno.EIO, "x"), OSError),
+     (ConnectionError("reset"), ConnectionError)],
+)  # fmt: skip
+def test_only_what_a_user_can_mend_is_told_as_a_full_disk(tmp_path, error, told):
+    """The rest is a failure, after which a launcher starts again."""
+
+    def write():
+        raise error
+
+    with pytest.raises(told):
+        on_disk(Checkpoints(tmp_path / "checkpoints"), write)
+
+
+def test_an_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made, caplog):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     save(checkpoints, made, 1)
     checkpoints.close()
     (tmp_path / "checkpoints" / "5").mkdir()
-    assert Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])[1]["step"] == 1
+    with caplog.at_level(logging.WARNING, "t2t_flax"):
+        assert Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])[1]["step"] == 1
+    assert "checkpoint 5 in" in caplog.text and "damaged" in caplog.text
 
 
 def test_all_damaged_is_an_error_that_says_so(tmp_path, made):

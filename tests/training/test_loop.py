@@ -160,7 +160,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
         eval=dict(bleu_every_steps=2, metric="bleu", patience=3),
         checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
     )
-    outcome = loop.train(start(config, tmp_path, cache), bleu=lambda params, after_batch: next(scores))
+    outcome = loop.train(start(config, tmp_path, cache), bleu=lambda *_: next(scores))
     assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
