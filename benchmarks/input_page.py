@@ -47,9 +47,9 @@ def _needs(record: dict[str, Any], markdown) -> str:
     return markdown(["model and machine", "target tokens/s", "cores a host"], rows)
 
 
-_START = """A start does not wait for the corpus: lengths and offsets are memory-mapped, and the number of updates in each window
-is counted once, kept beside the store and found by every later start (`prepare` does it ahead). A process each, with a cold file
-cache, synthetic pairs; mapped pages are the system's to drop."""
+_START = """A later start hardly waits for the corpus: lengths and offsets are memory-mapped, and the number of updates in each
+window, for which the first start reads all lengths (`prepare` does it ahead), is kept beside the store. A process each, with a
+cold file cache, synthetic pairs; mapped pages are the system's to drop."""
 
 
 def _starts(record: dict[str, Any], markdown) -> str:

@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="points whose name holds this text")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the page goes")
     args = parser.parse_args(argv)
+    if args.only and not args.compile:
+        parser.error("--only says what --compile compiles")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUM_CPU_DEVICES"] = "16"
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}

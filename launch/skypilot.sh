@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # A managed job of SkyPilot on any cloud that it knows: launch/skypilot.yaml.
 # usage: launch/skypilot.sh create|run|logs|resume|delete --name=NAME [--accelerators=tpu-v6e-16] [--nodes=1]
-#   [--infra=gcp/us-east5-b] [--spot=yes|no] [--dry-run] [-- COMMAND...]
+#   [--infra=gcp/us-east5-b] [--spot=yes|no] [--restarts=20] [--dry-run] [-- COMMAND...]
 # `create` checks the credentials: `run` makes the machines, and SkyPilot takes them down at the end. --workdir must be
 # one that outlives the machines (gs://..., s3://...); `resume` is `run` with the same one.
 source "$(dirname "$0")/shared.sh"
-name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes
-parse "name accelerators nodes infra spot" "$@"
+name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes restarts=20
+parse "name accelerators nodes infra spot restarts" "$@"
 need name
 case $spot in
   yes) spot=--use-spot ;;
@@ -19,7 +19,8 @@ start() {
   [[ $accelerators != tpu-* ]] || extra=tpu
   cd "$here/.."
   run sky jobs launch launch/skypilot.yaml --name="$name" --gpus="$accelerators" --num-nodes="$nodes" "$spot" \
-    ${infra:+"--infra=$infra"} --env="T2T_EXTRA=$extra" --env="T2T_COMMAND=$(quoted "${command[@]}")" --yes --detach-run
+    ${infra:+"--infra=$infra"} --env="T2T_EXTRA=$extra" --env="T2T_COMMAND=$(quoted "${command[@]}")" \
+    --env="T2T_RESTARTS=$restarts" --yes --detach-run
 }
 
 case $action in

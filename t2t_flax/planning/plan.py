@@ -1,6 +1,7 @@
 """The plan of a config on a machine: what the compiler and the formulas say, as one record of plain values."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from t2t_flax.config import Config
@@ -13,7 +14,7 @@ from t2t_flax.planning.topology import Topology
 from t2t_flax.telemetry.flops import Tokens, forward_flops
 
 RESERVED = 0.25 * GIB  # of HBM by the runtime: the compiler offers 15.75 of the 16 GiB of a v5e
-_FIT_ROWS = (8, 16)
+_FIT_ROWS = ((8, 16), (4, 8), (1, 2))
 
 
 def make_plan(
@@ -108,10 +109,12 @@ def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:
     room = hbm_of(topology)
     if topology.platform != "tpu" or room is None:
         return {"rows": None, "why": "no compiler to ask" if topology.platform == "gpu" else "no memory to fit into"}
-    told = {rows: _peak(config, topology, rows) for rows in _FIT_ROWS}
-    refused = [rows for rows, facts in told.items() if not facts["fits"]]
-    if refused:
-        return {"rows": None, "why": f"{refused[0]} rows on a device already do not fit: use mesh.fsdp or mesh.tensor"}
+    asked = functools.cache(functools.partial(_peak, config, topology))
+    told = next((told for told in ({n: asked(n) for n in sizes} for sizes in _FIT_ROWS) if _all_fit(told)), None)
+    if told is None:
+        few = _FIT_ROWS[-1][0]
+        why = f"{few + 1} rows on a device already do not fit" if asked(few)["fits"] else f"{few} row does not fit"
+        return {"rows": None, "why": f"{why}: use mesh.fsdp or mesh.tensor"}
     (low, first), (high, second) = ((rows, facts["memory"]["peak"]) for rows, facts in told.items())
     per_row = (second - first) / (high - low)
     rows = int((room - first) // per_row) + low
@@ -121,10 +124,14 @@ def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:
         "tokens_of_all_devices": rows * _length(last) * last["shards"],
         "bytes_per_row": per_row,
         "bytes_without_rows": first - low * per_row,
-        "measured_rows": list(_FIT_ROWS),
+        "measured_rows": [low, high],
         "confirmed": last["fits"],
         "peak": last["memory"]["peak"] if last["fits"] else last["needed_bytes"],
     }
+
+
+def _all_fit(told: dict[int, dict[str, Any]]) -> bool:
+    return all(facts["fits"] for facts in told.values())
 
 
 def _length(facts: dict[str, Any]) -> int:

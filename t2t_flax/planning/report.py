@@ -53,14 +53,15 @@ def table(plans: list[dict[str, Any]]) -> str:
 
 
 def _row(plan: dict[str, Any]) -> tuple[str, ...]:
-    p, hbm, refused = plan["prediction"], plan["hbm_per_device"], plan.get("refused")
-    peak = (refused["needed_bytes"] or 0) if refused else plan["train"]["memory"]["peak"]
+    hbm, refused = plan["hbm_per_device"], plan.get("refused")
+    p = None if refused else plan["prediction"]
+    peak = refused["needed_bytes"] if refused else plan["train"]["memory"]["peak"]
     return (
         plan["topology"],
         str(plan["chips"]),
         "x".join(str(n) for n in plan["mesh"].values()),
         "does not fit" if refused else plan["by"],
-        f"{peak / GIB:.2f}",
+        f"{peak / GIB:.2f}" if peak else "-",
         f"{hbm / GIB:.2f}" if hbm else "-",
         f"{p['seconds'] * 1e3:.2f}" if p else "-",
         p["binds"] if p else "-",

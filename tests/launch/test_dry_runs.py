@@ -134,7 +134,7 @@ def test_skypilot_run(tmp_path):
     line.remove(command)
     assert line == shlex.split(
         "sky jobs launch launch/skypilot.yaml --name=n --gpus=H100:8 --num-nodes=4 --no-use-spot --infra=gcp/x "
-        "--env=T2T_EXTRA=cuda --yes --detach-run"
+        "--env=T2T_EXTRA=cuda --env=T2T_RESTARTS=20 --yes --detach-run"
     )
     cancel, again = dry("skypilot", "resume", "--name=n", "--", *TRAIN, cwd=tmp_path)
     assert cancel == ["sky", "jobs", "cancel", "--name=n", "--yes"] and "--env=T2T_EXTRA=tpu" in again
@@ -156,7 +156,6 @@ def test_slurm_run(tmp_path):
     call = [
         "--name=n",
         "--nodes=2",
-        "--tasks-per-node=8",
         "--gpus-per-node=8",
         "--time=60",
         "--partition=gpu",
@@ -169,6 +168,8 @@ def test_slurm_run(tmp_path):
     script = [str(LAUNCH / "slurm.sbatch"), *TRAIN]
     assert dry("slurm", "run", *call, "--", *TRAIN, cwd=tmp_path) == [line + script]
     assert dry("slurm", "resume", *call, "--", *TRAIN, cwd=tmp_path) == [line + ["--dependency=singleton"] + script]
+    refused = launch("slurm", "run", *call, "--tasks-per-node=1", "--", *TRAIN, cwd=tmp_path, code=2)
+    assert "JAX gives each task one GPU" in refused.stderr
 
 
 def test_queued_resource_babysits(tmp_path):

@@ -135,7 +135,8 @@ def run_skypilot(tmp_path, **env) -> list[str]:
     )
     retry.chmod(0o755)
     run = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"]
-    base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "T2T_COMMAND": "python x 'a b'"}
+    base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "T2T_COMMAND": "python x 'a b'",
+            "T2T_RESTARTS": "7"}  # fmt: skip
     done = subprocess.run(
         ["bash", "-c", run], cwd=tmp_path, env=base | env, capture_output=True, text=True, check=True, timeout=20
     )
@@ -144,7 +145,7 @@ def run_skypilot(tmp_path, **env) -> list[str]:
 
 def test_skypilot_tells_gpu_nodes_their_place_and_leaves_tpu_hosts_alone(tmp_path):
     node = {"SKYPILOT_NUM_NODES": "4", "SKYPILOT_NODE_RANK": "2", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
-    command = ["--restarts=20", "--", "python", "x", "a b"]
+    command = ["--restarts=7", "--", "python", "x", "a b"]
     assert run_skypilot(tmp_path, T2T_EXTRA="cuda", **node) == ["4", "2", "10.0.0.7:8476", *command]
     assert run_skypilot(tmp_path, T2T_EXTRA="tpu", **node) == ["", "", "", *command]
     assert run_skypilot(tmp_path, T2T_EXTRA="cuda", **node | {"SKYPILOT_NUM_NODES": "1"}) == ["", "", "", *command]

@@ -19,32 +19,40 @@ STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
 
 
-def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache):
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.drill)])
+def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
+    """The last of them; every other one writes its stacks."""
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, distributed_hang_timeout=5, train_steps=2000, eval_every_steps=0)
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
+    with Processes(tmp_path / "logs", count, arguments) as pod:
         pod.until_step(workdir, 5)
-        pod.all[1].send_signal(signal.SIGSTOP)
+        pod.all[-1].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        assert pod.all[0].wait(60) == 1, pod.outputs()
+        assert [p.wait(60) for p in pod.all[:-1]] == [1] * (count - 1), pod.outputs()
         seconds = time.monotonic() - began
-        said = pod.output(0)
+        outputs = [pod.output(i) for i in range(count - 1)]
     assert 4 < seconds < 25
-    note(f"SIGSTOP of process 1 (hang_timeout 5 s): process 0 named it and ended after {seconds:.1f} s")
-    assert "no update for" in said and "hang_timeout = 5" in said and "Late: process 1 on" in said, said
-    assert "Thread 0x" in said and "loop.py" in said
-    assert "loop.py" in (workdir / "stacks" / "process-0.txt").read_text()
+    note(f"SIGSTOP of process {count - 1} of {count} (hang_timeout 5 s): named, the others ended after {seconds:.1f} s")
+    for i, said in enumerate(outputs):
+        assert "no update for" in said and "hang_timeout = 5" in said and f"Late: process {count - 1} on" in said, said
+        assert "Thread 0x" in said and "loop.py" in said
+        assert "loop.py" in (workdir / "stacks" / f"process-{i}.txt").read_text()
 
 
-def test_a_silent_process_is_taken_for_dead(tmp_path, cache):
+@pytest.mark.parametrize(
+    ("victim", "told"), [(1, "process 1 on"), pytest.param(0, "process 0 on", id="the coordinator")]
+)
+def test_a_silent_process_is_taken_for_dead(tmp_path, cache, victim, told):
     keys = TWO | dict(distributed_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as pod:
         pod.until_step(tmp_path / "run", 5)
-        pod.all[1].send_signal(signal.SIGSTOP)
+        pod.all[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        assert pod.all[0].wait(30) == 1, pod.outputs()
-        note(f"silent process (heartbeat_timeout 4 s): the other ended after {time.monotonic() - began:.1f} s")
-        assert "process 1 on" in pod.output(0) and "silent for 4 s" in pod.output(0)
+        assert pod.all[1 - victim].wait(30) == 1, pod.outputs()
+        note(f"silent process {victim} (heartbeat_timeout 4 s): the other ended after {time.monotonic() - began:.1f} s")
+        said = pod.output(1 - victim)
+    assert told in said and "silent for" in said and "Thread 0x" in said, said
+    assert "loop.py" in (tmp_path / "run" / "stacks" / f"process-{1 - victim}.txt").read_text()
 
 
 @pytest.mark.drill
@@ -161,5 +169,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(whole, tmp_path
         data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
     resume(tmp_path, cache, 2, **TWO)
     assert losses(workdir) == losses(whole)
+    said = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    number = steps[-1] + (damage == "empty folder")
+    assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in said, said
     assert any((workdir / "damaged").iterdir())
     assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS

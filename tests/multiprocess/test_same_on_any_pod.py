@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from several import Processes, command, evaluations, losses, record
 
+from t2t_flax.telemetry.metrics import read_metrics
+
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30
+BLEU = dict(eval_bleu_every_steps=30, eval_bleu_sentences=8)
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, cache):
     """The run on one process with one device."""
     workdir = tmp_path_factory.mktemp("one") / "run"
-    with Processes(workdir.parent / "logs", 1, command(workdir, cache, mesh_cpu_devices=1)) as alone:
+    with Processes(workdir.parent / "logs", 1, command(workdir, cache, mesh_cpu_devices=1, **BLEU)) as alone:
         assert alone.wait() == [0], alone.outputs()
     assert len(losses(workdir)) == STEPS
     return workdir
@@ -25,6 +28,8 @@ def assert_same_run(a, b):
     np.testing.assert_allclose(list(losses(a).values()), list(losses(b).values()), rtol=1e-5)
     assert evaluations(a).keys() == evaluations(b).keys()
     np.testing.assert_allclose(list(evaluations(a).values()), list(evaluations(b).values()), rtol=1e-5)
+    bleu = [[line["valid_bleu"] for line in read_metrics(run) if "valid_bleu" in line] for run in (a, b)]
+    assert bleu[0] == bleu[1] and len(bleu[0]) == 1
     first, second = record(a, f"test-{STEPS}"), record(b, f"test-{STEPS}")
     assert first["text"] == second["text"]
     assert first["digests"]["hypotheses"] == second["digests"]["hypotheses"]
@@ -46,7 +51,7 @@ def assert_same_run(a, b):
     ids=lambda x: str(x).replace("mesh_", "") if isinstance(x, dict) else f"{x} processes",
 )
 def test_the_same_run_on_any_number_of_processes(one, tmp_path, cache, count, keys):
-    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys, **BLEU)) as pod:
         assert pod.wait() == [0] * count, pod.outputs()
     assert_same_run(one, tmp_path / "run")
     assert "translation" not in pod.output(1) and "updates" not in pod.output(1)  # process 0 speaks for all

@@ -58,7 +58,7 @@ def test_a_signal_during_an_evaluation_is_not_kept_waiting(tmp_path, cache):
 
 
 def test_a_signal_during_a_compilation_ends_all_at_once(whole, tmp_path, cache):
-    """Four processes start from the checkpoints of a run; the signal comes before the first update."""
+    """Two processes start from the checkpoints of a run; the signal comes before the first update."""
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
     before = checkpoints(workdir)
@@ -71,7 +71,7 @@ def test_a_signal_during_a_compilation_ends_all_at_once(whole, tmp_path, cache):
         seconds = time.monotonic() - began
         assert seconds < 8 and set(codes) == {75}, pod.outputs()
     note(f"SIGTERM during restoring and compiling: both ended after {seconds:.1f} s")
-    assert "given up" in pod.output(0) + pod.output(1)
+    assert "while restoring and compiling: given up" in pod.output(0) + pod.output(1)
     assert checkpoints(workdir) == before
 
 

@@ -48,4 +48,12 @@ def test_a_model_that_fits_nowhere_is_told(monkeypatch):
     peak, _ = compiler(15.75 * GIB, 20 * GIB, 0.1 * GIB)
     monkeypatch.setattr(plan_lib, "_peak", peak)
     found = plan_lib.largest_batch(small_config(), V5E)
-    assert found["rows"] is None and "8 rows on a device already do not fit" in found["why"]
+    assert found["rows"] is None and "1 row does not fit" in found["why"]
+
+
+def test_a_model_of_which_few_rows_fit_is_measured_with_fewer(monkeypatch):
+    peak, asked = compiler(15.75 * GIB, 2 * GIB, 1.0 * GIB)
+    monkeypatch.setattr(plan_lib, "_peak", peak)
+    found = plan_lib.largest_batch(small_config(), V5E)
+    assert found["rows"] == 13 and found["confirmed"] and found["measured_rows"] == [4, 8]
+    assert asked == [8, 16, 4, 13]

@@ -61,6 +61,21 @@ def test_zero_1_scatters_gradients_and_gathers_parameters_once():
     assert ("all-gather", 16) not in rows
 
 
+def test_two_slices_exchange_parts_of_their_gradients_over_the_network():
+    """Summed within a slice first; each chip then exchanges its part with its peer."""
+    config = small_config(model=SIZES)
+    answer = ask(config, parse("2xv5e:2x2"), (512, 512), ("train",))
+    assert answer["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and answer["train"]["fits"]
+    (by_formula,) = answer["formula"]["collectives"]
+    assert by_formula["slices"] == 2
+    rows = answer["train"]["collectives"]
+    between = [row for row in rows if row["kind"] == "all-reduce" and row["slices"] == 2]
+    assert all(row["devices"] == 1 for row in between)
+    assert by_formula["bytes"] / 4 < sum(row["bytes"] for row in between) < by_formula["bytes"]
+    within = sum(row["bytes"] for row in rows if row["kind"] in ("reduce-scatter", "all-reduce") and row["slices"] == 1)
+    assert within == pytest.approx(by_formula["bytes"], rel=0.05)
+
+
 def test_tensor_parallelism_sends_activations():
     _, whole = told(("train", "decode"))
     _, divided = told(tensor=4, data=1)

@@ -54,7 +54,7 @@ def test_packed_pairs_have_the_loss_and_gradient_of_the_same_pairs_alone(norm):
         np.testing.assert_allclose(a, b, atol=2e-4 * float(jnp.abs(b).max()) + 1e-6)
 
 
-def loss_curve(config, store, mesh_shape, updates, x64=False):
+def loss_curve(config, store, mesh_shape, updates):
     mesh = devices_mesh(*mesh_shape)
     model, tx, state, shardings = model_and_state(config, mesh)
     batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
