@@ -1,6 +1,7 @@
 """Signals and faults: what several processes do when one is told to stop, dies, hangs or cannot write."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,11 @@ def test_a_signal_to_one_stops_all_at_one_update(whole, tmp_path, cache, told, t
     step = checkpoints(workdir)[-1]
     assert f"stopped by SIGTERM after update {step}, saved" in pod.output(0)
     note(f"SIGTERM to process {told} of 2: both saved update {step} and ended after {seconds:.1f} s")
-    resume(tmp_path, cache, then, **TWO)
+    with Processes(tmp_path / "logs", then, command(workdir, cache, **TWO)) as pod:
+        pod.until_step(workdir, step + 1)
+        lost = time.monotonic() - began
+        assert pod.wait() == [0] * then, pod.outputs()
+    note(f"preemption of 2 processes, started again at once on {then}: {lost:.1f} s from the signal to the next update")
     mine, expected = losses(workdir), losses(whole)
     assert mine.keys() == expected.keys() and evaluations(workdir).keys() == evaluations(whole).keys()
     if then == 2:
@@ -123,6 +128,8 @@ def kill_and_restart(whole, tmp_path, cache, victim: int, after: int, saving: bo
         pod.wait()
     said = log.read_text()
     assert "restart 1 of 2" in said
+    survivor = re.search(rf"process {1 - victim} of 2 ended with exit code (\d+)", said)
+    assert survivor and int(survivor[1]) not in (0, 2, 75), said
     assert "the connection to another process broke" in said or "another task died" in said, said
     assert losses(workdir) == losses(whole)
     assert record(workdir, f"test-{STEPS}")["text"] == record(whole, f"test-{STEPS}")["text"]

@@ -114,7 +114,7 @@ def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path, on_di
             json.loads(text)
             for text in (
                 server.read("run/eval/valid-120.json"),
-                (tmp_path / "run" / "eval" / "valid-120.json").read_text(),
+                (on_disk / "eval" / "valid-120.json").read_text(),
             )
         )
         assert {k: again[k] for k in SAME} == {k: local[k] for k in SAME}
@@ -137,3 +137,33 @@ def test_two_processes_in_a_bucket_make_the_run_of_one(tmp_path, on_disk):
         losses, found = curve((on_disk / "metrics.jsonl").read_text()), curve(server.read("run/metrics.jsonl").decode())
         assert list(found) == list(losses)
         assert all(abs(found[k] - losses[k]) < 1e-5 * losses[k] for k in range(1, 31))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_stop_and_a_damaged_checkpoint_in_a_bucket(tmp_path, on_disk):
+    """Two processes are told to stop; their newest checkpoint is spoiled; one process goes on from the one before."""
+    pod = ["launch/local_pod.sh", "2", "--"]
+    with FakeGcs() as server:
+        commands = Commands(server, tmp_path / "home")
+        process = commands.start("train", "--workdir=gs://bucket/run", *KEYS, launcher=pod)
+        try:
+            wait_for(server, "run/checkpoints/40/commit_success.txt", process)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 75, out[-4000:]
+        stopped = max(int(name.split("/")[2]) for name in server.names() if name.endswith("commit_success.txt"))
+        assert stopped > 40 and f"stopped by SIGTERM after update {stopped}, saved" in out
+        largest = max((n for n in server.names() if f"/{stopped}/params/" in n), key=lambda n: len(server.read(n)))
+        data = bytearray(server.read(largest))
+        data[len(data) // 2] ^= 0x10
+        server.put("bucket", largest, bytes(data), {})
+        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
+        assert f"checkpoint {stopped} in gs://bucket/run/checkpoints is damaged" in out
+        assert "resuming gs://bucket/run after update 40" in out
+        assert any(name.startswith(f"run/damaged/{stopped}-0/") for name in server.names())
+        losses, found = curve((on_disk / "metrics.jsonl").read_text()), curve(server.read("run/metrics.jsonl").decode())
+        assert list(found) == list(losses)
+        assert all(abs(found[k] - losses[k]) < 1e-4 * losses[k] for k in range(1, 61))

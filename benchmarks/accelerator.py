@@ -1,0 +1,162 @@
+"""A few hundred updates on the accelerator that is there: tokens/s, MFU and peak memory, beside what `plan` predicts.
+
+    python -m benchmarks.accelerator --out=benchmarks/results/accelerator.json
+    python -m benchmarks.accelerator --preset=aiayn_big --steps=300 --config.data.batch_tokens=100000
+
+Every preset runs in a process of its own, with the train step, the batches and the feed of `train`, on random pairs of
+26 tokens on average; --config.KEY=VALUE holds for all of them. The first updates are left out; the rest is timed in
+blocks. On a CPU this takes hours with the presets, and there is nothing to predict.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.record import machine, publish
+from t2t_flax.commands import flags
+from t2t_flax.config import load_config
+
+WARM, BLOCK = 20, 20  # updates
+
+
+def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any]:
+    """Trains a preset for so many updates in this process."""
+    from t2t_flax.process import prepare_process
+
+    config = load_config(preset, {"train.steps": str(steps)} | overrides)
+    prepare_process(config)
+    import jax
+
+    from t2t_flax.parallel import mesh as mesh_lib
+    from t2t_flax.telemetry import flops, memory
+    from t2t_flax.training.feed import Feed
+    from t2t_flax.training.run import assemble, compile_train_steps, describe_shapes
+    from t2t_flax.training.state import init_state
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = random_store(Path(folder) / "store", config.data.vocab_size)
+        side = SimpleNamespace(vocab_size=config.data.vocab_size)
+        corpus = SimpleNamespace(train=store, valid=None, tokenizers=SimpleNamespace(source=side, target=side))
+        run = assemble(config, Path(folder), corpus)
+        began = time.perf_counter()
+        programs = compile_train_steps(run)
+        compiled = time.perf_counter() - began
+        state, _ = init_state(run.config, run.model, run.tx, run.mesh)
+        blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
+        with Feed(run.batches, run.mesh, store.lengths, 0, steps) as feed:
+            for step in range(1, steps + 1):
+                fed = feed.next()
+                state, metrics = programs[fed.key](state, fed.arrays)
+                tokens += fed.real.target
+                hardware += 3 * flops.forward_flops(config.model, config.data.vocab_size, fed.padded)
+                useful += 3 * flops.forward_flops(config.model, config.data.vocab_size, fed.real)
+                if step % BLOCK == 0:
+                    losses.append(float(metrics["loss"]))
+                    now = time.perf_counter()
+                    if step > WARM:
+                        blocks.append((now - since, tokens, hardware, useful))
+                    since, tokens, hardware, useful = now, 0.0, 0.0, 0.0
+    sheet = flops.data_sheet_peak(jax.devices()[0])
+    peaks = {
+        "data_sheet": sheet and sheet * run.mesh.size,
+        "measured": flops.measured_peak(run.model.dtype) * run.mesh.size,
+    }
+    rates = [t / s for s, t, _, _ in blocks]
+    stats = jax.local_devices()[0].memory_stats() or {}
+    mfus = [flops.mfu(h, u, s, peaks) for s, _, h, u in blocks]
+    return {
+        "preset": preset,
+        "changed": overrides,
+        "updates": steps,
+        "precision": run.model.dtype.name,
+        "shapes": describe_shapes(run.batches.shapes),
+        "rows_on_a_device": max(s.rows for s in run.batches.shapes) // mesh_lib.batch_shards(run.mesh),
+        "compile_seconds": round(compiled, 1),
+        "target_tokens_per_second": {
+            "median": round(statistics.median(rates)), "lowest": round(min(rates)), "highest": round(max(rates)),
+            "blocks": len(rates),
+        },
+        "milliseconds_an_update": round(statistics.median(s for s, *_ in blocks) / BLOCK * 1e3, 3),
+        "mfu": {name: round(statistics.median(m[name] for m in mfus), 4) for name in mfus[0]},
+        "losses": [round(x, 4) for x in losses],
+        "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
+        "program_bytes": max(memory.program_bytes(p) or 0 for p in programs.values()),
+        "devices": run.mesh.size,
+        "kind": jax.devices()[0].device_kind,
+        "versions": {"jax": jax.__version__},
+        "machine": machine(),
+    }  # fmt: skip
+
+
+def random_store(folder: Path, vocab: int, pairs: int = 200_000):
+    """Log-normal lengths of 26 tokens on average, both sides alike."""
+    import numpy as np
+
+    from t2t_flax.data.store import StoreWriter, TokenStore
+
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.lognormal(3.1, 0.6, pairs), 2, 250)
+    lengths = [x.astype(np.int32) for x in (source, np.clip(source * rng.normal(1, 0.15, pairs), 2, 250))]
+    with StoreWriter(folder, vocab_sizes=(vocab, vocab)) as writer:
+        writer.write(*((rng.integers(3, vocab, int(x.sum())), x) for x in lengths))
+        writer.meta.update(digest="random")
+    return TokenStore.open(folder)
+
+
+def predict(result: dict[str, Any]) -> dict[str, Any] | None:
+    """What `plan` says of the same step on this machine; None for one that it has no data sheet of."""
+    from t2t_flax.planning.chips import CHIPS, GPUS
+    from t2t_flax.planning.plan import make_plan
+    from t2t_flax.planning.topology import parse
+
+    kind = result["kind"].replace("TPU v5 lite", "TPU v5e").replace("TPU v6 lite", "TPU v6e")
+    names = {chip.kind: f"gpu:{name}x{result['devices']}" for name, chip in GPUS.items()}
+    names |= {c.kind: f"{name}-{result['devices'] // c.devices * c.cores_in_name}" for name, c in CHIPS.items()}
+    name = next((name for known, name in names.items() if kind.startswith(known)), None)
+    if name is None:
+        return None
+    config = load_config(result["preset"], result["changed"])
+    plan = make_plan(config, parse(name), rows=result["rows_on_a_device"], decode=False)
+    return {
+        "topology": name,
+        "by": plan["by"],
+        "peak_bytes": plan["train"]["memory"]["peak"],
+        "milliseconds_an_update_at_least": round(plan["prediction"]["seconds"] * 1e3, 3),
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Measures each preset in a process, then asks `plan`."""
+    parser = flags.parser("accelerator", __doc__)
+    parser.prog = "python -m benchmarks.accelerator"
+    parser.add_argument("--preset", action="append", help="default: aiayn_base and aiayn_big")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--out", metavar="FILE.json")
+    parser.add_argument("--here", metavar="FILE.json", help="measure in this process")
+    args, overrides = flags.parse(parser, argv)
+    presets = args.preset or ["aiayn_base", "aiayn_big"]
+    if args.here:
+        Path(args.here).write_text(json.dumps(measure(presets[0], args.steps, overrides)))
+        return
+    overrides = {"train.precision": "bfloat16"} | overrides
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for preset in presets:
+            keys = [f"--config.{key}={value}" for key, value in overrides.items()]
+            own = [f"--preset={preset}", f"--steps={args.steps}", f"--here={folder}/result.json", *keys]
+            subprocess.run([sys.executable, "-m", "benchmarks.accelerator", *own], check=True)
+            result = json.loads(Path(folder, "result.json").read_text())
+            results.append(result | {"plan": predict(result)})
+    what = "updates as `train` makes them on random pairs; plan: what was predicted for the same rows"
+    command = "python -m benchmarks.accelerator " + " ".join(argv)
+    publish({"what": what, "command": command.strip(), "results": results}, args.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
