@@ -28,16 +28,16 @@ def compile_search(
     options = beam.BeamOptions(config.beam_size, config.alpha, config.n_best, config.length_penalty, config.stop)
     with mesh_lib.use(mesh):
         told = model, params, ints(rows, source_length), config.beam_size, length
-        encode = translator._start.lower(*told).compile()
-        cache = jax.tree.map(placed, jax.eval_shape(lambda p, s: translator._start(model, p, s, *told[3:]), *told[1:3]),
+        encode = translator.start_search.lower(*told).compile()
+        cache = jax.tree.map(placed, jax.eval_shape(lambda p, s: translator.start_search(model, p, s, *told[3:]), *told[1:3]),
                              encode.output_shardings)  # fmt: skip
         sentences = stages.Sentences(ints(rows), ints(rows, 0))
-        state = jax.eval_shape(lambda s: beam._start(options, s, length), sentences)
+        state = jax.eval_shape(lambda s: beam.start(options, s, length), sentences)
         state = jax.tree.map(lambda x: placed(x, by_rows), state)
         position = jax.ShapeDtypeStruct((), np.int32, sharding=mesh_lib.named(mesh, mesh_lib.REPLICATED))
         shared = {name: tree for name, tree in cache.items() if name != "self"}
-        step = stages._stage.lower(
-            translator._Step(model), beam._advance, options, length, params, shared, sentences, position, state,
+        step = stages.run_stage.lower(
+            translator.DecodeStep(model), beam.advance, options, length, params, shared, sentences, position, state,
             cache["self"],
         ).compile()  # fmt: skip
     return encode, step

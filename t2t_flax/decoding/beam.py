@@ -95,11 +95,12 @@ def beam_search(
     if beams - {options.beam_size}:
         raise ValueError(f"the cache is for {sorted(beams)} beams, options.beam_size = {options.beam_size}")
     sentences = make_sentences(caps_B, prefix_BxP)
-    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths)
+    state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths)
     return _result(options, state, sentences.caps_B)
 
 
-def _start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
+def start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
+    """The state before the first target token, with room for `length` of them."""
     shape = (len(sentences.caps_B), options.beam_size)
     return _State(
         done_B=sentences.caps_B < 1,
@@ -115,7 +116,8 @@ def _start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
     )
 
 
-def _advance(options: BeamOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
+def advance(options: BeamOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
+    """The state after one more target token, and the beam [B, K] that each new beam continues."""
     K, length = options.beam_size, position + 1
     log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
     totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC

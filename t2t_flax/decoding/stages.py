@@ -106,7 +106,7 @@ def run_stages(
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages reuse the memory of what they are given
     position = jnp.zeros((), jnp.int32)
     while True:
-        position, state, self_cache, all_done = _stage(
+        position, state, self_cache, all_done = run_stage(
             step_fn, advance, options, length, params, shared, sentences, position, state, self_cache
         )
         if all_done:
@@ -145,7 +145,11 @@ def _start(start, options, sentences, length):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(8, 9))
-def _stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
+def run_stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
+    """The loop over target tokens until all sentences are done or a cache of `length` is full: (position, state, cache,
+    whether all are done). Arguments as in `run_stages`; the last two are donated.
+    """
+
     def going(carry):
         position, state, _ = carry
         return (position < length) & ~jnp.all(state.done_B)

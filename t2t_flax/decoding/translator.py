@@ -69,7 +69,7 @@ class Translator:
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
         self._eos = [EOS] if source_eos else []
         self._rows = config.batch_size * mesh_lib.batch_shards(mesh)
-        self._step = _Step(model)
+        self._step = DecodeStep(model)
         self._compiled: set[tuple[int, int]] = set()
 
     def translate(
@@ -136,7 +136,7 @@ class Translator:
         put = lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index])  # noqa: E731
         with mesh_lib.use(self._mesh):
             width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
-            cache = _start(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
+            cache = start_search(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
             told = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.stop)
@@ -161,7 +161,7 @@ class Translator:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class DecodeStep:
     """The model's decode step as a hashable function, so that equal models share compiled searches."""
 
     model: Transformer
@@ -171,7 +171,8 @@ class _Step:
 
 
 @jax.jit(static_argnums=(0, 3, 4))
-def _start(model: Transformer, params, source_BxS, beam_size: int, length: int):
+def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
+    """The encoded sources and an empty cache for `length` target tokens; see `Transformer.start_cache`."""
     cache = model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
     return jax.tree.map(_by_rows, cache)
 
