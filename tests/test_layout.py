@@ -14,7 +14,7 @@ BELOW = {
     "process": {"config", "errors"},
     "data": {"config", "errors", "files"},
     "models": {"config", "errors"},
-    "parallel": {"config", "errors"},
+    "parallel": {"config", "errors", "files"},
     "telemetry": {"config", "errors", "files"},
     "convert": {"config", "errors", "data", "models"},
     "training": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "version"},

@@ -9,6 +9,7 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import schema
+from t2t_flax.config.rules import sharding_rules
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 
@@ -211,6 +212,7 @@ def _check_combinations(c: Config) -> None:
         raise UserError(f"config.decode.n_best = {c.decode.n_best}: greedy search has one output; use beam or sample.")
     if [c.mesh.data, c.mesh.fsdp, c.mesh.tensor].count(-1) > 1 or 0 in (c.mesh.data, c.mesh.fsdp, c.mesh.tensor):
         raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
+    sharding_rules(c.mesh.rules)
     first, last = c.log.profile_steps
     if first > last or first < 0:
         raise UserError(f"config.log.profile_steps = {c.log.profile_steps}: the first update comes after the last.")

@@ -1,4 +1,5 @@
-"""Every configuration key: its type, meaning, default, unit and range, here and, for the model, in `model_keys`.
+"""Every configuration key: its type, meaning, default, unit and range, here and, for the model and the machine, in
+`model_keys` and `machine_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (section numbers in parentheses are the paper's). A key with
 `live=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
@@ -9,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from t2t_flax.config.keys import key
+from t2t_flax.config.machine_keys import Distributed, Mesh
 from t2t_flax.config.model_keys import Model
 
 
@@ -198,48 +200,6 @@ class Decode:
     batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, live=True)
     max_source_length: int = key(
         1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, live=True
-    )
-
-
-@dataclass(frozen=True)
-class Mesh:
-    data: int = key(-1, "devices along the batch, parameters replicated; -1 = those that remain", low=-1, live=True)
-    fsdp: int = key(1, "devices along the batch and the parameters; -1 = those that remain", low=-1, live=True)
-    tensor: int = key(1, "devices along heads, d_ff and vocabulary; -1 = those that remain", low=-1, live=True)
-    fsdp_shards: str = key(
-        "all",
-        "what the fsdp axis divides: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
-        choices=("all", "optimizer"),
-        live=True,
-    )
-    slices: int = key(
-        0,
-        "groups of devices that the data-centre network joins; only the data axis runs across them; 0 = as the devices "
-        "say",
-        low=0,
-        live=True,
-    )
-    cpu_devices: int = key(1, "devices that the CPU of each process is divided into", low=1, live=True)
-
-
-@dataclass(frozen=True)
-class Distributed:
-    initialization_timeout: int = key(
-        300, "how long the processes of a run wait for each other at the start", unit="seconds", low=1, live=True
-    )
-    heartbeat_timeout: int = key(
-        30, "a process that has said nothing for this long is taken for dead", unit="seconds", low=3, live=True
-    )
-    hang_timeout: int = key(
-        900,
-        "a run that has made no update and no step of an evaluation for this long is ended, with the stacks of its "
-        "threads; 0 = never",
-        unit="seconds",
-        low=0,
-        live=True,
-    )
-    straggler_share: float = key(
-        0.1, "a process that makes the others wait for more than this share of the time is named", low=0.0, live=True
     )
 
 

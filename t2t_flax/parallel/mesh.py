@@ -1,4 +1,4 @@
-"""One mesh of axes (data, fsdp, tensor) and one table of rules from logical names to them.
+"""One mesh of axes (data, fsdp, tensor), and what lies where on it: config.mesh.rules is the table of the parameters.
 
 The whole program is written in the global view: `jax.jit` with shardings (which used to be called pjit), no per-device
 code. Any product of these is legal:
@@ -21,32 +21,13 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Model
 from t2t_flax.config import Mesh as MeshConfig
+from t2t_flax.config.rules import MESH_AXES, sharding_rules
 from t2t_flax.errors import UserError
 
-AXES = ("data", "fsdp", "tensor")
-
-# Tables are split by rows only: a table split by `embed` too makes XLA gather it whole for every lookup.
-RULES = (
-    ("batch", ("data", "fsdp")),
-    ("vocab", ("fsdp", "tensor")),
-    ("table", None),
-    ("embed", "fsdp"),
-    ("heads", "tensor"),
-    ("mlp", "tensor"),
-    ("kv", None),
-    ("norm", None),
-    ("position", None),
-    ("length", None),
-    ("act_embed", None),
-)
-
-# What else than `RULES` holds for the parameters themselves, by mesh.fsdp_shards.
-PARAMETER_RULES = {
-    "all": {},
-    "optimizer": {"vocab": "tensor", "embed": None},
-}
+# Of the activations that the model constrains; those of parameters are config.mesh.rules.
+ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None))
 
 REPLICATED = PartitionSpec()
 ROWS = PartitionSpec(("data", "fsdp"))  # [B, ...]
@@ -77,7 +58,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
         )
     inner = [shape[0] // len(slices), *shape[1:]]
     grids = [mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True) for each in slices]
-    return jax.sharding.Mesh(np.concatenate(grids), AXES, axis_types=(AxisType.Auto,) * 3)
+    return jax.sharding.Mesh(np.concatenate(grids), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def slices_of(devices: list, count: int = 0) -> list[list]:
@@ -102,22 +83,35 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
 
 def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises UserError naming the key whose size the mesh cannot divide."""
-    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
-    for name, size, by in [
-        ("model.num_heads", config.model.num_heads, tensor),
-        ("model.d_ff", config.model.d_ff, tensor),
-        ("model.d_model", config.model.d_model, fsdp),
-        ("model.vocab_multiple", config.model.vocab_multiple, fsdp * tensor),
-    ]:
-        if size % by:
-            axis = "mesh.tensor" if by == tensor and name != "model.vocab_multiple" else "mesh.fsdp and mesh.tensor"
-            raise UserError(f"config.{name} = {size} is not a multiple of {by}, which config.{axis} asks for.")
+    m, keys = config.model, {
+        "heads": "num_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model", "norm": "d_model",
+        "vocab": "vocab_multiple", "position": "position_max",
+    }  # fmt: skip
+    for logical, axes in parameter_rules(config.mesh).items():
+        by = math.prod(mesh.shape[axis] for axis in axes)
+        sizes = {f"model.{keys[logical]}": getattr(m, keys[logical])} if logical in keys else _widths(m)
+        for name, size in sizes.items():
+            if by > 1 and size % by:
+                asking = " and ".join(f"mesh.{axis}" for axis in axes if mesh.shape[axis] > 1)
+                raise UserError(f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks for.")
 
 
-def shardings_of(boxed, mesh: jax.sharding.Mesh, fsdp_shards: str = "all"):
+def _widths(m: Model) -> dict[str, int]:
+    return {"model.d_k": m.d_k or m.d_model // m.num_heads, "model.d_v": m.d_v or m.d_model // m.num_heads}
+
+
+def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
+    """The mesh axes of each logical axis of the parameters, or of what the optimizer keeps of them."""
+    rules = sharding_rules(config.rules)
+    if optimizer or config.fsdp_shards == "all":
+        return rules
+    return {name: tuple(axis for axis in axes if axis != "fsdp") for name, axes in rules.items()}
+
+
+def shardings_of(boxed, mesh: jax.sharding.Mesh, rules: dict[str, tuple[str, ...]]):
     """NamedShardings of an abstract tree whose leaves carry logical names (replicated where they carry none)."""
-    rules = tuple((dict(RULES) | PARAMETER_RULES[fsdp_shards]).items())
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules)
+    table = tuple((name, axes or None) for name, axes in rules.items())
+    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, table)
 
 
 def named(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> NamedSharding:
@@ -162,5 +156,5 @@ def _replicate(sharding: NamedSharding):
 @contextlib.contextmanager
 def use(mesh: jax.sharding.Mesh):
     """Context in which the model's logical constraints mean this mesh."""
-    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(ACTIVATION_RULES):
         yield

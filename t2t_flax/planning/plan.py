@@ -5,7 +5,9 @@ import functools
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.config.rules import DEFAULT_RULES
 from t2t_flax.data.batches import Shape
+from t2t_flax.errors import UserError
 from t2t_flax.planning.ask import ask
 from t2t_flax.planning.chips import GIB
 from t2t_flax.planning.roofline import Roofline, roofline
@@ -23,6 +25,10 @@ def make_plan(
     """Compiles (for GPUs: does not) and predicts. `rows`: packed rows on each device at once, in place of the config's
     batch. Raises UserError where the mesh does not fit the machine or the model.
     """
+    if topology.platform == "gpu" and config.mesh.rules != DEFAULT_RULES:
+        raise UserError(
+            f"--topology={topology.name}: the formulas know the default config.mesh.rules alone; leave it out."
+        )
     vocab = (config.data.vocab_size,) * 2
     parts = ("train", "decode") if decode else ("train",)
     return complete(config, topology, ask(config, topology, vocab, parts, store=store, rows=rows), rows=rows)

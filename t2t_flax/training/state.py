@@ -70,8 +70,8 @@ def init_state(
     key = jax.random.key(config.seed.init)
     with mesh_lib.use(mesh):
         boxed = jax.eval_shape(init, key)
-        shardings = mesh_lib.shardings_of(boxed, mesh)
-        of_params = mesh_lib.shardings_of(boxed.params, mesh, config.mesh.fsdp_shards)
+        shardings = mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=True))
+        of_params = mesh_lib.shardings_of(boxed.params, mesh, mesh_lib.parameter_rules(config.mesh))
         shardings = shardings.replace(params=of_params, ema=shardings.ema and of_params)
         if not abstract:
             return _unboxed(jax.jit(init, out_shardings=shardings)(key)), shardings

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from small import devices_mesh, model_and_state, small_config
 
-from t2t_flax.config import Config, Mesh
+from t2t_flax.config import Config, Mesh, default_config, override, resolve
 from t2t_flax.errors import UserError
 from t2t_flax.parallel import mesh as mesh_lib
 
@@ -51,6 +51,33 @@ def test_every_parameter_and_moment_lies_where_the_rules_say():
             assert strip(leaf.sharding.spec) == expected(names), names
             if any(strip(leaf.sharding.spec)):
                 assert len({str(s.index) for s in leaf.addressable_shards}) > 1
+
+
+def test_another_table_of_rules(tmp_path):
+    """mesh.rules: the vocabulary over tensor alone, d_ff over both axes, heads and d_model whole."""
+    config = small_config(mesh=dict(rules="vocab=tensor mlp=fsdp+tensor"))
+    _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
+    told = {"shared_embedding": P("tensor"), "Einsum_0": P(None, ("fsdp", "tensor")), "Einsum_1": P(("fsdp", "tensor"))}
+    for tree in (state.params, state.opt_state[0].mu):
+        assert strip(tree["shared_embedding"]["table"].sharding.spec) == told["shared_embedding"]
+        ffn = tree["encoder_0"]["feed_forward"]
+        assert all(strip(ffn[name]["kernel"].sharding.spec) == told[name] for name in ffn)
+        assert tree["encoder_0"]["self_attention"]["query"]["kernel"].sharding.is_fully_replicated
+    with pytest.raises(
+        UserError, match="config.model.d_ff = 34 is not a multiple of 4, which config.mesh.fsdp and mesh.t"
+    ):
+        keys = dict(model=dict(d_ff=34), mesh=dict(rules="mlp=fsdp+tensor"))
+        mesh_lib.check_divisibility(small_config(**keys), devices_mesh(2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [("vocabulary=fsdp", "'vocabulary=fsdp' is not AXIS=MESH_AXIS"), ("mlp=fsdp mlp=tensor", "each AXIS at most once"),
+     ("mlp=model", "'mlp=model' names something else than data, fsdp, tensor"), ("mlp", "'mlp' is not AXIS=MESH_AXIS")],
+)  # fmt: skip
+def test_rules_that_are_none(rules, message):
+    with pytest.raises(UserError, match=message):
+        resolve(override(default_config(), {"mesh.rules": rules}))
 
 
 def test_initial_parameters_do_not_depend_on_the_mesh():
