@@ -14,7 +14,8 @@ from t2t_flax.config import Config
 from t2t_flax.data.layouts import plan_of
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.shared import Pod, prepare_together, survey_once
-from t2t_flax.data.sources import Source, open_source
+from t2t_flax.data.source import Source
+from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import TokenStore
 from t2t_flax.data.subword import read_codes, with_vocabulary
 from t2t_flax.data.tokenizer import TokenizerPair

@@ -1,7 +1,5 @@
 """Where sentence pairs come from: text files, one TSV file, a TFDS dataset, or the built-in corpus."""
 
-import abc
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -9,7 +7,9 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from t2t_flax.data import source as base
 from t2t_flax.data.lines import file_sha256, lines, scan
+from t2t_flax.data.source import Source, Survey
 from t2t_flax.errors import UserError
 
 FORMS = (
@@ -17,67 +17,6 @@ FORMS = (
     "'tfds:NAME:SPLIT', 'toy:SPLIT' or 'toy:SPLIT:COUNT'"
 )
 TOY_COUNTS = {"train": 60_000, "valid": 500, "test": 500}
-
-
-STRIDE = 10_000
-"""Lines between two places of a text file at which a host can begin to read."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Survey:
-    """What one reading of a corpus tells: `marks` are (pair, byte offset of its line in each file), ascending."""
-
-    fingerprint: str
-    count: int
-    marks: tuple[tuple[int, tuple[int, ...]], ...] = ()
-
-    def share(self, index: int, of: int) -> tuple[int, int]:
-        """The contiguous pairs (first, last + 1) that host `index` of `of` reads; all hosts together read each once."""
-        border = lambda i: self.count if i == of else STRIDE * round(self.count * i / of / STRIDE)  # noqa: E731
-        return min(border(index), self.count), min(border(index + 1), self.count)
-
-
-class Source(abc.ABC):
-    """A corpus of (source, target) sentences in a fixed order."""
-
-    def __init__(self, spec: str, count: int | None = None):
-        self.spec = spec
-        self.count = count
-        """Number of pairs; None until it is known (a text file is counted by its first full reading)."""
-
-    @abc.abstractmethod
-    def read(self) -> Iterator[tuple[str, str]]:
-        """The pairs, streamed in order; may be empty."""
-
-    @abc.abstractmethod
-    def fingerprint(self) -> str:
-        """sha256 (hex) of the content, independent of where it lies."""
-
-    @abc.abstractmethod
-    def where(self, i: int) -> str:
-        """The place of pair i (from 0), for an error message: 'train.en line 17'."""
-
-    def survey(self) -> Survey:
-        """Counts the pairs, for hosts that share the reading. Raises UserError where two files do not match."""
-        return Survey(self.fingerprint(), self.count or sum(1 for _ in self.pairs()))
-
-    def read_range(self, first: int, last: int, survey: Survey) -> Iterator[tuple[str, str]]:
-        """Pairs `first` .. `last` - 1. Raises UserError with the place, as a reading of the whole would."""
-        return itertools.islice(self.read(), first, last)
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """The pairs in order, in constant memory; each call starts anew. Raises UserError if there is none."""
-        count = 0
-        for pair in self.read():
-            count += 1
-            yield pair
-        self.counted(count)
-
-    def counted(self, count: int) -> None:
-        """Notes the number of pairs. Raises UserError if there is none."""
-        if not count:
-            raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); give one with at least one pair")
-        self.count = count
 
 
 class TextSource(Source):
@@ -103,11 +42,11 @@ class TextSource(Source):
         return _sha256("text", *map(file_sha256, self._paths))
 
     def survey(self):
-        scans = [scan(path, STRIDE) for path in self._paths]
+        scans = [scan(path, base.STRIDE) for path in self._paths]
         if scans[0].lines != scans[1].lines:
             self._refuse(scans[0].lines, scans[1].lines)
         marks = zip(*(found.offsets for found in scans), strict=False)
-        numbered = tuple((STRIDE * i, offsets) for i, offsets in enumerate(marks))
+        numbered = tuple((base.STRIDE * i, offsets) for i, offsets in enumerate(marks))
         return Survey(_sha256("text", *(found.sha256 for found in scans)), scans[0].lines, numbered)
 
     def read_range(self, first, last, survey):
@@ -146,8 +85,8 @@ class TsvSource(Source):
         return _sha256("tsv", file_sha256(self._path))
 
     def survey(self):
-        found = scan(self._path, STRIDE)
-        marks = tuple((STRIDE * i, (offset,)) for i, offset in enumerate(found.offsets))
+        found = scan(self._path, base.STRIDE)
+        marks = tuple((base.STRIDE * i, (offset,)) for i, offset in enumerate(found.offsets))
         return Survey(_sha256("tsv", found.sha256), found.lines, marks)
 
     def read_range(self, first, last, survey):

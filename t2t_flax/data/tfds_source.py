@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources import Source
+from t2t_flax.data.source import Source
 from t2t_flax.errors import UserError
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 from hosts import Hosts
 
-from t2t_flax.data import prepare, shared, sources
+from t2t_flax.data import prepare, shared
 from t2t_flax.data.corpus import prepare_corpus
 from t2t_flax.data.lines import scan
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
@@ -25,7 +25,7 @@ FORMS = ["text", "text.gz", "tsv", "tsv.gz", "toy", "one file packed"]
 
 @pytest.fixture(autouse=True)
 def short_strides(monkeypatch):
-    monkeypatch.setattr(sources, "STRIDE", 8)
+    monkeypatch.setattr("t2t_flax.data.source.STRIDE", 8)
     monkeypatch.setattr(prepare, "CHUNK_PAIRS", 16)
 
 

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 from hosts import Hosts
 
-from t2t_flax.data import prepare, remote_store, sources
+from t2t_flax.data import prepare, remote_store
 from t2t_flax.data.batches import Batches
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.shared import prepare_together, survey_once
@@ -125,7 +125,7 @@ def test_a_copy_whose_sending_was_stopped_is_sent_and_not_made_again(gcs, source
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_many_hosts_make_one_store(gcs, source, tokenizers, tmp_path, monkeypatch, hosts):
-    monkeypatch.setattr(sources, "STRIDE", 8)
+    monkeypatch.setattr("t2t_flax.data.source.STRIDE", 8)
     disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
     shares = {}
     real = prepare._Encoder.__call__
