@@ -34,6 +34,18 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    """A worker takes a file whole. Tests of several processes begin first and follow each other on one worker: they take
+    longest, and would disturb each other's times.
+    """
+    several = lambda item: "multiprocess" in item.path.parts  # noqa: E731
+    for item in items:
+        group = "several processes" if several(item) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: not several(item))
+
+
 def pytest_unconfigure(config) -> None:
     """The cache of programs goes with the session."""
     if not _WORKER:

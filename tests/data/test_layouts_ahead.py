@@ -33,6 +33,11 @@ def make(store, **keys):
     return Batches(store, config, seed=2)
 
 
+def children(before=()) -> list:
+    """The workers that were not there before."""
+    return [child for child in multiprocessing.active_children() if child not in before]
+
+
 def same(one, other) -> None:
     assert one.shape == other.shape and one.epoch == other.epoch
     for name, array in one.arrays.items():
@@ -45,6 +50,7 @@ def same(one, other) -> None:
     ids=["packed", "buckets", "padded"],
 )
 def test_batches_are_those_of_the_training_process(store, keys):
+    before = children()
     here, there = make(store, **keys), make(store, batch_processes=2, **keys)
     with there.ahead() as layouts:
         for k in [
@@ -53,16 +59,16 @@ def test_batches_are_those_of_the_training_process(store, keys):
             0,
         ]:  # over an epoch's end, and back
             same(there.batch(k, layouts), here.batch(k))
-        children = multiprocessing.active_children()
-        assert len(children) == 2
-    assert not psutil.wait_procs([psutil.Process(c.pid) for c in children if psutil.pid_exists(c.pid)], 10)[1]
+        own = children(before)
+        assert len(own) == 2
+    assert not psutil.wait_procs([psutil.Process(c.pid) for c in own if psutil.pid_exists(c.pid)], 10)[1]
 
 
 def test_a_process_that_is_killed_is_told(store):
-    batches = make(store, batch_processes=1)
+    before, batches = children(), make(store, batch_processes=1)
     with batches.ahead() as layouts:
         batches.batch(0, layouts)
-        (child,) = multiprocessing.active_children()
+        (child,) = children(before)
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(UserError, match="makes batches was killed .* config.data.batch_processes = 0"):
             for k in range(0, 3 * batches.updates_per_epoch, 10):
@@ -71,10 +77,10 @@ def test_a_process_that_is_killed_is_told(store):
 
 def test_a_signal_to_all_processes_of_a_host_is_left_to_the_parent(store):
     """As a scheduler sends it: the run saves and stops, and needs batches until then."""
-    batches = make(store, batch_processes=1)
+    before, batches = children(), make(store, batch_processes=1)
     with batches.ahead() as layouts:
         batches.batch(0, layouts)
-        (child,) = multiprocessing.active_children()
+        (child,) = children(before)
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(child.pid, number)
         time.sleep(0.2)
