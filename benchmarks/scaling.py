@@ -125,7 +125,6 @@ def _by_formula(preset: str, rows: int, topology, zero_1: bool) -> tuple[int, li
     """(HBM bytes, collectives) of a device in a data-parallel update."""
     from t2t_flax.data.batches import Shape
     from t2t_flax.planning import formula
-    from t2t_flax.planning.collectives import Collective
     from t2t_flax.planning.places import Places
 
     subject = _subject(preset, zero_1)
@@ -135,19 +134,9 @@ def _by_formula(preset: str, rows: int, topology, zero_1: bool) -> tuple[int, li
     everywhere = Places(
         tuple(s for s in range(topology.slices) for _ in places), tuple(places) * topology.slices, topology
     )
-    everyone, near = tuple(range(topology.chips)), tuple(range(16))
-    gradients = int(formula.gradient_bytes(subject))
-    found = [Collective("all-reduce", gradients, everyone)]
-    if zero_1:
-        matrices = formula.matrix_bytes(subject)
-        parts = tuple(range(0, topology.chips, 16))
-        found = [
-            Collective("reduce-scatter", int(matrices), near),
-            Collective("all-reduce", int(matrices / 16), parts),
-            Collective("all-reduce", int(gradients - matrices), everyone),
-            Collective("all-gather", formula.tree_bytes(subject.abstract.params), near),
-        ]
-    return formula.traffic(subject, Shape(256, rows * subject.shards, 1)), everywhere.summary(found)
+    fsdp = 16 if zero_1 else 1
+    shape, sizes = Shape(256, rows * subject.shards, 1), {"data": topology.chips // fsdp, "fsdp": fsdp, "tensor": 1}
+    return formula.traffic(subject, shape), everywhere.summary(formula.collectives(subject, shape, sizes))
 
 
 def _subject(preset: str, zero_1: bool):

@@ -90,15 +90,15 @@ def traffic(subject, shape: Shape) -> int:
     return int(3 * (layers * tokens * _item(subject) + logits) + weights + update)
 
 
-def collectives(subject, shape: Shape) -> list[Collective]:
-    """Which arrays the mesh sends in an update, none of them while something else runs.
+def collectives(subject, shape: Shape, sizes: dict[str, int] | None = None) -> list[Collective]:
+    """Which arrays the mesh sends in an update, none of them while something else runs. `sizes` of the axes (data, fsdp,
+    tensor): those of the subject's mesh, or of a larger one on which a device does the same.
 
     Gradients of matrices go in the type of the products, as the TPU compiler sends them; each use of a table is reduced
     whole and by itself, in float32. With mesh.fsdp the matrices' gradients are scattered, and their parts summed over the
     data axis; parameters are gathered before each of two uses, or with ZeRO-1 once, in float32, after the update.
     """
-    mesh, m = subject.mesh, subject.config.model
-    sizes = mesh.shape
+    m, sizes = subject.config.model, sizes or dict(subject.mesh.shape)
     matrices, tables = _parameters(subject)
     item, tokens = _item(subject), _rows(subject, shape) * shape.length
     whole, table = matrix_bytes(subject), tables * item / sizes["tensor"]
@@ -117,7 +117,7 @@ def collectives(subject, shape: Shape) -> list[Collective]:
     if sizes["tensor"] > 1:
         times = 2 * (2 * m.num_encoder_layers + 3 * m.num_decoder_layers + 1) * shape.micro
         found += [("all-reduce", tokens * m.d_model * item, ("tensor",), times)]
-    made = [Collective(kind, int(n), group_of(mesh, axes), times, True, False) for kind, n, axes, times in found]
+    made = [Collective(kind, int(n), group_of(sizes, axes), times, True, False) for kind, n, axes, times in found]
     return [c for c in made if len(c.group) > 1]
 
 
@@ -133,10 +133,10 @@ def matrix_bytes(subject) -> float:
     return _parameters(subject)[0] * _item(subject) / subject.mesh.shape["tensor"]
 
 
-def group_of(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Places in the mesh of the devices that differ from the first along these axes alone."""
-    places = np.arange(mesh.size).reshape([mesh.shape[a] for a in mesh.axis_names])
-    index = tuple(slice(None) if a in axes else slice(0, 1) for a in mesh.axis_names)
+def group_of(sizes: dict[str, int], axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Places in a mesh of these sizes of the devices that differ from the first along these axes alone."""
+    places = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
+    index = tuple(slice(None) if axis in axes else slice(0, 1) for axis in sizes)
     return tuple(int(n) for n in places[index].ravel())
 
 
