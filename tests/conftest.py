@@ -34,16 +34,24 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.hookimpl(tryfirst=True)
+SEVERAL = "tests/multiprocess/"
+
+
 def pytest_collection_modifyitems(items) -> None:
-    """A worker takes a file whole. Tests of several processes begin first and follow each other on one worker: they take
-    longest, and would disturb each other's times.
-    """
-    several = lambda item: "multiprocess" in item.path.parts  # noqa: E731
-    for item in items:
-        group = "several processes" if several(item) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: not several(item))
+    """Tests of several processes begin first, because they take longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A worker takes a file whole; one takes all tests of several processes, which would disturb each other's times."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SEVERAL if nodeid.startswith(SEVERAL) else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 def pytest_unconfigure(config) -> None:
