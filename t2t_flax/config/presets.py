@@ -271,7 +271,7 @@ _ROWS: dict[str, tuple[Keys, float, float]] = {
 }
 PRESETS |= {
     f"table3_{row}": Preset(
-        f"the paper, Table 3, row {row}", _TABLE3 | keys, f"perplexity {ppl}, {bleu} paper BLEU on newstest2013"
+        f"the paper, Table 3, row {row}", _TABLE3 | keys, f"perplexity {ppl:.2f}, {bleu} paper BLEU on newstest2013"
     )
     for row, (keys, ppl, bleu) in _ROWS.items()
 }

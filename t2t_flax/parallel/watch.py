@@ -208,6 +208,10 @@ class Watch:
         if self._stacks:
             with contextlib.suppress(Exception):
                 write_whole(self._stacks / f"process-{self.pod.index}.txt", f"{why}\n{stacks}")
+        if self.pod.count > 1 and self.pod.lead:
+            time.sleep(
+                3 * _TICK
+            )  # JAX ends the others as soon as the coordinator is gone: theirs must be written first
         end(FAILURE)
 
     def late(self) -> str:

@@ -7,6 +7,7 @@ import pytest
 from t2t_flax import config as config_lib
 from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.errors import UserError
+from t2t_flax.models.attention import widths
 from t2t_flax.training.optimizer import schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -82,12 +83,49 @@ def test_every_preset_resolves_and_says_where_it_is_from(name):
     assert find(name).source
 
 
-def test_a_row_of_table_3_changes_only_what_it_names():
-    base = config_lib.resolve(preset("table3_base"))
-    row = config_lib.resolve(preset("table3_b_dk16"))
-    assert config_lib.differences(base, row) == {"model.d_k": (0, 16), "model.d_v": (0, 64)}
-    assert sum(name.startswith("table3_") for name in PRESETS) == 20
-    assert "perplexity 5.16, 25.1" in find("table3_b_dk16").published
+# What each row of the paper's Table 3 changes, with its perplexity and BLEU on newstest2013.
+TABLE_3 = {
+    "a_h1": ({"num_heads": 1}, 5.29, 24.9), "a_h4": ({"num_heads": 4}, 5.00, 25.5),
+    "a_h16": ({"num_heads": 16}, 4.91, 25.8), "a_h32": ({"num_heads": 32}, 5.01, 25.4),
+    "b_dk16": ({"d_k": 16, "d_v": 64}, 5.16, 25.1), "b_dk32": ({"d_k": 32, "d_v": 64}, 5.01, 25.4),
+    "c_n2": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 6.11, 23.7),
+    "c_n4": ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 5.19, 25.3),
+    "c_n8": ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 4.88, 25.5),
+    "c_d256": ({"d_model": 256}, 5.75, 24.5), "c_d1024": ({"d_model": 1024}, 4.66, 26.0),
+    "c_ff1024": ({"d_ff": 1024}, 5.12, 25.4), "c_ff4096": ({"d_ff": 4096}, 4.75, 26.2),
+    "d_dropout_0": ({"dropout": 0.0}, 5.77, 24.6), "d_dropout_02": ({"dropout": 0.2}, 4.95, 25.5),
+    "d_smoothing_0": ({"label_smoothing": 0.0}, 4.67, 25.3), "d_smoothing_02": ({"label_smoothing": 0.2}, 5.47, 25.7),
+    "e_learned": ({"position": "learned"}, 4.92, 25.7),
+}  # fmt: skip
+WIDTHS = {"a_h1": 512, "a_h4": 128, "a_h16": 32, "a_h32": 16, "c_d256": 32, "c_d1024": 128}
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_a_row_of_table_3_changes_only_what_it_names(row):
+    changes, perplexity, bleu = TABLE_3[row]
+    base, changed = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", row))
+    differ = {key.split(".")[1]: new for key, (_, new) in config_lib.differences(base, changed).items()}
+    assert {key: value for key, value in differ.items() if key in changes} == changes
+    assert set(differ) - set(changes) <= {"d_k", "d_v"}  # said outright where the width of a head changes
+    assert widths(changed.model) == (changes.get("d_k", WIDTHS.get(row, 64)), WIDTHS.get(row, 64))
+    assert f"perplexity {perplexity:.2f}, {bleu}" in find(f"table3_{row}").published
+
+
+def test_table_3_is_whole():
+    names = {name for name in PRESETS if name.startswith("table3_")}
+    assert names == {f"table3_{row}" for row in (*TABLE_3, "base", "big")}
+    base, big = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", "big"))
+    assert (base.train.steps, big.train.steps) == (100_000, 300_000)
+    assert base.checkpoint.average_last == big.checkpoint.average_last == 0
+    assert (big.model.d_model, big.model.d_ff, big.model.num_heads, big.model.dropout) == (1024, 4096, 16, 0.3)
+
+
+def test_parsing_has_the_papers_values():
+    """(6.3): 4 layers, d_model 1024, 16K words, beam 21, penalty 0.3, input + 300."""
+    c = config_lib.resolve(preset("aiayn_parsing"))
+    assert (c.model.num_encoder_layers, c.model.num_decoder_layers, c.model.d_model) == (4, 4, 1024)
+    assert (c.model.num_heads, widths(c.model), c.model.d_ff, c.model.tying) == (8, (128, 128), 2048, "none")
+    assert (c.data.vocab_size, c.decode.beam_size, c.decode.alpha, c.decode.max_extra) == (16_000, 21, 0.3, 300)
 
 
 def test_the_large_batch_recipe_has_the_published_values():

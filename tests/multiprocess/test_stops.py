@@ -103,6 +103,7 @@ def test_kill_9_of_one_ends_the_others_and_the_launcher_finishes_the_run(whole, 
 
 def kill_and_restart(whole, tmp_path, cache, victim: int, after: int, saving: bool = False) -> None:
     """Kills a process of a launched pod once; the launcher finishes the run."""
+    tmp_path.mkdir(exist_ok=True)
     workdir = tmp_path / "run"
     launcher = [str(ROOT / "launch" / "local_pod.sh"), "2", "--restarts=2", "--", *command(workdir, cache, **TWO)]
     log = tmp_path / "launcher.log"
