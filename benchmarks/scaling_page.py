@@ -192,6 +192,8 @@ matrix product, reads its operands and writes its result once). What the compile
 - On one slice no all-reduce overlaps with anything: the compiler joins the gradients into few large ones and waits for them.
 - With data parallelism the programs send what the formula says; the formula's HBM traffic is some 25 % under the compiler's
   to 15 % over it, so the memory column of the tables by formula is no better than that.
+- With ZeRO-1 and FSDP over 16 chips the formula's HBM traffic is 2.5 and 3.5 times too low: parameters that are gathered are
+  written and read once more. The memory column of the ZeRO-1 rows by formula below is that much too small.
 - The batch of the preset leaves one row for each chip of a v5e-256, or two on 64 chips, and so little work that
   HBM traffic of parameters and moments is most of an update."""
 
