@@ -89,7 +89,10 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} holds no run: there is no {path.name}. Give the --workdir of a `train` command.")
-    stored = config_lib.from_json(path.read_text())
+    return _changed(config_lib.from_json(path.read_text()), overrides)
+
+
+def _changed(stored: Config, overrides: dict[str, str] | None) -> Config:
     if not overrides:
         return stored
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
@@ -112,7 +115,8 @@ def load(
     checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
     """
     workdir = epath.Path(workdir)
-    stored, config = stored_config(workdir), stored_config(workdir, overrides)
+    stored = stored_config(workdir)
+    config = _changed(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     mesh = mesh_lib.make_mesh(config.mesh)

@@ -56,3 +56,15 @@ def test_mistakes(capsys):
     assert "say what to explain" in explain(capsys, code=2)
     assert "not both" in explain(capsys, "--config=aiayn_base", "--workdir=runs/x", code=2)
     assert "holds no run" in explain(capsys, "--workdir=/nowhere", code=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--presets", "--keys"], "--keys and --presets are two questions"),
+     (["--presets", "--config=aiayn_base"], "--presets lists all presets, whatever the config"),
+     (["--diff=aiayn_base"], "--diff is about a config"),
+     (["--keys", "--config.model.dropout=0.2"], "--config.model.dropout is about a config")],
+)  # fmt: skip
+def test_flags_without_effect_are_refused(flags, said, capsys):
+    assert main(["explain", *flags]) == 2
+    assert said in capsys.readouterr().err

@@ -112,3 +112,14 @@ def test_average_names_mistakes(workdir, tmp_path, capsys):
     assert "no checkpoint of step 5" in refused(capsys, *average, "--steps=1,5")
     assert "3 checkpoints" in refused(capsys, *average, "--last=3")
     assert not list(tmp_path.iterdir())
+
+
+def test_average_refuses_what_would_weigh_double(workdir, tmp_path, capsys):
+    command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
+    assert "--steps names 2 twice" in refused(capsys, *command, "--steps=2,1,2")
+    assert f"--workdir names {workdir} twice" in refused(capsys, *command, f"--workdir={workdir}", "--last=1")
+
+
+def test_a_picture_that_cannot_be_drawn_is_told_first(workdir, tmp_path, capsys):
+    attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
+    assert "a picture is a .png, .pdf or .svg file" in refused(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")
