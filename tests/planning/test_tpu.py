@@ -1,6 +1,7 @@
 """What the real TPU compiler says of a small model on four chips; skipped where it is not installed."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from small import small_config
@@ -82,3 +83,12 @@ def test_tensor_parallelism_sends_activations():
     runs = lambda answer: sum(row["runs"] for row in answer["train"]["collectives"])  # noqa: E731
     assert runs(divided) > runs(whole)
     assert divided["state_bytes"] < 0.35 * whole["state_bytes"]
+
+
+def test_two_plans_at_the_same_time_both_get_an_answer():
+    """libtpu is loaded by one process of a machine at a time unless told that no TPU is meant."""
+    config = small_config(model=SIZES)
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: ask(config, parse("v5e:2x2"), (512, 512), ("train",)), range(2)))
+    first, second = (answer["train"] for answer in answers)
+    assert first["fits"] and first["memory"] == second["memory"] and first["collectives"] == second["collectives"]
