@@ -13,6 +13,7 @@ COMMANDS = {
     "score": "log-probability of given pairs",
     "attend": "attention of every layer and head for a pair, as arrays and a picture",
     "average": "the mean of checkpoints as a workdir of its own",
+    "sweep": "many trials of a config, and the table of what they found",
     "plan": "compile for a machine that need not be there; memory, collectives, predicted time",
     "explain": "what a run will be, and in what it leaves a preset; every config key",
 }

@@ -20,9 +20,10 @@ BELOW = {
     "training": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "version"},
     "decoding": {"config", "errors", "files", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
+    "sweeps": {"config", "errors", "files", "telemetry", "evaluation", "version"},
     "planning": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "training", "decoding"},
 }
-NO_JAX = ("config", "data", "errors", "files", "version")
+NO_JAX = ("config", "data", "errors", "files", "sweeps", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -1,19 +1,20 @@
-"""A config by the file that makes it, or by the name of a preset."""
+"""A config by the file that makes it, by the name of a preset, or by the config.json of a run."""
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import ml_collections
 
 from t2t_flax.config.presets import preset
-from t2t_flax.config.resolve import override, resolve
+from t2t_flax.config.resolve import from_json, override, resolve, to_config_dict
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 
 
 def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
-    """Reads `FILE.py[:variant]` or takes the preset of that name, applies `{"model.dropout": "0.2"}` overrides, checks
-    and freezes.
+    """Reads `FILE.py[:variant]` or a run's `config.json`, or takes the preset of that name; applies
+    `{"model.dropout": "0.2"}` overrides, checks and freezes.
 
     Raises UserError for a missing file, an unknown preset, variant or key, a wrong type or an impossible combination.
     """
@@ -21,17 +22,40 @@ def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
 
 
 def _read(path: str) -> ml_collections.ConfigDict:
+    file = path.partition(":")[0]
+    if path.endswith(".json") and Path(path).is_file():
+        return _stored(path)
+    if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
+        return preset(path)
+    return from_python_file("--config", path, "get_config", "configs/toy.py")
+
+
+def _stored(path: str) -> ml_collections.ConfigDict:
+    try:
+        return to_config_dict(from_json(Path(path).read_text()))
+    except (ValueError, KeyError, AttributeError):
+        raise UserError(f"--config={path} is not the config.json of a run.") from None
+
+
+def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
+    """What `function` of the Python file returns; `path` is FILE.py or FILE.py:VARIANT, which the function then gets.
+
+    Raises UserError where there is no such file or function, or it fails; `flag` and `example` are for the message.
+    """
     file, _, variant = path.partition(":")
     if not Path(file).is_file():
-        if "/" not in path and not file.endswith(".py"):
-            return preset(path)
-        raise UserError(f"--config={path}: no file {file!r}. Give a Python file that defines get_config().")
-    spec = importlib.util.spec_from_file_location(f"t2t_flax_config_{Path(file).stem}", file)
+        raise UserError(f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}().")
+    spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)
+    if spec is None:
+        raise UserError(f"{flag}={path}: {file} is not a Python file. Give one that defines {function}().")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"--config={path}: {file} defines no get_config(). See configs/toy.py for the form.")
     try:
-        return module.get_config(variant) if variant else module.get_config()
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
+    if not hasattr(module, function):
+        raise UserError(f"{flag}={path}: {file} defines no {function}(). See {example} for the form.")
+    try:
+        return getattr(module, function)(*([variant] if variant else []))
     except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"--config={path}: get_config() failed: {error}") from error
+        raise UserError(f"{flag}={path}: {function}() failed: {error}") from error

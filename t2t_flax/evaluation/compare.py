@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,21 +34,11 @@ def compare(
     Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file that is missing,
     changed or no record, and for records of different test sets.
     """
-    a, b = read_record(record_a), read_record(record_b)
-    _check_same_test_set(a, b, record_a, record_b)
-    (said_a, references), (said_b, other) = (_texts(r, at) for r, at in ((a, record_a), (b, record_b)))
-    if references != other:
-        raise UserError(
-            f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
-        )
-    data = a["config"]["data"]
-    chosen = variant(score, tokenized=data["tokenized"], language=data["target_language"])
-    originals = chosen.prepare(references)
-    texts = [chosen.prepare(said) for said in (said_a, said_b)]
+    chosen, texts, originals = _prepared(record_a, record_b, score)
     sums_a, sums_b = (_statistics(chosen, text, originals) for text in texts)
     draws = np.random.default_rng(seed).choice(len(originals), size=(resamples, len(originals)))  # as PairedTest does
-    differences = np.array([_bleu(chosen, sums_a[i]) - _bleu(chosen, sums_b[i]) for i in draws])
-    score_a, score_b = _bleu(chosen, sums_a), _bleu(chosen, sums_b)
+    differences = np.array([_bleu(chosen, sums_a[i].sum(0)) - _bleu(chosen, sums_b[i].sum(0)) for i in draws])
+    score_a, score_b = _bleu(chosen, sums_a.sum(0)), _bleu(chosen, sums_b.sum(0))
     p_value, signature = _paired_test(chosen, *texts, originals, resamples, seed)
     low, high = np.percentile(differences, (2.5, 97.5))
     return {
@@ -65,6 +55,32 @@ def compare(
         "signature": signature,
         "how": f"{HOW} {VARIANTS[score]}: {chosen.how}",
     }
+
+
+def paired_statistics(
+    record_a: str | os.PathLike, record_b: str | os.PathLike, score: str
+) -> tuple[tuple[np.ndarray, np.ndarray], Callable[[np.ndarray], float]]:
+    """Both systems' counts, int64 [sentences, n] each, and the function that makes a score of their sum over sentences.
+
+    Raises UserError as `compare` does.
+    """
+    chosen, texts, originals = _prepared(record_a, record_b, score)
+    a, b = (_statistics(chosen, text, originals) for text in texts)
+    return (a, b), lambda sums: _bleu(chosen, sums)
+
+
+def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: str):
+    """(how the score is computed, both systems' prepared texts, prepared references)."""
+    a, b = read_record(record_a), read_record(record_b)
+    _check_same_test_set(a, b, record_a, record_b)
+    (said_a, references), (said_b, other) = (_texts(r, at) for r, at in ((a, record_a), (b, record_b)))
+    if references != other:
+        raise UserError(
+            f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
+        )
+    data = a["config"]["data"]
+    chosen = variant(score, tokenized=data["tokenized"], language=data["target_language"])
+    return chosen, [chosen.prepare(said) for said in (said_a, said_b)], chosen.prepare(references)
 
 
 def describe(comparison: dict[str, Any]) -> str:
@@ -142,8 +158,8 @@ def _statistics(chosen: Variant, hypotheses: list[str], references: list[str]) -
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], np.int64)
 
 
-def _bleu(chosen: Variant, statistics: np.ndarray) -> float:
-    sums = statistics.sum(0).tolist()
+def _bleu(chosen: Variant, sums: np.ndarray) -> float:
+    sums = sums.tolist()
     smooth = chosen.settings.get("smooth_method", "exp")
     return chosen.metric().compute_bleu(sums[:4], sums[4:8], sums[8], sums[9], smooth_method=smooth).score
 

@@ -1,0 +1,227 @@
+"""`sweep`: many trials of one config, and the table of what they found."""
+
+import argparse
+import dataclasses
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from t2t_flax import config as config_lib
+from t2t_flax.commands import flags
+from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
+from t2t_flax.sweeps import space
+from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_folder, read_sweep
+from t2t_flax.sweeps.folder import code as code_of
+from t2t_flax.sweeps.live import live
+from t2t_flax.sweeps.report import report, text_table
+from t2t_flax.sweeps.shares import shares
+from t2t_flax.sweeps.space import Search, Sweep
+from t2t_flax.sweeps.trials import Trial, expand
+from t2t_flax.sweeps.worker import Listed, Queue, counts, work
+
+SWEEP_VERSION = 1
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when every trial is complete (or pruned), 1 when some failed, 75 when stopped with everything saved."""
+    args, fixed = flags.parse(_arguments(), argv)
+    if args.report:
+        print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
+        return OK
+    folder, described, trials = _opened(args, fixed)
+    if args.dry_run:
+        return OK
+    if args.retry_failed:
+        for name in described["trials"]:
+            if folder.state(name) == FAILED:
+                folder.note(name, event="try again")
+    if args.submit:
+        return _submit(args, folder)
+    return _work(args, folder, described)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    arguments = flags.parser(
+        "sweep",
+        "Trains a config with each of several overrides and seeds, and tells which is better and how surely. Give the\n"
+        "same command again to go on after any kill. `sweep --workdir=DIR` alone joins a sweep that is there: on this or\n"
+        "any other host that shares the folder.",
+        epilog=f"{flags.OVERRIDE_HELP}; here of every trial.\n\n"
+        "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
+        "A value that holds a comma: part the values by semicolons, --set 'log.profile_steps=(0,0);(5,9)'.\n"
+        "Each trial is a workdir of `train` in DIR/trials; DIR/report gets the table. Exit codes: 0 all complete,\n"
+        "1 some failed, 75 stopped by a signal with everything saved, 2 a mistake in the input.",
+    )
+    flags.add_workdir(arguments, "folder of the sweep; made if it is not there")
+    what = arguments.add_argument_group("what is trained")
+    what.add_argument("--sweep", metavar="FILE.py[:variant]", help="a file with get_sweep(): see configs/sweeps")
+    what.add_argument("--config", metavar="FILE.py[:variant]", help="config of the trials, or the name of a preset")
+    what.add_argument(
+        "--set", action="append", default=[], metavar="KEY=V1,V2", help="each value with each of the others"
+    )
+    what.add_argument("--seeds", type=int, metavar="N", help="runs of each row, with seeds 0 to N - 1 (default: 1)")
+    how = arguments.add_argument_group("how")
+    how.add_argument("--dry-run", action="store_true", help="check everything, list the trials, train nothing")
+    how.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time; they share the machine evenly")
+    how.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="new attempts at a trial that fails (default: 2)"
+    )
+    how.add_argument("--retry-failed", action="store_true", help="try again what was given up")
+    how.add_argument("--extend", action="store_true", help="add the rows or seeds that the folder does not have yet")
+    how.add_argument(
+        "--any-code", action="store_true", help="go on although the code has changed since the sweep began"
+    )
+    how.add_argument("--submit", type=int, default=0, metavar="N", help="N workers as SLURM jobs (submitit), not here")
+    how.add_argument(
+        "--slurm", action="append", default=[], metavar="OPTION=VALUE",
+        help="of submitit: timeout_min=600, slurm_partition=gpu, gpus_per_node=1, cpus_per_task=8 ...",
+    )  # fmt: skip
+    told = arguments.add_argument_group("the table")
+    told.add_argument("--report", action="store_true", help="only write the table of what there is")
+    told.add_argument("--score", default="", help="sacrebleu, tokenized_bleu, chrf, nll, valid_nll ... of the table")
+    told.add_argument("--baseline", default="", metavar="ROW", help="row that the others are compared with (the best)")
+    return arguments
+
+
+def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any], list[Trial]]:
+    """The sweep's folder (not made by a dry run), what the sweep is, and its trials as far as they are known."""
+    if not (args.sweep or args.config):
+        if args.set or fixed or args.seeds or args.extend:
+            raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
+        described = read_sweep(args.workdir)
+        check_code(Path(args.workdir), described, args.any_code)
+        _list(described)
+        return Folder(Path(args.workdir)), described, []
+    sweep = _sweep(args)
+    if not sweep.config:
+        raise UserError("the sweep names no config: give --config=FILE.py or the name of a preset.")
+    rows = sweep.search.rows() if sweep.search and sweep.search.known else list(sweep.rows)
+    if not rows and sweep.seeds > 1:
+        raise UserError(
+            "a search that learns or prunes trains each row once: give --seeds=1, and repeat the best rows."
+        )
+    trials = expand(sweep.config, fixed, rows, sweep.seeds)
+    if not rows:
+        expand(sweep.config, fixed, [_middle(sweep.search)], 1)  # so that a mistake in the space is told now
+    described = {
+        "version": SWEEP_VERSION,
+        "config": sweep.config,
+        "fixed": fixed,
+        "search": sweep.search and sweep.search.as_json(),
+        "seeds": sweep.seeds,
+        "score": args.score or (sweep.search.metric if sweep.search else sweep.score),
+        "baseline": args.baseline or sweep.baseline,
+    }
+    names = {trial.row for trial in trials}
+    if described["baseline"] and rows and described["baseline"] not in names:
+        raise UserError(f"the baseline {described['baseline']!r} is no row of the sweep: {', '.join(sorted(names))}.")
+    if args.dry_run:
+        listed = described | {
+            "trials": {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
+        }
+        _list(listed)
+        return Folder(Path(args.workdir)), listed, trials
+    base = config_lib.load_config(sweep.config, fixed)
+    folder = open_folder(args.workdir, described, base, trials, extend=args.extend, any_code=args.any_code)
+    _list(read_sweep(folder.path), brief=True)
+    return folder, read_sweep(folder.path), trials
+
+
+def _sweep(args: argparse.Namespace) -> Sweep:
+    varied = _set(args.set)
+    if args.sweep and varied:
+        raise UserError("--set and --sweep both say what varies: put the values into the sweep file, or leave it out.")
+    if args.sweep:
+        sweep = config_lib.from_python_file("--sweep", args.sweep, "get_sweep", "configs/sweeps/table3.py")
+        if not isinstance(sweep, Sweep):
+            raise UserError(f"--sweep={args.sweep}: get_sweep() returned {type(sweep).__name__}, expected a Sweep.")
+    else:
+        sweep = Sweep(rows=space.product(*varied) if varied else space.named("base"))
+    given = {"seeds": args.seeds, "config": args.config}
+    return dataclasses.replace(sweep, **{key: value for key, value in given.items() if value is not None})
+
+
+def _set(given: list[str]) -> list[list[space.Overrides]]:
+    parts = []
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise UserError(f"--set {text}: write --set KEY=VALUE,VALUE.")
+        parts.append(space.over(key, [value.strip() for value in values.split(";" if ";" in values else ",")]))
+    return parts
+
+
+def _middle(search: Search) -> space.Overrides:
+    import random
+
+    return {key: of.draw(random.Random(0)) for key, of in search.space.items()}
+
+
+def _list(described: dict[str, Any], brief: bool = False) -> None:
+    trials = described["trials"]
+    search = described["search"]
+    left = search["count"] - len(trials) if search and _adaptive(search) else 0
+    more = f", {left} more that the search will propose" if left > 0 else ""
+    print(f"{len(trials)} trials of {described['config']}{more}")
+    if not brief and trials:
+        lines = [[name, " ".join(f"{k}={v}" for k, v in t["overrides"].items())] for name, t in trials.items()]
+        print(text_table(("trial", "overrides"), lines))
+
+
+def _adaptive(search: dict[str, Any]) -> bool:
+    return search["method"] != "random" or search["prune"]
+
+
+def _queue(folder: Folder, described: dict[str, Any]) -> Queue:
+    if described["search"] and _adaptive(described["search"]):
+        from t2t_flax.sweeps.search import Searched
+
+        return Searched(folder, Search.from_json(described["search"]))
+    return Listed(list(described["trials"]))
+
+
+def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any]) -> int:
+    parts = shares(args.jobs)
+    queue = _queue(folder, described)
+    stop = threading.Event()
+    before = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
+    steps = {}
+
+    def updates(name: str) -> int:
+        if name not in steps:
+            steps[name] = config_lib.from_json(folder.config(name).read_text()).train.steps
+        return steps[name]
+
+    try:
+        with live(folder, queue.names, updates) as say:
+            code = code_of()["digest"]
+            work(folder, queue, parts, retries=args.retries, stop=stop, say=say, code=code)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    found = counts(folder, queue.names())
+    print(", ".join(f"{count} {state}" for state, count in found.items() if count))
+    print(report(folder.path, score=args.score, baseline=args.baseline))
+    if stop.is_set():
+        print("stopped, everything saved; give the same command again to go on")
+        return STOPPED
+    return FAILURE if found[FAILED] else OK
+
+
+def _submit(args: argparse.Namespace, folder: Folder) -> int:
+    from t2t_flax.sweeps.submit import submit
+
+    options = {}
+    for text in args.slurm:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--slurm {text}: write --slurm OPTION=VALUE.")
+        options[key] = value
+    worker = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path.absolute()}"]
+    worker += [f"--jobs={args.jobs}", f"--retries={args.retries}"] + (["--any-code"] if args.any_code else [])
+    ids = submit(folder.path, worker, args.submit, options)
+    print(f"submitted {len(ids)} workers: jobs {', '.join(ids)}; their logs: {folder.path / 'slurm'}")
+    print(f"python -m t2t_flax sweep --workdir={folder.path} --report tells how far they are")
+    return OK

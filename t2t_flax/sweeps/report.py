@@ -1,0 +1,93 @@
+"""A sweep as a table: on the terminal, as CSV, and as a page with curves."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from t2t_flax.files import write_whole
+from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.sweeps.page import page
+from t2t_flax.sweeps.results import Row, rows, told_difference, verdict
+from t2t_flax.sweeps.trials import command
+
+COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
+
+
+def report(path: Path, *, score: str = "", baseline: str = "", pictures: bool = True) -> str:
+    """Writes SWEEP/report/table.csv, trials.csv and index.html (with curves where matplotlib is installed); returns the
+    table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
+    """
+    folder, described = Folder(path), read_sweep(path)
+    score, baseline = score or described["score"], baseline or described["baseline"]
+    table, chosen = rows(folder, described, score, baseline)
+    lines = [cells(row, chosen) for row in table]
+    out = path / "report"
+    write_whole(out / "table.csv", _csv(COLUMNS, lines))
+    write_whole(out / "trials.csv", _csv(*_trials(folder, described, table)))
+    html = page(folder, described, table, score, COLUMNS, lines, pictures=pictures)
+    write_whole(out / "index.html", html)
+    return "\n".join(
+        [heading(described, score, chosen), "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"]
+    )
+
+
+def heading(described: dict[str, Any], score: str, chosen: str) -> str:
+    """What the table says."""
+    compared = (
+        f"; difference: to {chosen}, with its 95 % interval and p by paired bootstrap over sentences and seeds"
+        if chosen
+        else ""
+    )
+    return f"{described['config']}, {score}: mean over seeds, spread = their standard deviation{compared}"
+
+
+def cells(row: Row, chosen: str) -> list[str]:
+    """A line of the table."""
+    states = ", ".join(f"{count} {state}" for state, count in row.states.items())
+    return [
+        row.name,
+        "" if row.mean is None else f"{row.mean:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f}",
+        "" if row.spread is None else f"{row.spread:.2f}" if abs(row.mean) >= 10 else f"{row.spread:.4f}",
+        str(sum(r.score is not None for r in row.results)),
+        told_difference(row.against),
+        verdict(row, chosen),
+        states,
+    ]
+
+
+def text_table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
+    """Columns of equal width; numbers to the right."""
+    widths = [max(len(line[i]) for line in [columns, *lines]) for i in range(len(columns))]
+
+    def cell(i: int, text: str) -> str:
+        return text.rjust(widths[i]) if columns[i] in ("score", "spread", "seeds") else text.ljust(widths[i])
+
+    return "\n".join("  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in [columns, *lines])
+
+
+def redo(described: dict[str, Any], overrides: dict[str, str], workdir: str = "runs/redo") -> str:
+    """The command that trains a trial of the sweep again, by itself."""
+    return command(described["config"], described["fixed"], overrides, workdir)
+
+
+def _trials(folder: Folder, described: dict[str, Any], table: list[Row]) -> tuple[tuple[str, ...], list[list[Any]]]:
+    keys = list(dict.fromkeys(k for t in described["trials"].values() for k in t["overrides"]))
+    complete = {r.name: r for row in table for r in row.results}
+    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *keys, "record", "command")
+    lines = []
+    for name, trial in described["trials"].items():
+        result = complete.get(name)
+        found = [result.score, result.steps, result.seconds] if result else ["", "", ""]
+        attempts = sum(line["event"] == "begin" for line in folder.attempts(name))
+        values = [trial["overrides"].get(key, "") for key in keys]
+        again = redo(described, trial["overrides"])
+        record = result.record if result else ""
+        lines.append([name, trial["row"], trial["seed"], folder.state(name), *found, attempts, *values, record, again])
+    return header, lines
+
+
+def _csv(header: tuple[str, ...], lines: list[list[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *lines])
+    return out.getvalue()

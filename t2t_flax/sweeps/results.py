@@ -1,0 +1,142 @@
+"""What the trials of a sweep found: their scores and curves, and each row's mean, spread and significance."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.bleu import VARIANTS
+from t2t_flax.evaluation.compare import read_record
+from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.sweeps.folder import COMPLETE, Folder
+from t2t_flax.sweeps.space import minimized
+from t2t_flax.telemetry.metrics import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One complete trial. record: its path, or none where the config names no test set. score: None where it has none."""
+
+    name: str
+    row: str
+    seed: int
+    score: float | None
+    record: str
+    steps: int
+    seconds: float
+    curve: list[tuple[int, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row's trials together. spread: standard deviation over seeds (n - 1); None for one seed. against: of the paired
+    bootstrap with the baseline on the seeds that both have; None for the baseline itself, or without records.
+    """
+
+    name: str
+    overrides: dict[str, str]
+    states: dict[str, int]
+    results: tuple[Result, ...]
+    mean: float | None = None
+    spread: float | None = None
+    against: dict[str, Any] | None = None
+
+
+def trial_score(folder: Folder, name: str, metric: str) -> float | None:
+    """A score of a complete trial: of its final record, or for `valid_...` the best of the evaluations in training.
+
+    Raises UserError for a score that the record does not have.
+    """
+    if metric.startswith("valid_"):
+        values = [line[metric] for line in read_metrics(folder.workdir(name)) if metric in line]
+        return (min(values) if minimized(metric) else max(values)) if values else None
+    path = _record(folder, name)
+    if not path:
+        return None
+    scores = read_record(path)["scores"]
+    if metric not in scores:
+        raise UserError(f"{path} has no score {metric!r}; it has {', '.join(scores)}.")
+    value = scores[metric]
+    return float(value["score"] if isinstance(value, dict) else value)
+
+
+def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Result]:
+    """The complete trials, in the order of the sweep."""
+    found = []
+    for name, trial in described["trials"].items():
+        if folder.state(name) != COMPLETE:
+            continue
+        marker = json.loads((folder.workdir(name) / "complete.json").read_text())
+        lines = read_metrics(folder.workdir(name))
+        curve = [(line["step"], line["valid_nll"]) for line in lines if "valid_nll" in line]
+        score = trial_score(folder, name, metric)
+        seconds = round(sum(marker.get("seconds", {}).values()), 1)
+        record = _record(folder, name)
+        found.append(Result(name, trial["row"], trial["seed"], score, record, marker["step"], seconds, curve))
+    return found
+
+
+def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str = "") -> tuple[list[Row], str]:
+    """The rows of the sweep with the best first, and the name of the one that the others are compared with: `baseline`,
+    or the best. Raises UserError for a baseline that is no row.
+    """
+    names = list(dict.fromkeys(trial["row"] for trial in described["trials"].values()))
+    if baseline and baseline not in names:
+        raise UserError(f"there is no row {baseline!r} to compare with; rows: {', '.join(names)}.")
+    complete = results(folder, described, metric)
+    table = []
+    for name in names:
+        trials = {n: t for n, t in described["trials"].items() if t["row"] == name}
+        states = [folder.state(n) for n in trials]
+        own = tuple(r for r in complete if r.row == name)
+        scores = [r.score for r in own if r.score is not None]
+        seeds = {key for t in trials.values() for key in t["overrides"] if key.startswith("seed.") and t["seed"]}
+        overrides = {k: v for k, v in next(iter(trials.values()))["overrides"].items() if k not in seeds}
+        mean = float(np.mean(scores)) if scores else None
+        spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+        table.append(Row(name, overrides, {s: states.count(s) for s in dict.fromkeys(states)}, own, mean, spread))
+    sign = 1 if minimized(metric) else -1
+    table.sort(key=lambda row: math.inf if row.mean is None else sign * row.mean)
+    chosen = baseline or (table[0].name if table and table[0].mean is not None else "")
+    base = next((row for row in table if row.name == chosen), None)
+    if base:
+        table = [dataclasses.replace(row, against=_against(row, base, metric)) for row in table]
+    return table, chosen
+
+
+def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
+    if row is base:
+        return None
+    pairs = {r.seed: r.record for r in row.results if r.record}, {r.seed: r.record for r in base.results if r.record}
+    seeds = sorted(pairs[0].keys() & pairs[1].keys())
+    if not seeds or metric not in VARIANTS:
+        return None
+    return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
+
+
+def _record(folder: Folder, name: str) -> str:
+    marker = json.loads((folder.workdir(name) / "complete.json").read_text())
+    return str(folder.workdir(name) / "eval" / marker["record"]) if marker["record"] else ""
+
+
+def told_difference(against: dict[str, Any] | None) -> str:
+    """A comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1`."""
+    if not against:
+        return ""
+    low, high = against["interval"]["low"], against["interval"]["high"]
+    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] p {against['p_value']:.2g}"
+
+
+def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:
+    """Whether the row differs from the one it is compared with, at 5 %."""
+    if row.name == chosen:
+        return "compared with"
+    if not row.against:
+        return ""
+    if row.against["p_value"] >= 0.05:
+        return names[2]
+    return names[0] if row.against["difference"] > 0 else names[1]

@@ -1,0 +1,58 @@
+"""Workers as SLURM jobs, through submitit: each joins the sweep in its folder, and is queued again before its time ends."""
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from t2t_flax.errors import OK, STOPPED, UserError
+
+
+class SlurmWorker:
+    """What a job runs: the `sweep` command. Before the time limit its trials save, and the job is queued again."""
+
+    def __init__(self, command: list[str]):
+        self.command = command
+        self._process: subprocess.Popen | None = None
+
+    def __call__(self) -> int:
+        self._process = subprocess.Popen(self.command, preexec_fn=_ignore_notice)
+        code = self._process.wait()
+        if code not in (OK, STOPPED):
+            raise RuntimeError(f"the worker ended with exit code {code}: {' '.join(self.command)}")
+        return code
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """submitit's: called when the job's time is about to end, or it is preempted."""
+        import submitit
+
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        return submitit.helpers.DelayedSubmission(SlurmWorker(self.command))
+
+
+def submit(
+    folder: Path, command: list[str], workers: int, options: dict[str, str], *, cluster: str = "slurm"
+) -> list[str]:
+    """Submits `workers` jobs that run `command`; returns their ids. options: submitit's, such as timeout_min,
+    slurm_partition, gpus_per_node. Raises UserError where submitit or SLURM is missing or refuses them.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise UserError("--submit needs submitit: pip install 't2t-flax[sweep]'.") from None
+    try:
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+        executor.update_parameters(**{key: int(v) if v.isdecimal() else v for key, v in options.items()})
+        with executor.batch():
+            jobs = [executor.submit(SlurmWorker(command)) for _ in range(workers)]
+    except (RuntimeError, NameError, TypeError, ValueError, OSError, submitit.core.utils.FailedJobError) as error:
+        raise UserError(f"the jobs could not be submitted: {error}") from None
+    return [job.job_id for job in jobs]
+
+
+def _ignore_notice() -> None:
+    """SLURM tells all processes of a job that its time ends; only submitit's is to act on it."""
+    for name in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)

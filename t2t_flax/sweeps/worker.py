@@ -1,0 +1,151 @@
+"""A worker takes trials that nobody trains and trains them, some at a time, until none is left. Any number of workers,
+on any hosts, may share a folder.
+"""
+
+import abc
+import threading
+from collections.abc import Callable, Sequence
+
+from t2t_flax.sweeps.attempt import attempt, log_tail
+from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, Claim, Folder
+from t2t_flax.sweeps.shares import Share
+
+WAIT = 1.0
+"""Seconds between looks for a trial that has become free."""
+
+
+class Queue(abc.ABC):
+    """The trials of a sweep, as a worker sees them."""
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """The trials so far, in the order in which they are to be trained."""
+
+    def more(self) -> bool:
+        """Makes a new trial where there is to be one more now; whether it did."""
+        return False
+
+    def finished(self) -> bool:
+        """Whether there will be no more trials than `names` has."""
+        return True
+
+    def begun(self, name: str) -> None:  # noqa: B027
+        """Is told that an attempt at a trial begins."""
+
+    def prune(self, name: str) -> bool:
+        """Whether a running trial is to be stopped for good."""
+        return False
+
+    def ended(self, name: str, outcome: str) -> None:  # noqa: B027
+        """Is told how an attempt ended."""
+
+
+class Listed(Queue):
+    """Trials that were all known before the first."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names = list(names)
+
+    def names(self) -> list[str]:
+        return self._names
+
+
+def work(
+    folder: Folder, queue: Queue, shares: Sequence[Share], *, retries: int, stop: threading.Event, say: Callable[[str], None],
+    code: str = "",
+) -> None:  # fmt: skip
+    """Trains until every trial has ended, or `stop` is set and the running ones have saved.
+
+    Where the last trials are trained by other workers it waits for them: should one of these die, it takes over.
+    """
+    taking = threading.Lock()
+    errors: list[BaseException] = []
+
+    def slot(share: Share) -> None:
+        waiting = False
+        while not stop.is_set():
+            with taking:
+                taken = _take(folder, queue)
+            if taken:
+                waiting = False
+                name, claim = taken
+                try:
+                    _train(folder, queue, name, claim, share, retries, stop, say, code)
+                finally:
+                    claim.release()
+            elif _all_ended(folder, queue):
+                return
+            else:
+                if not waiting and share is shares[0] and (others := _held(folder, queue)):
+                    say(f"waiting for {len(others)} trials of other workers: {'; '.join(others)}")
+                waiting = True
+                stop.wait(WAIT)
+
+    def guarded(share: Share) -> None:
+        try:
+            slot(share)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=guarded, args=(share,), name=f"slot {i}") for i, share in enumerate(shares)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.5)  # short, so that signals are handled in between
+    if errors:
+        raise errors[0]
+
+
+def _train(folder, queue, name, claim, share, retries, stop, say, code) -> None:
+    state = folder.state(name)
+    say(f"{name}: {'goes on' if state == 'stopped' else 'begins'}, {share.told}")
+    queue.begun(name)
+    outcome = attempt(
+        folder, name, claim, share, retries=retries, stopping=stop.is_set, prune=lambda: queue.prune(name), code=code
+    )
+    queue.ended(name, outcome)
+    if outcome != FAILED:
+        say(f"{name}: {outcome}")
+    elif folder.state(name) == FAILED:
+        say(f"{name}: failed and is given up. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
+    else:
+        say(f"{name}: failed, will be tried again")
+
+
+def _take(folder: Folder, queue: Queue) -> tuple[str, Claim] | None:
+    """The next trial to train, claimed. One that was stopped goes before one that has not begun."""
+    while True:
+        open_ones = [(name, state) for name in queue.names() if (state := folder.state(name)) not in ENDED]
+        for name, _ in sorted(open_ones, key=lambda item: item[1] != "stopped"):
+            claim = folder.claim(name)
+            if claim is None:
+                continue
+            if folder.state(name) not in ENDED:
+                return name, claim
+            claim.release()  # it ended between the look and the claim
+        if not queue.more():
+            return None
+
+
+def _all_ended(folder: Folder, queue: Queue) -> bool:
+    return queue.finished() and all(folder.state(name) in ENDED for name in queue.names())
+
+
+def _held(folder: Folder, queue: Queue) -> list[str]:
+    open_ones = [name for name in queue.names() if folder.state(name) not in ENDED]
+    return [f"{name} ({holder})" for name in open_ones if (holder := folder.holder(name))]
+
+
+def counts(folder: Folder, names: Sequence[str]) -> dict[str, int]:
+    """How many trials are complete, running, waiting, stopped, pruned, failed."""
+    found = dict.fromkeys((COMPLETE, "running", "waiting", "stopped", "pruned", FAILED), 0)
+    for name in names:
+        state = folder.state(name)
+        found["running" if state not in ENDED and folder.holder(name) else state] += 1
+    return found
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,60 @@
+"""Stands in for `train` in tests of the worker: seconds instead of minutes, and it fails where it is told to.
+
+python fake_train.py WORKDIR BEHAVIOUR...       BEHAVIOUR: ok, fail, mistake, once (fails at the first attempt), long
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+workdir, behaviour = Path(sys.argv[1]), sys.argv[2]
+(workdir / "eval").mkdir(parents=True, exist_ok=True)
+print("training", behaviour, "cores", sorted(os.sched_getaffinity(0)), flush=True)
+with (workdir / "starts").open("a") as file:
+    file.write(f"{os.getpid()}\n")
+
+
+def stop(number, frame):
+    (workdir / "checkpoints").mkdir(exist_ok=True)
+    sys.exit(75)
+
+
+signal.signal(signal.SIGTERM, stop)
+if behaviour == "mistake":
+    print("t2t_flax train: there is no file x")
+    sys.exit(2)
+if behaviour == "fail" or behaviour == "once" and len((workdir / "starts").read_text().split()) == 1:
+    print("Traceback: out of something")
+    sys.exit(1)
+curve = {"ok": [3.0, 2.0, 1.5], "once": [3.0, 2.5, 2.0], "bad": [9.0] * 4}.get(behaviour, [3.0])
+with (workdir / "metrics.jsonl").open("w") as file:
+    for step, nll in enumerate(curve, 1):
+        file.write(json.dumps({"step": 250 * step, "loss": nll, "valid_nll": nll}) + "\n")
+        file.flush()
+        time.sleep(0.4 if behaviour == "bad" else 0)
+while behaviour == "long" and not (workdir / "checkpoints").exists():
+    time.sleep(0.05)
+marker = {"step": 3, "reason": "steps", "record": None, "summary": "", "seconds": {"step": 1.0}}
+if len(sys.argv) > 3:  # sentences that are wrong
+    references = [f"this is sentence number {i} of the test" for i in range(40)]
+    wrong = int(sys.argv[3])
+    said = [r if i >= wrong else r.replace("sentence", "word") for i, r in enumerate(references)]
+    texts = {"hypotheses": said, "references": references}
+    digests = {}
+    for kind, end in (("hypotheses", "hyp"), ("references", "ref")):
+        data = "".join(line + "\n" for line in texts[kind]).encode()
+        (workdir / "eval" / f"test-3.{end}.txt").write_bytes(data)
+        digests[kind] = hashlib.sha256(data).hexdigest()
+    record = {
+        "record_version": 1, "digests": digests, "hypotheses": "test-3.hyp.txt", "references": "test-3.ref.txt",
+        "data": {"spec": "t", "digest": "d" * 64, "sentences": 40, "corpus": ""},
+        "config": {"data": {"tokenized": False, "target_language": "en"}},
+        "scores": {"sacrebleu": {"score": 100.0 - wrong}, "nll": wrong / 10},
+    }  # fmt: skip
+    (workdir / "eval" / "test-3.json").write_text(json.dumps(record))
+    marker["record"] = "test-3.json"
+(workdir / "complete.json").write_text(json.dumps(marker))

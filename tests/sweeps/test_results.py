@@ -1,0 +1,146 @@
+"""The table of a sweep: means, spreads and significance, as text, CSV and page."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.compare import compare
+from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.sweeps.folder import read_sweep
+from t2t_flax.sweeps.report import report
+from t2t_flax.sweeps.results import rows, trial_score
+
+
+@pytest.fixture
+def done(fake_sweep):
+    """Three rows with two seeds: 2 and 12, 3 and 13, 30 and 31 of 40 sentences wrong."""
+    sweep = fake_sweep({"good": "ok {seed}2", "same": "ok {seed}3", "poor": "ok 3{seed}"}, seeds=2)
+    sweep.work()
+    return sweep
+
+
+def test_mean_and_spread_over_seeds(done):
+    table, chosen = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
+    assert [row.name for row in table] == ["good", "same", "poor"] and chosen == "good"
+    for row, wrong in zip(table, ([2, 12], [3, 13], [30, 31]), strict=True):
+        assert row.mean == pytest.approx(100 - np.mean(wrong)) and row.spread == pytest.approx(np.std(wrong, ddof=1))
+    assert table[0].against is None
+    assert table[2].against["p_value"] < 0.01 and table[2].against["interval"]["high"] < 0
+    assert table[1].against["p_value"] > 0.05 and table[1].against["seeds"] == [0, 1]
+
+
+def test_less_is_better_for_nll(done):
+    table, chosen = rows(done.folder, read_sweep(done.folder.path), "nll")
+    assert chosen == "good" and table[0].mean == pytest.approx(0.7) and table[0].against is None
+    assert trial_score(done.folder, "poor,seed=1", "valid_nll") == 1.5
+
+
+def test_the_baseline_can_be_named_and_an_unknown_one_or_score_is_refused(done):
+    table, chosen = rows(done.folder, read_sweep(done.folder.path), "sacrebleu", "poor")
+    assert chosen == "poor" and all(row.against["difference"] > 0 for row in table if row.name != "poor")
+    with pytest.raises(UserError, match="no row 'best'.*good, same, poor"):
+        rows(done.folder, read_sweep(done.folder.path), "sacrebleu", "best")
+    with pytest.raises(UserError, match="no score 'rouge'; it has sacrebleu, nll"):
+        rows(done.folder, read_sweep(done.folder.path), "rouge")
+
+
+def test_report_as_text_csv_and_page(done):
+    done.folder.note("poor,seed=1", event="begin")
+    text = report(done.folder.path)
+    assert "good" in text and "compared with" in text and "worse" in text and "no clear difference" in text
+    out = done.folder.path / "report"
+    with (out / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "93.00"
+    with (out / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 6 and trials[1]["score"] == "88.0" and trials[1]["train.steps"] == "100"
+    assert (
+        trials[1]["command"].startswith("python -m t2t_flax train --config=")
+        and "--config.seed.init=1" in trials[1]["command"]
+    )
+    page = (out / "index.html").read_text()
+    assert page.count("<tr") == 4 and "--config.train.steps=101" in page
+    assert report(done.folder.path) == text and (out / "index.html").read_text() == page
+
+
+def test_pictures_are_in_the_page(done):
+    pytest.importorskip("matplotlib")
+    report(done.folder.path)
+    page = (done.folder.path / "report" / "index.html").read_text()
+    assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
+
+
+def test_failures_are_in_the_page_with_the_end_of_their_log(fake_sweep):
+    sweep = fake_sweep({"bad": "fail", "good": "ok 1"})
+    sweep.work(retries=0)
+    text = report(sweep.folder.path, pictures=False)
+    assert "1 failed" in text and "1 complete" in text
+    assert "Traceback: out of something" in (sweep.folder.path / "report" / "index.html").read_text()
+
+
+def test_a_report_of_what_is_no_sweep_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no sweep.json"):
+        report(tmp_path)
+
+
+def record(folder: Path, name: str, said: list[str], references: list[str]) -> Path:
+    """A record with its texts, as `evaluate` writes it."""
+    import hashlib
+
+    digests = {}
+    for kind, end, texts in (("hypotheses", "hyp", said), ("references", "ref", references)):
+        data = "".join(t + "\n" for t in texts).encode()
+        (folder / f"{name}.{end}.txt").write_bytes(data)
+        digests[kind] = hashlib.sha256(data).hexdigest()
+    content = {
+        "record_version": 1, "digests": digests, "hypotheses": f"{name}.hyp.txt", "references": f"{name}.ref.txt",
+        "data": {"spec": "t", "digest": "d", "sentences": len(said)},
+        "config": {"data": {"tokenized": False, "target_language": "en"}},
+    }  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / f"{name}.json"
+
+
+def noisy(references: list[str], share: float, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join("x" if rng.random() < share else w for w in r.split()) for r in references]
+
+
+def test_one_seed_is_the_paired_bootstrap_over_sentences(tmp_path):
+    """With one pair of runs nothing but the sentences is drawn: what `compare` does with other draws."""
+    references = [f"a sentence of eight words is number {i} here" for i in range(300)]
+    a = record(tmp_path, "a", noisy(references, 0.20, 1), references)
+    b = record(tmp_path, "b", noisy(references, 0.24, 2), references)
+    seeds, plain = compare_seeds([(a, b)]), compare(a, b)
+    assert seeds["difference"] == plain["difference"]
+    for end in ("low", "high"):
+        assert seeds["interval"][end] == pytest.approx(plain["interval"][end], abs=0.5)
+
+
+def test_seeds_that_disagree_widen_the_interval(tmp_path):
+    """Two systems equal on the mean, of which one varies from seed to seed: sentences alone would call it significant."""
+    references = [f"a sentence of eight words is number {i} here" for i in range(300)]
+    steady = [record(tmp_path, f"s{i}", noisy(references, 0.2, i), references) for i in range(3)]
+    shares = (0.1, 0.2, 0.3)
+    varies = [record(tmp_path, f"v{i}", noisy(references, share, 10 + i), references) for i, share in enumerate(shares)]
+    alone = compare_seeds([(varies[0], steady[0])])
+    together = compare_seeds(list(zip(varies, steady, strict=True)))
+    width = lambda c: c["interval"]["high"] - c["interval"]["low"]  # noqa: E731
+    assert alone["p_value"] < 0.01 and together["p_value"] > 0.1 and width(together) > 2 * width(alone)
+    assert together == compare_seeds(list(zip(varies, steady, strict=True)))
+
+
+def test_no_difference_is_rarely_called_one(tmp_path):
+    """False alarms at 5 %: of 40 pairs of equal systems about 2."""
+    references = [f"a sentence of eight words is number {i} here" for i in range(100)]
+    alarms = 0
+    for i in range(40):
+        a = record(tmp_path, f"a{i}", noisy(references, 0.2, 2 * i), references)
+        b = record(tmp_path, f"b{i}", noisy(references, 0.2, 2 * i + 1), references)
+        alarms += compare_seeds([(a, b)], resamples=300)["p_value"] < 0.05
+    assert alarms <= 6

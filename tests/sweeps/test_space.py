@@ -1,0 +1,108 @@
+"""What a sweep varies, and the trials that follow from it."""
+
+import shlex
+
+import pytest
+
+from t2t_flax.errors import UserError
+from t2t_flax.sweeps import space
+from t2t_flax.sweeps.space import Search, Sweep, chain, choice, integers, log_uniform, named, over, product, zipped
+from t2t_flax.sweeps.trials import command, expand, row_names
+
+TOY = "configs/toy.py"
+
+
+def test_product_zip_and_chain():
+    a, b = over("model.dropout", [0.1, 0.2]), over("optimizer.warmup_steps", [10, 20])
+    assert [tuple(row.values()) for row in product(a, b)] == [(0.1, 10), (0.1, 20), (0.2, 10), (0.2, 20)]
+    assert [tuple(row.values()) for row in zipped(a, b)] == [(0.1, 10), (0.2, 20)]
+    assert chain(a, b) == [*a, *b]
+    assert product(named("small", {"model.d_model": 64}), a)[1] == {
+        "name": "small",
+        "model.d_model": 64,
+        "model.dropout": 0.2,
+    }
+
+
+@pytest.mark.parametrize("make, told", [
+    (lambda: product(over("a.b", [1]), over("a.b", [2])), "a.b twice"),
+    (lambda: zipped(over("a.b", [1]), over("a.c", [2, 3])), "1, 2"),
+    (lambda: Sweep(), "either rows or a search"),
+    (lambda: Sweep(rows=named("base"), seeds=0), "at least 1"),
+    (lambda: Search({"optimizer.peak_lr": log_uniform(1e-4, 1e-2)}, 3), "no metric"),
+    (lambda: Search({}, 3, "valid_nll"), "empty"),
+    (lambda: Search({"model.dropout": choice(0.1)}, 3, "sacrebleu", prune=True), "valid_nll"),
+    (lambda: Search({"model.dropout": choice(0.1)}, 3, "valid_nll", method="bayes"), "random or tpe"),
+    (lambda: log_uniform(0, 1), "above 0"),
+    (lambda: integers(5, 5), "empty"),
+])  # fmt: skip
+def test_impossible_spaces_are_refused(make, told):
+    with pytest.raises(UserError, match=told):
+        make()
+
+
+def test_a_random_search_is_a_function_of_its_seed():
+    ranges = {
+        "optimizer.peak_lr": log_uniform(1e-4, 1e-2),
+        "model.num_heads": choice(1, 2, 4),
+        "train.steps": integers(3, 5),
+    }
+    rows = Search(ranges, 50, "valid_nll", seed=1).rows()
+    assert rows[:20] == Search(ranges, 20, "valid_nll", seed=1).rows()
+    assert rows != Search(ranges, 50, "valid_nll", seed=2).rows()
+    rates = [row["optimizer.peak_lr"] for row in rows]
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates) and 10 < sum(rate < 1e-3 for rate in rates) < 40
+    assert {row["model.num_heads"] for row in rows} == {1, 2, 4} and {row["train.steps"] for row in rows} == {3, 4, 5}
+    search = Search(ranges, 2, "valid_nll")
+    assert Search.from_json(search.as_json()).as_json() == search.as_json()
+
+
+def test_rows_are_named_after_their_overrides():
+    rows = product(over("model.dropout", [0.1]), over("seed.dropout", [3]))
+    assert row_names(rows) == ["model.dropout=0.1,seed.dropout=3"]
+    assert row_names([{}, {"model.dropout": 0.5}, {"name": "no/slash"}])[:2] == ["base", "dropout=0.5"]
+    (odd,) = row_names([{"name": "no/slash"}])
+    assert "/" not in odd and odd != row_names([{"name": "no_slash"}])[0]
+    (long,) = row_names([{"name": "x" * 300}])
+    assert len(long) <= 120 and long != row_names([{"name": "x" * 301}])[0]
+
+
+def test_a_seed_is_added_to_the_configs_seeds():
+    first, second = expand("wu2021_tiny", {"seed.init": "5"}, named("base"), 2)
+    assert (first.config.seed.init, second.config.seed.init) == (5, 6)
+    assert second.config.seed.data == first.config.seed.data + 1 and second.name == "base,seed=1"
+    # The built-in corpus is drawn from seed.data: other seeds are to train on the same one.
+    assert [t.config.seed.data for t in expand(TOY, {}, named("base"), 2)] == [0, 0]
+
+
+@pytest.mark.parametrize("rows, fixed, seeds, told", [
+    (over("model.dropoutt", [1]), {}, 1, "dropoutt=1.*Did you mean 'model.dropout'"),
+    (over("model.dropout", ["much"]), {}, 1, "row dropout=much.*expected float"),
+    (over("model.num_heads", [3]), {}, 1, "row num_heads=3.*not a multiple"),
+    (over("model.dropout", [0.1, 0.1]), {}, 1, "both named 'dropout=0.1'"),
+    (over("model.dropout", [0.1]), {"model.dropout": "0.2"}, 1, "varied by the sweep and fixed"),
+    (over("seed.init", [1, 2]), {}, 2, "one seed a row"),
+])  # fmt: skip
+def test_every_value_is_checked_before_anything_runs(rows, fixed, seeds, told):
+    with pytest.raises(UserError, match=told):
+        expand(TOY, fixed, rows, seeds)
+
+
+def test_the_command_of_a_trial_trains_the_same_config():
+    from t2t_flax.config import load_config
+
+    (trial,) = expand(TOY, {"train.steps": "7"}, [{"model.dropout": 0.25, "log.profile_steps": (1, 2)}], 1)
+    words = shlex.split(command(TOY, {"train.steps": "7"}, trial.overrides, "runs/x"))
+    given = dict(word.removeprefix("--config.").split("=", 1) for word in words if word.startswith("--config."))
+    assert load_config(TOY, given) == trial.config
+
+
+def test_values_as_text():
+    assert [space.as_text(v) for v in (True, None, (1, 2), 1e-9, 0.1, "post")] == [
+        "true",
+        "none",
+        "(1,2)",
+        "1e-09",
+        "0.1",
+        "post",
+    ]

@@ -1,0 +1,178 @@
+"""Workers: who trains what, retries, kills, and several workers on one folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_sweep import FakeSweep
+
+from t2t_flax.errors import UserError
+from t2t_flax.sweeps.shares import Share, shares
+from t2t_flax.sweeps.worker import counts
+
+
+def test_all_are_trained_and_nothing_is_trained_twice(fake_sweep):
+    sweep = fake_sweep({"one": "ok", "two": "ok", "three": "ok"}, seeds=2)
+    sweep.work(shares=[Share(), Share()])
+    sweep.work()
+    assert counts(sweep.folder, sweep.names)["complete"] == 6
+    assert [sweep.starts(name) for name in sweep.names] == [1] * 6
+
+
+def test_a_failing_trial_is_tried_again_and_then_given_up_with_its_log(fake_sweep):
+    sweep = fake_sweep({"bad": "fail", "wrong": "mistake", "flaky": "once", "good": "ok"})
+    sweep.work(retries=2)
+    states = {name.split(",")[0]: sweep.folder.state(name) for name in sweep.names}
+    assert states == {"bad": "failed", "wrong": "failed", "flaky": "complete", "good": "complete"}
+    starts = {name.split(",")[0]: sweep.starts(name) for name in sweep.names}
+    assert starts == {"bad": 3, "wrong": 1, "flaky": 2, "good": 1}  # a user's mistake stays one
+    told = "\n".join(sweep.said)
+    assert "out of something" in told and "there is no file x" in told
+    sweep.folder.note("bad,seed=0", event="try again")
+    sweep.work(retries=0)
+    assert sweep.starts("bad,seed=0") == 4 and sweep.folder.state("bad,seed=0") == "failed"
+
+
+def test_a_stop_lets_the_running_ones_save_and_they_go_first_afterwards(fake_sweep):
+    sweep = fake_sweep({"first": "ok", "slow": "long", "last": "ok"})
+    stop = threading.Event()
+    thread = threading.Thread(target=sweep.work, kwargs=dict(stop=stop))
+    thread.start()
+    wait_for(lambda: (sweep.folder.workdir("slow,seed=0") / "starts").exists())
+    time.sleep(0.3)
+    stop.set()
+    thread.join(20)
+    assert [sweep.folder.state(n) for n in sweep.names] == ["complete", "stopped", "waiting"]
+    sweep.said.clear()
+    sweep.work()
+    assert sweep.said[0].startswith("slow,seed=0: goes on")
+    assert counts(sweep.folder, sweep.names)["complete"] == 3 and sweep.folder.failures("slow,seed=0") == 0
+
+
+def test_a_claim_is_held_by_the_training_even_when_its_worker_is_gone(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    name = sweep.names[0]
+    claim = sweep.folder.claim(name)
+    assert sweep.folder.claim(name) is None and "process" in sweep.folder.holder(name)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[claim.descriptor])
+    claim.release()
+    assert sweep.folder.claim(name) is None
+    child.kill()
+    child.wait()
+    assert sweep.folder.holder(name) is None
+    sweep.folder.claim(name).release()
+
+
+def test_a_killed_worker_takes_its_trainings_with_it_and_another_goes_on(fake_sweep, tmp_path):
+    sweep = fake_sweep({"slow": "long", "other": "ok"})
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "import fake_sweep\n"
+        "s = fake_sweep.FakeSweep(Path(sys.argv[2]), {'slow': 'long', 'other': 'ok'})\n"
+        "fake_sweep.attempt_lib.command = s.command\n"
+        "s.work()\n"
+    )
+    here = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
+    worker = subprocess.Popen([sys.executable, "-c", script, str(here), str(sweep.folder.path)], env=env)
+    starts = sweep.folder.workdir("slow,seed=0") / "starts"
+    wait_for(starts.exists)
+    time.sleep(0.3)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    training = int(starts.read_text().split()[0])
+    wait_for(lambda: not running(training))
+    sweep.work()
+    assert counts(sweep.folder, sweep.names)["complete"] == 2 and sweep.starts("slow,seed=0") == 2
+
+
+def test_two_workers_share_a_folder(fake_sweep):
+    behaviours = {f"row{i}": "ok" for i in range(12)}
+    sweep = fake_sweep(behaviours)
+    other = FakeSweep(sweep.folder.path, behaviours)
+    threads = [threading.Thread(target=s.work) for s in (sweep, other)]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert [sweep.starts(name) for name in sweep.names] == [1] * 12
+    assert sweep.said and other.said
+
+
+def test_attempts_are_noted(fake_sweep):
+    sweep = fake_sweep({"flaky": "once"})
+    sweep.work()
+    lines = sweep.folder.attempts("flaky,seed=0")
+    assert [line["event"] for line in lines] == ["begin", "failed", "begin", "complete"]
+    assert lines[1]["exit"] == 1 and lines[3]["exit"] == 0 and lines[3]["seconds"] >= 0
+
+
+def test_cores_are_shared_out(fake_sweep):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    sweep = fake_sweep({"one": "ok", "two": "ok"})
+    sweep.work(shares=shares(2))
+    told = {sweep.folder.log(name).read_text().split("cores ")[-1].strip() for name in sweep.names}
+    halves = {str(cores[: len(cores) // 2]), str(cores[len(cores) // 2 :])}
+    assert told <= halves
+    with pytest.raises(UserError, match="needs a core for each"):
+        shares(len(cores) + 1)
+
+
+def test_gpus_are_shared_out(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in shares(2)] == ["0,1", "2,3"]
+    eight = [s.environment for s in shares(8)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in eight] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert eight[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.450"
+    with pytest.raises(UserError, match="evenly"):
+        shares(3)
+
+
+def test_an_error_of_the_worker_itself_ends_it(fake_sweep, monkeypatch):
+    sweep = fake_sweep({"one": "ok"})
+    monkeypatch.setattr("t2t_flax.sweeps.worker.attempt", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep.work()
+
+
+def test_the_folder_of_another_sweep_is_refused_and_says_what_differs(fake_sweep):
+    sweep = fake_sweep({"one": "ok", "two": "ok"})
+    before = (sweep.folder.path / "sweep.json").read_text()
+    with pytest.raises(UserError, match="only in the folder: two,seed=0"):
+        FakeSweep(sweep.folder.path, {"one": "ok"})
+    with pytest.raises(
+        UserError, match="only now: three,seed=0\nUse another --workdir, or add them to this one with --extend"
+    ):
+        FakeSweep(sweep.folder.path, {"one": "ok", "two": "ok", "three": "ok"})
+    assert (sweep.folder.path / "sweep.json").read_text() == before
+
+
+def test_other_code_is_refused(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    file = sweep.folder.path / "sweep.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"code": {"version": "0.0.1", "digest": "f" * 16}}))
+    with pytest.raises(UserError, match="made by t2t_flax 0.0.1 .*ffffffff.* --any-code"):
+        FakeSweep(sweep.folder.path, {"one": "ok"})
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
