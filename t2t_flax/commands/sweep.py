@@ -16,9 +16,9 @@ from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_folder, read
 from t2t_flax.sweeps.folder import code as code_of
 from t2t_flax.sweeps.live import live
 from t2t_flax.sweeps.report import report, text_table
-from t2t_flax.sweeps.shares import shares
+from t2t_flax.sweeps.shares import Share, shares
 from t2t_flax.sweeps.space import Search, Sweep
-from t2t_flax.sweeps.trials import Trial, expand
+from t2t_flax.sweeps.trials import expand
 from t2t_flax.sweeps.worker import Listed, Queue, counts, work
 
 SWEEP_VERSION = 1
@@ -30,7 +30,8 @@ def run(argv: list[str]) -> int:
     if args.report:
         print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
         return OK
-    folder, described, trials = _opened(args, fixed)
+    parts, options = shares(1 if args.submit else args.jobs), _slurm(args)
+    folder, described = _opened(args, fixed)
     if args.dry_run:
         return OK
     if args.retry_failed:
@@ -38,8 +39,8 @@ def run(argv: list[str]) -> int:
             if folder.state(name) == FAILED:
                 folder.note(name, event="try again")
     if args.submit:
-        return _submit(args, folder)
-    return _work(args, folder, described)
+        return _submit(args, folder, options)
+    return _work(args, folder, described, parts)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -85,15 +86,15 @@ def _arguments() -> argparse.ArgumentParser:
     return arguments
 
 
-def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any], list[Trial]]:
-    """The sweep's folder (not made by a dry run), what the sweep is, and its trials as far as they are known."""
+def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
+    """The sweep's folder (not made by a dry run), and what the sweep is with its trials as far as they are known."""
     if not (args.sweep or args.config):
         if args.set or fixed or args.seeds or args.extend:
             raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
         described = read_sweep(args.workdir)
         check_code(Path(args.workdir), described, args.any_code)
         _list(described)
-        return Folder(Path(args.workdir)), described, []
+        return Folder(Path(args.workdir)), described
     sweep = _sweep(args)
     if not sweep.config:
         raise UserError("the sweep names no config: give --config=FILE.py or the name of a preset.")
@@ -122,11 +123,12 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
             "trials": {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
         }
         _list(listed)
-        return Folder(Path(args.workdir)), listed, trials
+        return Folder(Path(args.workdir)), listed
     base = config_lib.load_config(sweep.config, fixed)
     folder = open_folder(args.workdir, described, base, trials, extend=args.extend, any_code=args.any_code)
-    _list(read_sweep(folder.path), brief=True)
-    return folder, read_sweep(folder.path), trials
+    described = read_sweep(folder.path)
+    _list(described, brief=True)
+    return folder, described
 
 
 def _sweep(args: argparse.Namespace) -> Sweep:
@@ -182,8 +184,7 @@ def _queue(folder: Folder, described: dict[str, Any]) -> Queue:
     return Listed(list(described["trials"]))
 
 
-def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any]) -> int:
-    parts = shares(args.jobs)
+def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], parts: list[Share]) -> int:
     queue = _queue(folder, described)
     stop = threading.Event()
     before = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -210,15 +211,18 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any]) -
     return FAILURE if found[FAILED] else OK
 
 
-def _submit(args: argparse.Namespace, folder: Folder) -> int:
+def _slurm(args: argparse.Namespace) -> dict[str, str]:
+    if args.slurm and not args.submit:
+        raise UserError("--slurm says how jobs are submitted: give --submit=N too.")
+    options = dict(text.partition("=")[::2] for text in args.slurm)
+    if not all(options.values()):
+        raise UserError(f"--slurm {' '.join(args.slurm)}: write --slurm OPTION=VALUE.")
+    return options
+
+
+def _submit(args: argparse.Namespace, folder: Folder, options: dict[str, str]) -> int:
     from t2t_flax.sweeps.submit import submit
 
-    options = {}
-    for text in args.slurm:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--slurm {text}: write --slurm OPTION=VALUE.")
-        options[key] = value
     worker = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path.absolute()}"]
     worker += [f"--jobs={args.jobs}", f"--retries={args.retries}"] + (["--any-code"] if args.any_code else [])
     ids = submit(folder.path, worker, args.submit, options)

@@ -1,6 +1,6 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
-from t2t_flax.config.load import load_config
+from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.resolve import (
     SCHEMA_VERSION,
     as_json,
@@ -48,6 +48,7 @@ __all__ = [
     "default_config",
     "differences",
     "from_json",
+    "from_python_file",
     "frozen_differences",
     "load_config",
     "override",

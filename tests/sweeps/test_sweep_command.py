@@ -1,0 +1,145 @@
+"""The `sweep` command: what it lists, what it refuses, and a real sweep that is killed and goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.sweeps.folder import Folder, read_sweep
+
+ROOT = Path(__file__).parents[2]
+TOY = str(ROOT / "configs" / "toy.py")
+
+
+def sweep(*words: str) -> int:
+    return main(["sweep", *words])
+
+
+def test_a_dry_run_lists_the_trials_and_writes_nothing(tmp_path, capsys):
+    words = ["--set", "model.dropout=0.1,0.2", "--set", "log.profile_steps=(0,0);(2,3)", "--seeds=2", "--dry-run"]
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *words) == 0
+    out = capsys.readouterr().out
+    assert "8 trials of" in out and "dropout=0.2,profile_steps=(2,3),seed=1" in out and "seed.init=1" in out
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("words, told", [
+    (["--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
+    (["--set", "model.dropout=x"], "expected float"),
+    (["--set", "model.dropout"], "write --set KEY=VALUE,VALUE"),
+    (["--set", "model.dropout=0.1,0.1"], "both named"),
+    (["--seeds=0"], "no trial"),
+    (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is no row of the sweep: dropout=0.1"),
+    (["--set", "model.dropout=0.1", "--jobs=999"], "needs a core for each"),
+    (["--slurm", "x=1"], "give --submit=N too"),
+    (["--slurm", "x", "--submit=1"], "write --slurm OPTION=VALUE"),
+])  # fmt: skip
+def test_mistakes_are_told_without_a_traceback(tmp_path, capsys, words, told):
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *words) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("text, told", [
+    ("x = 1", "defines no get_sweep"),
+    ("def get_sweep():\n  return 3", "returned int, expected a Sweep"),
+    ("def get_sweep(:", "line 1"),
+    ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "names no config"),
+    ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
+])  # fmt: skip
+def test_a_sweep_file_without_a_sweep_is_refused(tmp_path, capsys, text, told):
+    (tmp_path / "s.py").write_text(text)
+    assert sweep(f"--sweep={tmp_path}/s.py", f"--workdir={tmp_path}/s") == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_search_over_an_unknown_key_is_refused_before_it_proposes(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    (tmp_path / "s.py").write_text(
+        "from t2t_flax.sweeps.space import *\n"
+        "def get_sweep(): return Sweep(search=Search({'model.width': choice(1, 2)}, 3, 'valid_nll', method='tpe'))"
+    )
+    assert sweep(f"--sweep={tmp_path}/s.py", f"--config={TOY}", f"--workdir={tmp_path}/s") == 2
+    assert "unknown config key 'model.width'" in capsys.readouterr().err and not (tmp_path / "s").exists()
+
+
+def test_a_folder_that_is_no_sweep_and_a_bucket_are_refused(tmp_path, capsys):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a").touch()
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/letters") == 2
+    assert "no sweep and not empty" in capsys.readouterr().err
+    assert sweep(f"--workdir={tmp_path}/letters") == 2
+    assert "holds no sweep" in capsys.readouterr().err
+    assert sweep(f"--config={TOY}", "--workdir=gs://bucket/sweep") == 2
+    assert "not in an object store" in capsys.readouterr().err
+
+
+SMALL = {
+    "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:20", "data.vocab_size": "300",
+    "data.batch_tokens": "256", "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "mesh.cpu_devices": "1",
+    "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "train.steps": "30", "eval.every_steps": "10",
+    "checkpoint.every_steps": "10", "log.every_steps": "5", "log.tensorboard": "false", "decode.max_extra": "5",
+    "decode.beam_size": "2",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_real_sweep_is_killed_again_and_again_and_ends_as_one_that_was_not(tmp_path, capsys):
+    """kill -9 of the worker, kill -9 of a training, SIGTERM: in the end every score is that of the undisturbed run."""
+    words = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, f"--workdir={whole}"], check=True, env=env, timeout=280)
+    folder = Folder(killed)
+    kinds = [("worker", signal.SIGKILL), ("training", signal.SIGKILL), ("worker", signal.SIGTERM)]
+    for i, (what, number) in enumerate(kinds):
+        worker = subprocess.Popen([*command, f"--workdir={killed}"], env=env, stdout=subprocess.PIPE, text=True)
+        seen = metrics(killed)
+        wait_for(lambda seen=seen: metrics(killed) > seen + 1)
+        if what == "worker":
+            worker.send_signal(number)
+            code = worker.wait(60)
+            assert code == (75 if number == signal.SIGTERM else -9), worker.stdout.read()
+            wait_for(lambda: not any(folder.holder(n) for n in read_sweep(killed)["trials"]))
+        else:
+            os.kill(training_of(worker.pid), number)
+            seen = metrics(killed)
+            time.sleep(1.0)
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(60)
+        assert i < 3
+    subprocess.run([*command, f"--workdir={killed}"], check=True, env=env, timeout=200)
+    for name in read_sweep(whole)["trials"]:
+        records = [json.loads((Folder(f).workdir(name) / "eval" / "test-30.json").read_text()) for f in (whole, killed)]
+        assert records[0]["scores"] == records[1]["scores"]
+        curves = [(Folder(f).workdir(name) / "metrics.jsonl").read_text().splitlines() for f in (whole, killed)]
+        losses = [
+            [(line["step"], line["loss"]) for line in map(json.loads, curve) if "loss" in line] for curve in curves
+        ]
+        assert losses[0] == losses[1]
+    capsys.readouterr()
+    assert sweep(f"--workdir={killed}", "--report") == 0
+    assert "2 complete" not in capsys.readouterr().out  # a line for each row, each with its one trial
+    assert (killed / "report" / "table.csv").read_text().count("1 complete") == 2
+
+
+def metrics(path: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in path.glob("trials/*/metrics.jsonl"))
+
+
+def training_of(worker: int) -> int:
+    children = subprocess.run(["pgrep", "-P", str(worker)], capture_output=True, text=True).stdout.split()
+    return int(children[0])
+
+
+def wait_for(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
