@@ -20,10 +20,11 @@ BELOW = {
     "training": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "version"},
     "decoding": {"config", "errors", "files", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
+    "tasks": {"config", "errors", "files", "data", "evaluation"},
     "sweeps": {"config", "errors", "files", "telemetry", "evaluation", "version"},
     "planning": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "training", "decoding"},
 }
-NO_JAX = ("config", "data", "errors", "files", "sweeps", "version")
+NO_JAX = ("config", "data", "errors", "files", "sweeps", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

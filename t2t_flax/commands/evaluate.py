@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
         "bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
     )
     arguments.add_argument(
-        "--compare-score", choices=tuple(VARIANTS), help="BLEU that --compare looks at; default: sacrebleu"
+        "--compare-score", choices=(*VARIANTS, "f1"), help="what --compare looks at; default: sacrebleu, in parsing f1"
     )
     args, overrides = flags.parse(arguments, argv)
     if args.compare_score and not args.compare:
@@ -80,7 +80,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
         print_samples(triples, loaded.config.eval.samples, say)
         say(summary(record))
         if args.compare and watch.pod.lead:
-            record["compare"] = compare(path, args.compare, score=args.compare_score or "sacrebleu")
+            record["compare"] = compare(path, args.compare, score=args.compare_score or "")
             write_record(path, record)
             say(describe(record["compare"]))
         say(f"record: {path}")
@@ -99,5 +99,5 @@ def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int
     without_effect = [flag for flag, value in given.items() if value]
     if without_effect:
         raise UserError(f"{', '.join(without_effect)} changes how a run is decoded; --record decodes nothing.")
-    print(json.dumps(compare(args.record, args.compare, score=args.compare_score or "sacrebleu"), indent=2))
+    print(json.dumps(compare(args.record, args.compare, score=args.compare_score or ""), indent=2))
     return 0

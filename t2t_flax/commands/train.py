@@ -94,7 +94,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     import jax
 
     from t2t_flax.data.corpus import prepare_corpus
-    from t2t_flax.evaluation.validation import validation_bleu
+    from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.training.loop import train
     from t2t_flax.training.run import assemble, describe_shapes
     from t2t_flax.training.state import count_params
@@ -117,7 +117,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process)
     )
     try:
-        outcome = train(whole, validation_bleu(whole), say, watch)
+        outcome = train(whole, validation_score(whole), say, watch)
     except NonFiniteLoss as error:
         say(f"t2t_flax train: {error}")
         return 1
@@ -160,10 +160,10 @@ def _finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
 
 
 def print_samples(triples: list, count: int, say=print) -> None:
-    """Source, reference and translation of `count` sentences, spread over the set."""
+    """Source, reference and output of `count` sentences, spread over the set."""
     for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, translation = triples[i]
-        say(f"\n  source       {source}\n  reference    {reference}\n  translation  {translation.text}")
+        source, reference, output = triples[i]
+        say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
 
 

@@ -3,6 +3,7 @@
 import sys
 
 from t2t_flax.commands import flags
+from t2t_flax.data.task import task_of
 
 
 def run(argv: list[str]) -> int:
@@ -31,18 +32,23 @@ def run(argv: list[str]) -> int:
     prefixes = flags.read_lines(args.prefix) if args.prefix else None
     translations = loaded.translate(lines, prefixes=prefixes)
     n_best = loaded.config.decode.n_best
-    out = [line for i, t in enumerate(translations) for line in _format(i, t, n_best, args.scores)]
+    task = task_of(loaded.config)
+    out = []
+    for number, (source, translation) in enumerate(zip(lines, translations, strict=True)):
+        answers = [task.answer(source, hypothesis.text) for hypothesis in translation.hypotheses]
+        out += _format(
+            number, answers, [hypothesis.score for hypothesis in translation.hypotheses], n_best, args.scores
+        )
     flags.write_text(args.output, "".join(line + "\n" for line in out))
     _warn(translations)
     return 0
 
 
-def _format(number: int, translation, n_best: int, scores: bool) -> list[str]:
+def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
     if n_best == 1:
-        best = translation.hypotheses[0]
-        return [f"{best.text}\t{best.score:.4f}" if scores else best.text]
-    score = (lambda h: f" ||| {h.score:.4f}") if scores else (lambda h: "")
-    return [f"{number} ||| {h.text}{score(h)}" for h in translation.hypotheses]
+        return [f"{answers[0]}\t{scores[0]:.4f}" if with_scores else answers[0]]
+    told = [f" ||| {score:.4f}" if with_scores else "" for score in scores]
+    return [f"{number} ||| {answer}{score}" for answer, score in zip(answers, told, strict=True)]
 
 
 def _warn(translations: list) -> None:

@@ -85,6 +85,7 @@ PRESETS: dict[str, Preset] = {
     "aiayn_parsing": Preset(
         "the paper, 6.3; heads, d_ff and tying, which it leaves open, as base with d_model 1024, untied",
         {
+            "data.task": "parsing",
             "model.num_encoder_layers": 4,
             "model.num_decoder_layers": 4,
             "model.d_model": 1024,

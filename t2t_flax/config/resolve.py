@@ -216,8 +216,26 @@ def _check_combinations(c: Config) -> None:
     first, last = c.log.profile_steps
     if first > last or first < 0:
         raise UserError(f"config.log.profile_steps = {c.log.profile_steps}: the first update comes after the last.")
-    if c.eval.metric == "bleu" and not c.eval.bleu_every_steps and (c.eval.patience or c.checkpoint.keep_best > 1):
-        raise UserError("config.eval.metric = 'bleu' needs config.eval.bleu_every_steps > 0 to be known in training.")
+    if (
+        c.eval.metric in ("bleu", "f1")
+        and not c.eval.bleu_every_steps
+        and (c.eval.patience or c.checkpoint.keep_best > 1)
+    ):
+        raise UserError(
+            f"config.eval.metric = '{c.eval.metric}' needs config.eval.bleu_every_steps > 0 to be known in training."
+        )
+    _check_task(c)
+
+
+def _check_task(c: Config) -> None:
+    d = c.data
+    if c.eval.metric in ("bleu", "f1") and (c.eval.metric == "f1") != (d.task == "parsing"):
+        raise UserError(f"config.eval.metric = '{c.eval.metric}' is not the score of config.data.task = {d.task}.")
+    if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
+        raise UserError(
+            "config.data.task = parsing has words on one side and symbols of trees on the other: set data.joint_vocabulary = "
+            "false and model.tying = decoder or none, and no data.tokenizer_model."
+        )
 
 
 def _check_schedule(o: schema.Optimizer) -> None:

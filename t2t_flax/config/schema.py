@@ -16,6 +16,11 @@ from t2t_flax.config.model_keys import Model
 
 @dataclass(frozen=True)
 class Data:
+    task: str = key(
+        "translation",
+        "translation: pairs of sentences, BLEU; parsing: constituency trees, bracket files in place of pairs, F1 (6.3)",
+        choices=("translation", "parsing"),
+    )
     train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
     valid: str = key("", "validation pairs, in the same forms", live=True)
     test: str = key("", "test pairs, in the same forms", live=True)
@@ -153,14 +158,14 @@ class Train:
 class Eval:
     every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, live=True)
     every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, live=True)
-    bleu_every_steps: int = key(0, "updates between validation BLEUs; 0 = only at the end", low=0, live=True)
+    bleu_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, live=True)
     bleu_sentences: int = key(
         0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, live=True
     )
     metric: str = key(
         "nll",
-        "what best checkpoints and patience look at; loss = with label smoothing",
-        choices=("nll", "loss", "bleu"),
+        "what best checkpoints and patience look at; loss = with label smoothing; bleu, in parsing f1, by eval.bleu_every_steps",
+        choices=("nll", "loss", "bleu", "f1"),
         live=True,
     )
     patience: int = key(

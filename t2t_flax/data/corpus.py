@@ -12,12 +12,12 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.data.layouts import plan_of
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.prepare import prepare_split
 from t2t_flax.data.shared import Pod, prepare_together, survey_once
 from t2t_flax.data.source import Source
-from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import TokenStore
 from t2t_flax.data.subword import read_codes, with_vocabulary
+from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizer import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.files import check_reachable
@@ -75,14 +75,7 @@ def split_source(config: Config, split: str) -> Source:
     spec = getattr(config.data, split)
     if not spec:
         raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
-    return open_source(
-        spec,
-        root=config.data.root,
-        source_language=config.data.source_language,
-        target_language=config.data.target_language,
-        seed=config.seed.data,
-        key=f"config.data.{split}",
-    )
+    return task_of(config).read(spec, seed=config.seed.data, key=f"config.data.{split}")
 
 
 def split_store(
@@ -111,7 +104,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
     settings = {
         name: getattr(d, name)
         for name in (
-            "tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
+            "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
             "split_digits"
         ).split()
     }
@@ -134,17 +127,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         folder = epath.Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
         if not TokenizerPair.is_complete(folder):
             log.info("training the tokenizer on %s", source.spec)
-            pair = train_tokenizers(
-                source,
-                kind=d.tokenizer,
-                vocab_size=d.vocab_size,
-                joint=d.joint_vocabulary,
-                character_coverage=d.character_coverage,
-                byte_fallback=d.byte_fallback,
-                normalization=d.normalization,
-                split_digits=d.split_digits,
-                max_sentences=d.tokenizer_sentences,
-            )
+            pair = task_of(config).train_tokenizers(source)
             pair.save(folder)
         pair = TokenizerPair.load(folder)
     if not TokenizerPair.is_complete(own):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from t2t_flax.config import Data
 from t2t_flax.data import workers
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.source import Source
@@ -73,6 +74,19 @@ def train_tokenizers(
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)
+
+
+def tokenizer_settings(data: Data) -> dict[str, Any]:
+    """The keys of a config that `train_sentencepiece` takes."""
+    return dict(
+        kind=data.tokenizer,
+        vocab_size=data.vocab_size,
+        character_coverage=data.character_coverage,
+        byte_fallback=data.byte_fallback,
+        normalization=data.normalization,
+        split_digits=data.split_digits,
+        max_sentences=data.tokenizer_sentences,
+    )
 
 
 def prepare_split(

@@ -63,9 +63,10 @@ class Tokenizer(abc.ABC):
         if not path.exists():
             raise UserError(f"there is no tokenizer at {path}")
         from t2t_flax.data.subword import SubwordNmtTokenizer
+        from t2t_flax.data.symbols import SymbolTokenizer
 
         data = path.read_bytes()
-        for kind in (SubwordNmtTokenizer, SentencePieceTokenizer):
+        for kind in (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer):
             if kind.recognizes(data):
                 return kind(data)
         raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model")

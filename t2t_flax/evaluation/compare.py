@@ -1,6 +1,7 @@
 """Whether one system is better than another: paired bootstrap resampling of two evaluation records (Koehn 2004)."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from t2t_flax.config import Data
+from t2t_flax.data.task import task_class
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import VARIANTS, Variant, variant
 
@@ -19,27 +22,39 @@ HOW = (
     "and 1 where both systems say the same; interval holds the middle 95 % of the differences on the same resamples; "
     "a_better is the share of resamples in which a scores higher."
 )
+HOW_TWO_SIDED = (
+    "Paired bootstrap resampling over sentences: p_value is two-sided, twice the smaller share of resampled differences on "
+    "either side of zero; interval holds the middle 95 % of them."
+)
 
 
 def compare(
     record_a: str | os.PathLike,
     record_b: str | os.PathLike,
     *,
-    score: str = "sacrebleu",
+    score: str = "",
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Any]:
-    """Both systems' BLEU `score` (a name of `bleu.VARIANTS`), the difference a - b, its 95 % interval and the p-value.
+    """Both systems' `score` (a BLEU of `bleu.VARIANTS`, or f1; default: sacrebleu, in parsing f1), the difference a - b, its
+    95 % interval and the p-value.
 
     Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file that is missing,
     changed or no record, and for records of different test sets.
     """
-    chosen, texts, originals = _prepared(record_a, record_b, score)
-    sums_a, sums_b = (_statistics(chosen, text, originals) for text in texts)
-    draws = np.random.default_rng(seed).choice(len(originals), size=(resamples, len(originals)))  # as PairedTest does
-    differences = np.array([_bleu(chosen, sums_a[i].sum(0)) - _bleu(chosen, sums_b[i].sum(0)) for i in draws])
-    score_a, score_b = _bleu(chosen, sums_a.sum(0)), _bleu(chosen, sums_b.sum(0))
-    p_value, signature = _paired_test(chosen, *texts, originals, resamples, seed)
+    task, score, texts, references = _prepared(record_a, record_b, score)
+    (counts_a, of), (counts_b, _) = (task.counts(score, text, references) for text in texts)
+    draws = np.random.default_rng(seed).choice(len(references), size=(resamples, len(references)))  # as PairedTest does
+    differences = np.array([of(counts_a[i].sum(0)) - of(counts_b[i].sum(0)) for i in draws])
+    score_a, score_b = of(counts_a.sum(0)), of(counts_b.sum(0))
+    if score in VARIANTS:
+        chosen = variant(score, tokenized=task.data.tokenized, language=task.data.target_language)
+        p_value, signature = _paired_test(
+            chosen, *map(chosen.prepare, texts), chosen.prepare(references), resamples, seed
+        )
+        how = f"{HOW} {VARIANTS[score]}: {chosen.how}"
+    else:
+        p_value, signature, how = two_sided(differences), "", HOW_TWO_SIDED
     low, high = np.percentile(differences, (2.5, 97.5))
     return {
         "score": score,
@@ -49,11 +64,11 @@ def compare(
         "interval": {"level": 0.95, "low": round(float(low), 4), "high": round(float(high), 4)},
         "p_value": round(p_value, 6),
         "a_better": round(float((differences > 0).mean()), 4),
-        "sentences": len(originals),
+        "sentences": len(references),
         "resamples": resamples,
         "seed": seed,
         "signature": signature,
-        "how": f"{HOW} {VARIANTS[score]}: {chosen.how}",
+        "how": how,
     }
 
 
@@ -64,13 +79,13 @@ def paired_statistics(
 
     Raises UserError as `compare` does.
     """
-    chosen, texts, originals = _prepared(record_a, record_b, score)
-    a, b = (_statistics(chosen, text, originals) for text in texts)
-    return (a, b), lambda sums: _bleu(chosen, sums)
+    task, score, texts, references = _prepared(record_a, record_b, score)
+    (a, of), (b, _) = (task.counts(score, text, references) for text in texts)
+    return (a, b), of
 
 
 def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: str):
-    """(how the score is computed, both systems' prepared texts, prepared references)."""
+    """(the task, the score, both systems' answers, references)."""
     a, b = read_record(record_a), read_record(record_b)
     _check_same_test_set(a, b, record_a, record_b)
     (said_a, references), (said_b, other) = (_texts(r, at) for r, at in ((a, record_a), (b, record_b)))
@@ -78,9 +93,20 @@ def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: s
         raise UserError(
             f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
         )
-    data = a["config"]["data"]
-    chosen = variant(score, tokenized=data["tokenized"], language=data["target_language"])
-    return chosen, [chosen.prepare(said) for said in (said_a, said_b)], chosen.prepare(references)
+    known = {item.name for item in dataclasses.fields(Data)}
+    data = Data(**{key: value for key, value in a["config"]["data"].items() if key in known})
+    task = task_class(data.task)(data)
+    score = score or next(iter(task.spoken))
+    if score not in task.spoken:
+        raise UserError(
+            f"systems of data.task = {data.task} are compared by {', '.join(task.spoken)}, not by {score!r}."
+        )
+    return task, score, (said_a, said_b), references
+
+
+def two_sided(differences: np.ndarray) -> float:
+    """Twice the smaller share of resampled differences on either side of zero."""
+    return min(1.0, 2 * float(min((differences <= 0).mean(), (differences >= 0).mean())))
 
 
 def describe(comparison: dict[str, Any]) -> str:
@@ -89,7 +115,7 @@ def describe(comparison: dict[str, Any]) -> str:
     low, high = c["interval"]["low"], c["interval"]["high"]
     return "\n".join(
         [
-            f"{VARIANTS[c['score']]} of two systems on the same {c['sentences']} sentences:",
+            f"{VARIANTS.get(c['score'], c['score'])} of two systems on the same {c['sentences']} sentences:",
             *(f"  {name} {c[name]['score']:6.2f}   {c[name]['record']}" for name in "ab"),
             f"  a - b {c['difference']:+.2f}, 95 % interval [{low:+.2f}, {high:+.2f}], p = {c['p_value']:.3g} "
             f"(paired bootstrap, {c['resamples']} resamples)",
@@ -149,19 +175,6 @@ def _texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], li
             raise UserError(f"{file} is not what {at} describes ({len(lines)} lines, another digest): evaluate again.")
         found.append(lines)
     return found[0], found[1]
-
-
-def _statistics(chosen: Variant, hypotheses: list[str], references: list[str]) -> np.ndarray:
-    """int64 [sentences, 10]: matches and n-grams of the orders 1 to 4, both lengths; BLEU is a function of their sum."""
-    metric = chosen.metric(effective_order=True)  # touches no count, only the warning about single sentences
-    scores = (metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True))
-    return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], np.int64)
-
-
-def _bleu(chosen: Variant, sums: np.ndarray) -> float:
-    sums = sums.tolist()
-    smooth = chosen.settings.get("smooth_method", "exp")
-    return chosen.metric().compute_bleu(sums[:4], sums[4:8], sums[8], sums[9], smooth_method=smooth).score
 
 
 def _paired_test(

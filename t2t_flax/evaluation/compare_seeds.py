@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import RESAMPLES, SEED, paired_statistics
+from t2t_flax.evaluation.compare import RESAMPLES, SEED, paired_statistics, two_sided
 
 HOW = (
     "Paired bootstrap over sentences and seeds: each resample draws sentences, the same for every system, and pairs of runs "
@@ -22,7 +22,7 @@ HOW = (
 def compare_seeds(
     pairs: Sequence[tuple[str | os.PathLike, str | os.PathLike]],
     *,
-    score: str = "sacrebleu",
+    score: str = "",
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Any]:
@@ -42,14 +42,13 @@ def compare_seeds(
     own = [[of(side.sum(0)) for side in statistics] for statistics, of in told]
     a, b = np.mean(own, axis=0)
     low, high = np.percentile(resampled, (2.5, 97.5))
-    tail = min((resampled <= 0).mean(), (resampled >= 0).mean())
     return {
         "score": score,
         "a": round(float(a), 4),
         "b": round(float(b), 4),
         "difference": round(float(a - b), 4),
         "interval": {"level": 0.95, "low": round(float(low), 4), "high": round(float(high), 4)},
-        "p_value": round(min(1.0, 2 * float(tail)), 6),
+        "p_value": round(two_sided(resampled), 6),
         "pairs": [[round(x, 4), round(y, 4)] for x, y in own],
         "sentences": sentences,
         "resamples": resamples,

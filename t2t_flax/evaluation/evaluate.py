@@ -14,9 +14,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.corpus import split_source, split_store
-from t2t_flax.evaluation.bleu import VARIANTS
+from t2t_flax.data.task import task_class, task_of
 from t2t_flax.evaluation.load import Loaded
-from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.files import write_whole
 from t2t_flax.parallel.pod import Pod
 from t2t_flax.training.run import ValidationLoss
@@ -24,10 +23,6 @@ from t2t_flax.training.state import count_params
 from t2t_flax.version import __version__
 
 RECORD_VERSION = 1
-_STEPS = {
-    "tokenized_bleu": "Moses tokens, multi-bleu",
-    "paper_bleu": "Moses tokens, hyphens split, multi-bleu",
-}
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
 
 
@@ -39,24 +34,19 @@ def evaluate(
 
     Of several processes (`pod`) all must call this; each decodes its share, process 0 writes.
 
-    Returns (the record, the list of (source, reference, Translation)).
+    Returns (the record, the list of (source, reference, hypothesis)).
     """
     began = time.perf_counter()
     source = split_source(loaded.config, split)
     pairs = list(source.pairs())
-    translations = loaded.translate([s for s, _ in pairs], progress=progress)
+    translations = loaded.translate([source for source, _ in pairs], progress=progress)
     decode_seconds = time.perf_counter() - began
-    hypotheses, references = [_one_line(t.text) for t in translations], [r.replace("\n", " ") for _, r in pairs]
+    task, sources = task_of(loaded.config), [source for source, _ in pairs]
+    outputs, targets = [t.text for t in translations], [target for _, target in pairs]
     store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=pod)
     nll, _ = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store)(loaded.params)
-    scores = corpus_scores(
-        hypotheses,
-        references,
-        bootstrap_samples=loaded.config.eval.bootstrap_samples,
-        tokenized=loaded.config.data.tokenized,
-        language=loaded.config.data.target_language,
-        all_variants=True,
-    )
+    scores = task.scores(sources, outputs, targets, samples=loaded.config.eval.bootstrap_samples)
+    hypotheses, references = (list(map(task.answer, sources, side)) for side in (outputs, targets))
     texts = {"hypotheses": _lines(hypotheses), "references": _lines(references)}
     name = record_name(loaded, split)
     record = {
@@ -99,7 +89,7 @@ def evaluate(
         for kind, text in texts.items():
             write_whole(folder / record[kind], text)
         write_record(folder / f"{name}.json", record)
-    return record, [(s, r, t) for (s, r), t in zip(pairs, translations, strict=True)]
+    return record, list(zip(sources, references, hypotheses, strict=True))
 
 
 def record_name(loaded: Loaded, split: str) -> str:
@@ -115,16 +105,7 @@ def summary(record: dict[str, Any]) -> str:
     what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     corpus = f"{data['corpus']}, " if data.get("corpus") else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {what}:"]
-    for name, spoken in VARIANTS.items():
-        bleu = scores[name]
-        value = f"{bleu['score']:.2f}"
-        if "confidence" in bleu:
-            value += f" ± {bleu['confidence']['half_width']:.2f}"
-        lines.append(f"  {spoken:14} {value:14} {_STEPS.get(name, bleu['signature'])}")
-    lines.append(
-        f"  chrF {scores['chrf']['score']:.2f}   exactly right {scores['exact_match']['score']:.1f} %   "
-        f"perplexity {scores['perplexity']:.3f}"
-    )
+    lines += task_class(record["config"]["data"].get("task", "translation")).summary(scores)
     if counts["source_cut"]:
         lines.append(f"  {counts['source_cut']} sources were cut to config.decode.max_source_length")
     if counts["hit_max_length"]:
@@ -145,7 +126,3 @@ def versions() -> dict[str, str]:
 
 def _lines(texts: list[str]) -> str:
     return "".join(text + "\n" for text in texts)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())

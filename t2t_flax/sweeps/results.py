@@ -16,6 +16,8 @@ from t2t_flax.sweeps.folder import COMPLETE, Folder
 from t2t_flax.sweeps.space import minimized
 from t2t_flax.telemetry.metrics import read_metrics
 
+_COMPARED = (*VARIANTS, "f1")
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -113,7 +115,7 @@ def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
         return None
     pairs = {r.seed: r.record for r in row.results if r.record}, {r.seed: r.record for r in base.results if r.record}
     seeds = sorted(pairs[0].keys() & pairs[1].keys())
-    if not seeds or metric not in VARIANTS:
+    if not seeds or metric not in _COMPARED:
         return None
     return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
 

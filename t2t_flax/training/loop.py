@@ -9,6 +9,8 @@ from collections.abc import Callable
 import jax
 import psutil
 
+from t2t_flax.config import Config
+from t2t_flax.data.task import task_class
 from t2t_flax.parallel.pod import Pod
 from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry.clock import Clock
@@ -38,20 +40,19 @@ class Outcome:
 
 def train(
     run: Run,
-    bleu: Callable[..., float] | None,
+    score: Callable[..., float] | None,
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
 ) -> Outcome:
     """Trains from the newest checkpoint (or from scratch) to config.train.steps.
 
-    `bleu(params, after_batch, compiling)` scores the validation set, calling `after_batch()` now and then, and compiles
-    within `compiling()`. Update t takes batch
-    t - 1. `watch`: of the processes of the run; default: this one alone. Raises NonFiniteLoss; UserError for a
-    checkpoint of another model and for a full disk.
+    `score(params, after_batch, compiling)` scores the validation set, calling `after_batch()` now and then, and compiles
+    within `compiling()`. Update t takes batch t - 1. `watch`: of the processes of the run; default: this one alone.
+    Raises NonFiniteLoss; UserError for a checkpoint of another model and for a full disk.
     """
     if watch is None:
         with Watch(Pod(), run.config.distributed) as watch:
-            return train(run, bleu, say, watch)
+            return train(run, score, say, watch)
     config = run.config
     with watch.giving_up("restoring and compiling"):
         checkpoints = open_checkpoints(run, watch.pod)
@@ -93,7 +94,7 @@ def train(
                 log.flush(bar)
                 try:
                     with clock.measure("eval"):
-                        values = _evaluate(now, state, valid_loss, bleu, watch)
+                        values = _evaluate(now, config, state, valid_loss, score, watch)
                 except StopRequested:  # nothing of it is kept: the resumed run evaluates first
                     asked = done.evaluation_due = True
                 else:
@@ -127,7 +128,9 @@ def _validation_loss(run: Run) -> ValidationLoss | None:
     return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
 
 
-def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bleu, watch: Watch) -> dict[str, float]:
+def _evaluate(
+    now: Due, config: Config, state: TrainState, valid_loss: ValidationLoss | None, score, watch: Watch
+) -> dict[str, float]:
     """Raises StopRequested where all processes are to stop in the middle of it."""
     values = {}
     if valid_loss and now.loss:
@@ -135,7 +138,8 @@ def _evaluate(now: Due, state: TrainState, valid_loss: ValidationLoss | None, bl
         values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
     if now.bleu:
         compiling = functools.partial(watch.giving_up, "compiling the search")
-        values["valid_bleu"] = bleu(state.eval_params, watch.stop_here, compiling)
+        name = task_class(config.data.task).score
+        values[f"valid_{name}"] = score(state.eval_params, watch.stop_here, compiling)
     return values
 
 
@@ -144,7 +148,7 @@ def _note_metric(done: Progressed, values: dict[str, float], step: int, name: st
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = value if name == "bleu" else -value
+    metric = value if name in ("bleu", "f1") else -value
     if done.best_metric is None or metric > done.best_metric:
         done.best_metric, done.best_step, done.evaluations_without_better = metric, step, 0
     else:

@@ -57,7 +57,7 @@ def trained(tmp_path_factory):
 def test_train_says_what_it_does_and_ends_with_a_record(trained):
     _, workdir, out = trained
     for text in ("500 pairs", "parameters, vocabulary 400", "after the start of the process", "tok/s", "fill", "valid_nll",
-                 "BLEU", "nrefs:1|case:mixed|eff:no|tok:13a", "source  ", "reference  ", "translation  ", "allocator:"):  # fmt: skip
+                 "BLEU", "nrefs:1|case:mixed|eff:no|tok:13a", "source  ", "reference  ", "output  ", "allocator:"):  # fmt: skip
         assert text in out
     record = json.loads((workdir / "eval" / "test-20.json").read_text())
     hypotheses = (workdir / "eval" / "test-20.hyp.txt").read_text().split("\n")[:-1]

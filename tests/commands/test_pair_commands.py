@@ -16,7 +16,7 @@ DEVICES = "--config.mesh.data=-1"
 def workdir(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("pairs") / "run"
     config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2))
-    loop.train(start(config, folder, cache), bleu=None)
+    loop.train(start(config, folder, cache), score=None)
     return folder
 
 

@@ -96,6 +96,7 @@ PREPARED = {
 
 # Keys that another test shows to act: file and test.
 ELSEWHERE = {
+    "data.task": "tasks/test_parsing.py::test_the_papers_config",
     "mesh.rules": "parallel/test_mesh.py::test_another_table_of_rules",
     "mesh.fsdp_shards": "parallel/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
     "mesh.slices": "parallel/test_zero.py::test_only_the_data_axis_crosses_slices",

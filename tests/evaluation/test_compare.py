@@ -197,7 +197,7 @@ def run_of_updates(tmp_path_factory, cache):
         eval=dict(bootstrap_samples=0, samples=0),
         decode=dict(beam_size=1, max_extra=2),
     )
-    loop.train(start(config, workdir, cache), bleu=None)
+    loop.train(start(config, workdir, cache), score=None)
     return workdir
 
 

@@ -24,7 +24,7 @@ def workdir(tmp_path_factory, cache):
     config = tiny_run(
         folder, steps=6, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
     )
-    loop.train(start(config, folder, cache), bleu=None)
+    loop.train(start(config, folder, cache), score=None)
     return folder
 
 
@@ -139,7 +139,7 @@ def test_an_average_refuses_what_does_not_belong_together(workdir, tmp_path, cac
         average([workdir], tmp_path / "x", steps=[3], overrides=ALL)
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     other = tmp_path / "other"
-    loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), bleu=None)
+    loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), score=None)
     with pytest.raises(UserError, match="model.d_ff: 48 there, 32 here"):
         average([workdir, other], tmp_path / "x", last=1, overrides=ALL)
     with pytest.raises(UserError, match="is there already"):
@@ -152,7 +152,7 @@ def test_an_average_is_not_a_run_that_goes_on(workdir, tmp_path, cache):
         tmp_path / "mean", steps=8, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
     )
     with pytest.raises(UserError, match="train.init_from"):
-        loop.train(start(config, tmp_path / "mean", cache), bleu=None)
+        loop.train(start(config, tmp_path / "mean", cache), score=None)
 
 
 def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_path):

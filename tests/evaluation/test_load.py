@@ -33,7 +33,7 @@ def finished(tmp_path_factory, cache):
         eval=dict(bootstrap_samples=50),
         decode=dict(beam_size=2, max_extra=4),
     )
-    return workdir, loop.train(start(config, workdir, cache), bleu=None)
+    return workdir, loop.train(start(config, workdir, cache), score=None)
 
 
 def test_evaluation_uses_the_moving_average(finished):

@@ -6,7 +6,7 @@ from tiny_run import start, tiny_run
 from t2t_flax.data import toy
 from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
 from t2t_flax.evaluation.scores import corpus_scores
-from t2t_flax.evaluation.validation import validation_bleu
+from t2t_flax.evaluation.validation import validation_score
 
 
 @pytest.mark.parametrize("sentences", [0, 7])
@@ -21,7 +21,7 @@ def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
 
     monkeypatch.setattr(Translator, "translate", translate)
     run = start(tiny_run(tmp_path, eval=dict(bleu_sentences=sentences)), tmp_path, cache)
-    score = validation_bleu(run)(None)
+    score = validation_score(run)(None)
     assert seen == [source for source, _ in pairs]
     expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [r for _, r in pairs])
     assert 0 < score < 100 and score == expected["sacrebleu"]["score"]

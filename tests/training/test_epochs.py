@@ -34,7 +34,7 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
     epoch = Batches(run.corpus.train, config.data, seed=0).updates_per_epoch
     assert 1 < epoch < 20
     assert [due(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [False, True, False, False]
-    loop.train(run, bleu=None)
+    loop.train(run, score=None)
     assert sorted(metrics(tmp_path, "valid_loss")) == list(range(epoch, 43, epoch))
     kept = Checkpoints(tmp_path / "checkpoints").steps()
     assert 42 % epoch, "the last update is saved beside the regular ones"
@@ -46,7 +46,7 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
 def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
     run = start(config, tmp_path, cache)
-    state = loop.train(run, bleu=None).state
+    state = loop.train(run, score=None).state
     nll, loss = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
     np.testing.assert_allclose(nll, loss, rtol=1e-6)
     smooth = tiny_run(tmp_path, steps=1, **EPOCHS)
@@ -60,7 +60,7 @@ def test_patience_looks_at_the_smoothed_loss(tmp_path, cache, monkeypatch):
     values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])
     monkeypatch.setattr(loop, "ValidationLoss", lambda *args: lambda params, after_batch: next(values))
     groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))
-    outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), bleu=None)
+    outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), score=None)
     assert outcome.reason == "patience" and len(metrics(tmp_path, "valid_loss")) == 4
 
 
@@ -76,7 +76,7 @@ def test_a_stop_between_two_epochs_takes_no_regular_checkpoint_s_place(tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "due", signalled)
-        outcome = loop.train(run, bleu=None)
+        outcome = loop.train(run, score=None)
     stop = outcome.step
     assert 2 * epoch < stop < 3 * epoch and outcome.reason == "SIGTERM"
     assert Checkpoints(tmp_path / "checkpoints").steps() == [epoch, 2 * epoch, stop]
@@ -84,5 +84,5 @@ def test_a_stop_between_two_epochs_takes_no_regular_checkpoint_s_place(tmp_path,
     with jax.default_device(jax.devices()[0]):
         assert load(tmp_path, average=2, overrides=overrides).steps == (2 * epoch, epoch)
         assert load(tmp_path, overrides=overrides).steps == (stop,)
-    outcome = loop.train(start(config, tmp_path, cache), bleu=None)
+    outcome = loop.train(start(config, tmp_path, cache), score=None)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [*range(epoch, 43, epoch)][-2:] + [42]

@@ -36,7 +36,7 @@ def curve(workdir) -> list[tuple[int, float, float]]:
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, cache):
     workdir = tmp_path_factory.mktemp("run")
-    outcome = loop.train(start(tiny_run(workdir), workdir, cache), bleu=None)
+    outcome = loop.train(start(tiny_run(workdir), workdir, cache), score=None)
     assert outcome.reason == "steps" and outcome.step == 12
     return curve(workdir), outcome.state
 
@@ -44,7 +44,7 @@ def uninterrupted(tmp_path_factory, cache):
 def test_every_update_is_logged_once_with_what_was_promised(uninterrupted, tmp_path, cache):
     losses, _ = uninterrupted
     assert [s for s, _, _ in losses] == list(range(1, 13))
-    loop.train(start(tiny_run(tmp_path, steps=4, eval=dict(every_steps=2)), tmp_path, cache), bleu=None)
+    loop.train(start(tiny_run(tmp_path, steps=4, eval=dict(every_steps=2)), tmp_path, cache), score=None)
     lines = read_metrics(tmp_path)
     update = next(m for m in lines if m["step"] == 3)
     for name in ("loss", "nll", "ppl", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
@@ -61,8 +61,8 @@ def test_every_update_is_logged_once_with_what_was_promised(uninterrupted, tmp_p
 def test_resuming_continues_bit_for_bit(tmp_path, cache, uninterrupted):
     """Stopped after update 8 by its step count, continued to 12: the same losses and the same state, to the bit."""
     losses, state = uninterrupted
-    loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), bleu=None)
-    outcome = loop.train(start(tiny_run(tmp_path, steps=12), tmp_path, cache), bleu=None)
+    loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
+    outcome = loop.train(start(tiny_run(tmp_path, steps=12), tmp_path, cache), score=None)
     assert curve(tmp_path) == losses
     for a, b in zip(jax.tree.leaves(outcome.state), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -144,11 +144,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, ca
     monkeypatch.setattr(step, "loss_sums", explode)
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
     with pytest.raises(NonFiniteLoss, match="update 6: loss nan"):
-        loop.train(start(config, tmp_path, cache), bleu=None)
+        loop.train(start(config, tmp_path, cache), score=None)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert checkpoints.steps() == [2, 4]
     monkeypatch.undo()
-    outcome = loop.train(start(config, tmp_path, cache), bleu=None)
+    outcome = loop.train(start(config, tmp_path, cache), score=None)
     assert outcome.step == 12
 
 
@@ -160,7 +160,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
         eval=dict(bleu_every_steps=2, metric="bleu", patience=3),
         checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
     )
-    outcome = loop.train(start(config, tmp_path, cache), bleu=lambda *_: next(scores))
+    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores))
     assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
@@ -168,7 +168,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
 def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
     """A limit on the size of files stands in for the full disk."""
     run = start(tiny_run(tmp_path, steps=4), tmp_path, cache)
-    loop.train(run, bleu=None)
+    loop.train(run, score=None)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     run = start(tiny_run(tmp_path, steps=8, log=dict(every_steps=100)), tmp_path, cache)
@@ -177,34 +177,34 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
         with pytest.raises(
             UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Make room"
         ):
-            loop.train(run, bleu=None)
+            loop.train(run, score=None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), bleu=None)
+    outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
     assert outcome.step == 8 and [s for s, _, _ in curve(tmp_path)] == list(range(1, 9))
 
 
 def test_changed_data_is_refused(tmp_path, cache):
-    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), bleu=None)
+    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
     run = start(tiny_run(tmp_path, steps=8), tmp_path, cache)
     object.__setattr__(run.corpus.train, "digest", "0123456789abcdef")
     with pytest.raises(UserError, match="was made with other training data"):
-        loop.train(run, bleu=None)
+        loop.train(run, score=None)
 
 
 def test_a_finished_run_is_fine_tuned_on_other_data(tmp_path, cache):
     first, second = tmp_path / "first", tmp_path / "second"
-    outcome = loop.train(start(tiny_run(first, steps=4), first, cache), bleu=None)
+    outcome = loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
     config = tiny_run(second, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, second, cache)
     params = resume.params_of_finished(run, epath.Path(first))
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(outcome.state.params), strict=True):
         np.testing.assert_array_equal(a, b)
-    loop.train(run, bleu=None)
+    loop.train(run, score=None)
     assert curve(second)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "third", train=dict(init_from=str(first)), model=dict(d_model=32))
     with pytest.raises(UserError, match="config.train.init_from = .*: 16 there, 32 here"):
-        loop.train(start(other, tmp_path / "third", cache), bleu=None)
+        loop.train(start(other, tmp_path / "third", cache), score=None)
 
 
 def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache,
 
     monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
     with pytest.raises(UserError, match="the train step for .* GiB are there. Lower config.data.microbatch_tokens"):
-        loop.train(start(tiny_run(tmp_path), tmp_path, cache), bleu=None)
+        loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
 
@@ -268,7 +268,7 @@ def test_checkpoint_and_log_keys(tmp_path, cache):
         checkpoint=dict(every_steps=2, keep_last=3, keep_best=0),
         log=dict(every_steps=5, tensorboard=True, profile_steps=(2, 3)),
     )
-    loop.train(start(config, tmp_path, cache), bleu=None)
+    loop.train(start(config, tmp_path, cache), score=None)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [8, 10, 12]
     assert [s for s, _, _ in curve(tmp_path)] == [5, 10]
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))

@@ -1,0 +1,39 @@
+"""English constituency parsing (6.3) from bracket files: a small model for two CPU cores, or `:paper`, its model for WSJ.
+
+    python -m t2t_flax train --config=configs/parsing.py --config.data.root=DATA/craft_treebank --workdir=runs/parsing
+
+    python -m t2t_flax train --config=configs/parsing.py:paper --workdir=runs/wsj --config.data.train='wsj/0[2-9]/*.mrg,...' \\
+        --config.data.valid='wsj/22/*.mrg' --config.data.test='wsj/23/*.mrg'
+
+data.root of the first holds train.trees.gz and dev.trees.gz, one tree a line. Published for WSJ: F1 91.3 (Table 4).
+"""
+
+from t2t_flax.config import default_config
+from t2t_flax.config.presets import preset
+
+
+def get_config(size: str = "small"):
+    if size == "paper":
+        return preset("aiayn_parsing")
+    if size != "small":
+        raise KeyError(f"variant {size!r}: expected small or paper")
+    c = default_config()
+    c.data.task = "parsing"
+    c.data.train, c.data.valid, c.data.test = "train.trees.gz", "dev.trees.gz", "dev.trees.gz"
+    c.data.joint_vocabulary, c.model.tying = False, "decoder"
+    c.data.vocab_size, c.data.byte_fallback = 8000, False
+    # Of CRAFT's trees 99.8 % have at most 256 symbols; a sentence of 24 words, the median, has 60.
+    c.data.max_length, c.data.row_length = 256, 256
+    c.data.batch_tokens = 4096
+    c.model.num_encoder_layers = c.model.num_decoder_layers = 3
+    c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4
+    c.model.dropout = 0.1
+    c.model.vocab_multiple = 8
+    c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "inverse_sqrt", 3e-3, 500
+    c.train.steps = 6000
+    c.eval.every_steps = 300
+    c.checkpoint.every_steps = 300
+    c.checkpoint.keep_last, c.checkpoint.average_last = 5, 5
+    c.decode.beam_size, c.decode.alpha, c.decode.max_extra = 21, 0.3, 300
+    c.mesh.cpu_devices = 2
+    return c

@@ -1,0 +1,74 @@
+"""What makes a problem of the encoder-decoder: how examples are read, become token sequences, and how outputs are turned
+into answers and scored. `data.task` names the file of `t2t_flax.tasks` that does it.
+"""
+
+import abc
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config, Data
+from t2t_flax.data.source import Source
+from t2t_flax.data.tokenizer import TokenizerPair
+
+Counts = tuple[np.ndarray, Callable[[np.ndarray], float]]
+"""int64 [sentences, n], and the score in percent of their sum over sentences: what a bootstrap resamples."""
+
+
+class Task(abc.ABC):
+    """A task under the keys of a config; examples and outputs are text, a source and a target side."""
+
+    score: str
+    """Name of its main score: in `scores`, and as `valid_...` in training."""
+    spoken: dict[str, str]
+    """The scores that two systems can be compared by (`counts`), each as one says it."""
+
+    def __init__(self, data: Data):
+        self.data = data
+
+    @abc.abstractmethod
+    def read(self, spec: str, *, seed: int, key: str) -> Source:
+        """The examples that `spec` (the value of config key `key`) names. Raises UserError if they cannot be there."""
+
+    @abc.abstractmethod
+    def train_tokenizers(self, source: Source) -> TokenizerPair:
+        """What makes token sequences of both sides, learned from the training examples."""
+
+    def answer(self, source: str, output: str) -> str:
+        """One line: what a user gets for an output of the model; of a target the reference."""
+        return " ".join(output.splitlines())
+
+    @abc.abstractmethod
+    def scores(
+        self,
+        sources: Sequence[str],
+        outputs: Sequence[str],
+        targets: Sequence[str],
+        *,
+        samples: int,
+        brief: bool = False,
+    ) -> dict[str, Any]:
+        """Scores of a whole set, `{name: {"score": percent, "how" or "signature": text}}`. samples: of the bootstrap of the
+        main score's interval, 0 = none. brief: the main score will do.
+        """
+
+    @staticmethod
+    @abc.abstractmethod
+    def summary(scores: dict[str, Any]) -> list[str]:
+        """The scores in a few lines for people."""
+
+    @abc.abstractmethod
+    def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:
+        """What `score` of these answers is computed from, for each sentence."""
+
+
+def task_of(config: Config) -> Task:
+    """The task that data.task names."""
+    return task_class(config.data.task)(config.data)
+
+
+def task_class(name: str) -> type[Task]:
+    """The class `Task` of t2t_flax.tasks.NAME, loaded when it is asked for: tasks know scores, which know this package."""
+    return importlib.import_module(f"t2t_flax.tasks.{name}").TASK

@@ -1,0 +1,79 @@
+"""English constituency parsing (6.3): words in, their linearised tree out, labelled F1."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.data.prepare import tokenizer_settings
+from t2t_flax.data.symbols import SymbolTokenizer
+from t2t_flax.data.task import Counts, Task
+from t2t_flax.data.tokenizer import TokenizerPair, train_sentencepiece
+from t2t_flax.tasks.brackets import HOW, bracket_counts, f1
+from t2t_flax.tasks.tree_source import open_trees
+from t2t_flax.tasks.trees import Node, bracketed, from_linear, read_trees
+
+_SEED = 12345
+
+
+class Parsing(Task):
+    score = "f1"
+    spoken = {"f1": "F1"}
+
+    def read(self, spec, *, seed, key):
+        return open_trees(spec, root=self.data.root, key=key)
+
+    def train_tokenizers(self, source):
+        words = train_sentencepiece((sentence for sentence, _ in source.pairs()), **tokenizer_settings(self.data))
+        return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
+
+    def answer(self, source, output):
+        return bracketed(from_linear(output, source.split())[0]) if source.strip() else ""
+
+    def scores(self, sources, outputs, targets, *, samples, brief=False):
+        pairs = list(zip(sources, outputs, targets, strict=True))
+        made = [from_linear(output, source.split()) for source, output, _ in pairs]
+        gold = [from_linear(target, source.split())[0] for source, _, target in pairs]
+        counts = np.array([bracket_counts(tree, reference) for (tree, _), reference in zip(made, gold, strict=True)])
+        matched, in_gold, found, tags, words, exact = (int(n) for n in counts.sum(0))
+        percent = lambda part, of: round(100.0 * part / of, 4) if of else 100.0  # noqa: E731
+        scores: dict[str, Any] = {
+            "f1": {"score": round(f1(counts.sum(0)), 4), "how": HOW},
+            "precision": {"score": percent(matched, found)},
+            "recall": {"score": percent(matched, in_gold)},
+            "exact_match": {"score": percent(exact, len(pairs)), "sentences": exact},
+            "tagging_accuracy": {"score": percent(tags, words)},
+            "well_formed": {"score": percent(sum(right for _, right in made), len(pairs))},
+        }
+        if samples:
+            rng = np.random.default_rng(_SEED)
+            drawn = rng.multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), size=samples) @ counts
+            low, high = np.percentile([f1(sums) for sums in drawn], (2.5, 97.5))
+            interval = {"level": 0.95, "samples": samples, "low": round(float(low), 4), "high": round(float(high), 4)}
+            scores["f1"]["confidence"] = interval
+        return scores
+
+    @staticmethod
+    def summary(scores):
+        interval = scores["f1"].get("confidence")
+        told = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
+        return [
+            f"  F1 {scores['f1']['score']:.2f}{told}   precision {scores['precision']['score']:.2f}   recall "
+            f"{scores['recall']['score']:.2f}   (EVALB's rules, COLLINS.prm)",
+            f"  exactly right {scores['exact_match']['score']:.1f} %   tags right {scores['tagging_accuracy']['score']:.2f} %   "
+            f"well-formed outputs {scores['well_formed']['score']:.2f} %   perplexity {scores['perplexity']:.3f}",
+        ]
+
+    def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:
+        pairs = zip(map(_tree, answers), map(_tree, references), strict=True)
+        return np.array([bracket_counts(answer, reference) for answer, reference in pairs]), f1
+
+
+def _tree(text: str) -> Node:
+    if not text.strip():
+        return Node("TOP", ())
+    ((_, tree),) = read_trees([text], "tree")
+    return tree
+
+
+TASK = Parsing

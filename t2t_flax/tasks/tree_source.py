@@ -1,0 +1,53 @@
+"""Bracket files as a corpus: the words of a sentence are the source, its linearised tree is the target."""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+
+from etils import epath
+
+from t2t_flax.data.lines import file_sha256, lines
+from t2t_flax.data.source import Source
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.trees import Node, leaves, linear, read_trees
+
+FORMS = "bracket files with one tree a line or as .mrg, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"
+
+
+class TreeSource(Source):
+    """The trees of some files, in the order of the files."""
+
+    def __init__(self, spec: str, paths: list[epath.Path]):
+        super().__init__(spec)
+        self._paths = paths
+
+    def read(self):
+        for _, _, tree in self._trees():
+            yield " ".join(leaf.word for leaf in leaves(tree)), linear(tree)
+
+    def fingerprint(self):
+        return hashlib.sha256("\n".join(["trees", *map(file_sha256, self._paths)]).encode()).hexdigest()
+
+    def where(self, i):
+        for n, (path, line, _) in enumerate(self._trees()):
+            if n == i:
+                return f"{path} line {line}"
+        raise IndexError(i)
+
+    def _trees(self) -> Iterator[tuple[epath.Path, int, Node]]:
+        for path in self._paths:
+            yield from ((path, line, tree) for line, tree in read_trees(lines(path), str(path)))
+
+
+def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
+    """The corpus of the bracket files that `spec` names, from folder `root`. Raises UserError where one is missing."""
+    paths = []
+    for name in filter(None, (part.strip() for part in spec.split(","))):
+        path = epath.Path(root or ".") / epath.Path(name).expanduser()
+        found = [path] if path.exists() else [epath.Path(match) for match in sorted(glob.glob(os.fspath(path)))]
+        if not found or any(one.is_dir() for one in found):
+            what = f"there is no file {path}" if not found else f"{path} is a folder"
+            raise UserError(f"{key} = {spec!r}: {what}. Expected {FORMS}.")
+        paths += found
+    return TreeSource(spec, paths)

@@ -1,0 +1,142 @@
+"""Parsing as a task of the encoder-decoder: its tokens, scores and comparisons, and a run that learns it."""
+
+import json
+
+import numpy as np
+import pytest
+from small import small_config
+
+from t2t_flax import config as config_lib
+from t2t_flax.__main__ import main
+from t2t_flax.data.symbols import SymbolTokenizer
+from t2t_flax.data.task import task_of
+from t2t_flax.data.tokenizer import EOS, UNK, Tokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.compare import compare
+from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.tasks.trees import leaves, linear, read_trees
+
+WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}
+
+
+def sentence(rng) -> str:
+    """A tree of a small grammar, in which a preposition says where it hangs: 'of' from the noun, 'with' from the verb."""
+    word = lambda tag: f"({tag} {WORDS[tag][rng.integers(len(WORDS[tag]))]})"  # noqa: E731
+    noun = lambda: f"(NP {word('DT')} {word('NN')})"  # noqa: E731
+    target = noun()
+    if rng.random() < 0.3:
+        target = f"(NP {target} (PP (IN of) {noun()}))"
+    verb = f"(VP {word('VBD')} {target})"
+    if rng.random() < 0.3:
+        verb = f"(VP {word('VBD')} {target} (PP (IN with) {noun()}))"
+    return f"(TOP (S {noun()} {verb} (. .)))"
+
+
+@pytest.fixture
+def treebank(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 800), ("dev", 40)):
+        (tmp_path / f"{name}.trees").write_text("".join(sentence(rng) + "\n" for _ in range(count)))
+    return tmp_path
+
+
+def config_of(**groups):
+    return small_config(
+        **({"data": dict(task="parsing", joint_vocabulary=False), "model": dict(tying="decoder")} | groups)
+    )
+
+
+def read(text):
+    ((_, tree),) = read_trees([text], "x")
+    return tree
+
+
+def test_symbols_are_pieces_of_their_own(tmp_path):
+    tokenizer = SymbolTokenizer.of(["(S NN )S", "(S VB NN )S"])
+    assert tokenizer.vocab_size == 3 + 4 and EOS not in tokenizer.encode("(S NN )S")
+    assert tokenizer.decode([*tokenizer.encode("(S VB )S"), EOS]) == "(S VB )S"
+    assert tokenizer.encode("(S QQ") == [tokenizer.encode("(S")[0], UNK]
+    tokenizer.save(tmp_path / "t.model")
+    loaded = Tokenizer.load(tmp_path / "t.model")
+    assert loaded.digest == tokenizer.digest and loaded.pieces([3]) == tokenizer.pieces([3])
+    with pytest.raises(IndexError):
+        loaded.decode([99])
+
+
+def test_scores_and_their_interval():
+    task = task_of(config_of())
+    trees = [read(sentence(np.random.default_rng(i))) for i in range(50)]
+    sources, targets = [" ".join(leaf.word for leaf in leaves(t)) for t in trees], [linear(t) for t in trees]
+    perfect = task.scores(sources, targets, targets, samples=100)
+    assert perfect["f1"]["score"] == perfect["well_formed"]["score"] == perfect["exact_match"]["score"] == 100
+    broken = [t.replace("(VP", "(XP", 1) if i % 2 else t for i, t in enumerate(targets)]
+    scores = task.scores(sources, broken, targets, samples=200)
+    assert scores["well_formed"]["score"] == 50 and scores["tagging_accuracy"]["score"] == 100
+    interval = scores["f1"]["confidence"]
+    assert interval["low"] < scores["f1"]["score"] < interval["high"] and "COLLINS" in scores["f1"]["how"]
+    assert any("F1" in line for line in task.summary(scores | {"perplexity": 1.0}))
+    answers, references = (
+        [task.answer(s, t) for s, t in zip(sources, side, strict=True)] for side in (broken, targets)
+    )
+    counts, of = task.counts("f1", answers, references)
+    assert of(counts.sum(0)) == pytest.approx(scores["f1"]["score"], abs=1e-4)
+
+
+def test_an_empty_source_has_an_empty_answer():
+    task = task_of(config_of())
+    assert task.answer("", "(S NN )S") == ""
+    counts, _ = task.counts("f1", ["", "(TOP (NP (NN a)))"], ["", "(TOP (NP (NN a)))"])
+    assert counts[:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("groups, told", [
+    (dict(data=dict(task="parsing"), model=dict(tying="all")), "joint_vocabulary"),
+    (dict(eval=dict(metric="bleu", bleu_every_steps=5)), "not the score of config.data.task = parsing"),
+])  # fmt: skip
+def test_impossible_combinations_are_refused(groups, told):
+    with pytest.raises(UserError, match=told):
+        config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))
+
+
+def test_the_papers_config():
+    c = config_lib.load_config("configs/parsing.py:paper")
+    assert (c.data.task, c.decode.beam_size, c.decode.alpha, c.decode.max_extra) == ("parsing", 21, 0.3, 300)
+    assert (c.model.num_encoder_layers, c.model.d_model, c.data.vocab_size) == (4, 1024, 16_000)
+    small = config_lib.load_config("configs/parsing.py")
+    assert (small.decode.beam_size, small.decode.alpha, small.decode.max_extra) == (21, 0.3, 300)
+
+
+@pytest.mark.slow
+def test_a_small_grammar_is_learned_and_parses_come_back_over_the_words(treebank, capsys, tmp_path, monkeypatch):
+    words = {
+        "data.root": treebank, "data.train": "train.trees", "data.valid": "dev.trees", "data.test": "dev.trees",
+        "data.vocab_size": 40, "data.max_length": 64, "data.row_length": 64, "data.batch_tokens": 1024, "model.d_model": 64,
+        "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
+        "model.dropout": 0.0, "train.steps": 250, "optimizer.warmup_steps": 50, "optimizer.peak_lr": 5e-3,
+        "eval.every_steps": 125, "eval.bleu_every_steps": 125, "eval.metric": "f1", "mesh.cpu_devices": 1,
+        "decode.beam_size": 4, "checkpoint.average_last": 0, "checkpoint.every_steps": 125,
+    }  # fmt: skip
+    run = tmp_path / "run"
+    given = [f"--config.{key}={value}" for key, value in words.items()]
+    assert main(["train", "--config=configs/parsing.py", f"--workdir={run}", *given]) == 0
+    out = capsys.readouterr().out
+    assert "F1" in out and "well-formed" in out
+    record = json.loads((run / "eval" / "test-250.json").read_text())
+    assert record["scores"]["f1"]["score"] > 90 and record["scores"]["well_formed"]["score"] > 90
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if "valid_f1" in line] == [125, 250]
+    (tmp_path / "in.txt").write_text("the dog saw a cat .\n\nthe fish ate the cat of a dog .\n")
+    assert main(["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"]) == 0
+    lines = (tmp_path / "out.txt").read_text().split("\n")
+    assert lines[1] == "" and len(lines) == 4
+    assert [leaf.word for leaf in leaves(read(lines[0]))] == "the dog saw a cat .".split()
+    assert "(PP (IN of)" in lines[2]
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("test-250.json", "test-250.hyp.txt", "test-250.ref.txt"):
+        (other / name).write_bytes((run / "eval" / name).read_bytes())
+    same = compare(run / "eval" / "test-250.json", other / "test-250.json")
+    assert same["score"] == "f1" and same["difference"] == 0 and same["p_value"] == 1
+    assert compare_seeds([(run / "eval" / "test-250.json", other / "test-250.json")])["score"] in ("", "f1")
+    with pytest.raises(UserError, match="are compared by f1, not by 'sacrebleu'"):
+        compare(run / "eval" / "test-250.json", other / "test-250.json", score="sacrebleu")

@@ -1,0 +1,129 @@
+"""Bracket files, the linear form of trees and its inverse."""
+
+import gzip
+import os
+import random
+from pathlib import Path
+
+import pytest
+from random_trees import random_tree
+
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.tree_source import open_trees
+from t2t_flax.tasks.trees import Node, bracketed, from_linear, leaves, linear, read_trees
+
+TEXT = "(TOP (S (NP (DT The) (NN dog)) (VP (VBD slept)) (. .)))"
+
+
+def read(*lines):
+    return [tree for _, tree in read_trees(lines, "x.mrg")]
+
+
+def words(tree):
+    return [leaf.word for leaf in leaves(tree)]
+
+
+def test_a_tree_is_read_and_written():
+    (tree,) = read(TEXT)
+    assert bracketed(tree) == TEXT and words(tree) == ["The", "dog", "slept", "."]
+    assert linear(tree) == "(S (NP DT NN )NP (VP VBD )VP . )S"
+
+
+def test_the_penn_treebank_as_it_is_distributed():
+    """Over several lines, an empty root, function tags, indices, traces and what is empty without them."""
+    lines = [
+        "( (S", "    (NP-SBJ-1 (NNP Ms.) (NNP Haag) )", "    (VP (VBZ plays)", "      (NP=2 (NNP Elianti) )",
+        "      (S (NP-SBJ (-NONE- *-1) )))", "    (. .) ))", "", "( (X|Y (-LRB- -LRB-)) )",
+    ]  # fmt: skip
+    first, second = [bracketed(tree) for tree in read(*lines)]
+    assert first == "(TOP (S (NP (NNP Ms.) (NNP Haag)) (VP (VBZ plays) (NP (NNP Elianti))) (. .)))"
+    assert second == "(TOP (X (-LRB- -LRB-)))"
+    assert [number for number, _ in read_trees(lines, "x")] == [1, 8]
+
+
+@pytest.mark.parametrize("text, told", [
+    ("(S (NN a)))", "line 1: a '\\)' without"),
+    ("ok (S (NN a))", "'ok' outside of a tree"),
+    ("(S (NN a)", "begins here has 1 '\\)' too few"),
+    ("()", "is empty"),
+    ("(S (NP) (NN a))", "\\(NP\\) is empty"),
+    ("(S (NN a b))", "neither"),
+    ("(S (NN a) b)", "neither"),
+    ("(S (NP (-NONE- *)))", "without a word"),
+])  # fmt: skip
+def test_ill_formed_trees_are_refused_with_their_place(text, told):
+    with pytest.raises(UserError, match=told):
+        read(text)
+
+
+def test_the_place_of_a_mistake_on_a_later_line():
+    with pytest.raises(UserError, match="x.mrg line 3: a '\\)' without"):
+        read(TEXT, TEXT, "(S (NN a)))")
+    with pytest.raises(UserError, match="x.mrg line 2: the tree that begins here has 2"):
+        read(TEXT, "(S (NP (NN a)", "(VP (VB b))")
+
+
+def test_the_linear_form_has_an_inverse():
+    rng = random.Random(0)
+    for _ in range(300):
+        tree = Node("TOP", tuple(random_tree(rng, 1) for _ in range(rng.randint(1, 2))))
+        assert from_linear(linear(tree), words(tree)) == (tree, True)
+
+
+@pytest.mark.parametrize("symbols, mended", [
+    ("(S (NP DT NN )NP (VP VBD )VP .", "(TOP (S (NP (DT a) (NN b)) (VP (VBD c)) (. d)))"),  # cut off
+    ("(S (NP DT NN (VP VBD )VP . )S", "(TOP (S (NP (DT a) (NN b) (VP (VBD c)) (. d))))"),  # a bracket not closed
+    ("(S DT )NP NN VBD . )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # one that closes nothing
+    ("(S (NP DT NN )NP )S", "(TOP (S (NP (DT a) (NN b) (XX c) (XX d))))"),  # too few tags
+    ("(S DT NN VBD . NN NN )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # too many
+    ("(S (NP )NP DT NN VBD . )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # an empty constituent
+    ("", "(TOP (XX a) (XX b) (XX c) (XX d))"),
+    ("(S (NP", "(TOP (S (NP (XX a) (XX b) (XX c) (XX d))))"),
+])  # fmt: skip
+def test_ill_formed_outputs_are_mended(symbols, mended):
+    tree, right = from_linear(symbols, "a b c d".split())
+    assert bracketed(tree) == mended and not right
+
+
+def test_any_output_gives_a_tree_over_the_words():
+    rng = random.Random(1)
+    symbols = ["(S", "(NP", ")S", ")NP", "NN", ".", "<unk>", "(", ")"]
+    for _ in range(500):
+        text = " ".join(rng.choice(symbols) for _ in range(rng.randrange(15)))
+        given = [f"w{i}" for i in range(rng.randint(1, 6))]
+        tree, right = from_linear(text, given)
+        assert words(tree) == given
+        assert right == (linear(tree) == text)
+
+
+def test_a_corpus_of_several_files(tmp_path):
+    (tmp_path / "wsj").mkdir()
+    (tmp_path / "wsj" / "b.mrg").write_text("\n\n" + TEXT + "\n")
+    (tmp_path / "wsj" / "a.mrg").write_text(TEXT.replace("dog", "cat") + "\n" + TEXT + "\n")
+    with gzip.open(tmp_path / "c.trees.gz", "wt") as file:
+        file.write(TEXT + "\n")
+    source = open_trees("wsj/*.mrg, c.trees.gz", root=str(tmp_path), key="config.data.train")
+    pairs = list(source.pairs())
+    assert [pair[0].split()[1] for pair in pairs] == ["cat", "dog", "dog", "dog"] and source.count == 4
+    assert source.where(2).endswith("b.mrg line 3")
+    assert source.fingerprint() != open_trees("c.trees.gz", root=str(tmp_path), key="k").fingerprint()
+
+
+def test_missing_and_empty_corpora_are_refused(tmp_path):
+    (tmp_path / "e.mrg").touch()
+    with pytest.raises(UserError, match="config.data.train = 'no.mrg': there is no file"):
+        open_trees("no.mrg", root=str(tmp_path), key="config.data.train")
+    with pytest.raises(UserError, match="empty"):
+        list(open_trees("e.mrg", root=str(tmp_path), key="k").pairs())
+
+
+@pytest.mark.real_data
+def test_a_real_treebank_is_the_same_after_reading_and_writing():
+    folder = Path(os.environ.get("T2T_FLAX_DATA", "")) / "craft_treebank"
+    if not os.environ.get("T2T_FLAX_DATA") or not folder.exists():
+        pytest.skip("T2T_FLAX_DATA has no craft_treebank")
+    with gzip.open(folder / "dev.trees.gz", "rt") as file:
+        lines = file.read().splitlines()
+    trees = [tree for _, tree in read_trees(lines, "dev")]
+    assert [bracketed(tree) for tree in trees] == lines and len(lines) == 2780
+    assert all(from_linear(linear(tree), words(tree)) == (tree, True) for tree in trees)
