@@ -1,14 +1,19 @@
-"""`evaluate`: restores a run, decodes a split, writes the record; compares two records."""
+"""`evaluate`: restores runs, decodes a split, writes the records; compares them."""
 
 import argparse
+import csv
+import io
 import json
+import subprocess
+import sys
 
 from etils import epath
 
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
-from t2t_flax.errors import UserError
+from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.evaluation.bleu import VARIANTS
+from t2t_flax.files import write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import check_shared
 from t2t_flax.parallel.watch import Watch
@@ -24,15 +29,17 @@ def run(argv: list[str]) -> int:
         "text; runs on any hardware.",
         epilog="The record holds three BLEUs, each with a sentence that says how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored).\n\n"
-        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.",
+        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.\n\n"
+        "Several --workdir and --step: each run's every step, one after the other, and a table with differences to the\n"
+        "first. What is there already is not decoded again; give the same command to go on after a kill.",
     )
     of = arguments.add_mutually_exclusive_group(required=True)
-    of.add_argument("--workdir", metavar="DIR", help="folder of a run")
+    of.add_argument("--workdir", metavar="DIR", action="append", help="folder of a run; may be given several times")
     of.add_argument(
         "--record", metavar="FILE.json", help="a record instead of a run: decodes nothing, only does --compare"
     )
     arguments.add_argument("--split", choices=("valid", "test"), help="default: test")
-    flags.add_checkpoint(arguments)
+    flags.add_checkpoint(arguments, several=True)
     arguments.add_argument(
         "--compare",
         metavar="FILE.json",
@@ -42,9 +49,21 @@ def run(argv: list[str]) -> int:
     arguments.add_argument(
         "--compare-score", choices=(*VARIANTS, "f1"), help="what --compare looks at; default: sacrebleu, in parsing f1"
     )
+    arguments.add_argument(
+        "--table", metavar="FILE.csv", help="where the table of several runs or steps is written too"
+    )
     args, overrides = flags.parse(arguments, argv)
-    if args.compare_score and not args.compare:
+    several = len(args.workdir or ()) > 1 or len(args.step or ()) > 1
+    if several and args.compare:
+        raise UserError("--compare is for one run: several are compared with the first of them.")
+    if args.table and not several:
+        raise UserError("--table is of several runs or checkpoints: give --workdir or --step more than once.")
+    if args.compare_score and not (args.compare or several):
         raise UserError("--compare-score says what --compare looks at: give --compare=FILE.json too.")
+    if several:
+        return _many(args, overrides)
+    args.workdir = args.workdir and args.workdir[0]
+    args.step = args.step and args.step[0]
     return _compare_records(args, overrides) if args.record else _evaluate(args, overrides)
 
 
@@ -86,6 +105,43 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
         say(f"record: {path}")
         watch.pod.barrier("evaluated")
     return 0
+
+
+def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    """Each in a process of its own: what must be set before JAX starts differs from run to run."""
+    from t2t_flax.evaluation.many import COLUMNS, comparison, existing_record
+    from t2t_flax.parallel.start import alone
+    from t2t_flax.sweeps.report import text_table
+
+    alone("an evaluation of several runs")
+    split = args.split or "test"
+    wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
+    for workdir, step in wanted:
+        existing_record(workdir, split, step, args.average, overrides)  # a wrong folder is told before any decoding
+    records, names, failed = [], [], []
+    for workdir, step in wanted:
+        which = workdir, split, step, args.average, overrides
+        if not existing_record(*which):
+            words = [f"--workdir={workdir}", f"--split={split}", f"--average={args.average}"]
+            words += [f"--step={step}"] if step is not None else []
+            words += [f"--config.{key}={value}" for key, value in overrides.items()]
+            print(f"== {' '.join(words)}", flush=True)
+            code = subprocess.run([sys.executable, "-m", "t2t_flax", "evaluate", *words]).returncode
+            if code:
+                failed.append(f"{workdir}{'' if step is None else f' step {step}'} (exit code {code})")
+                continue
+        records.append(existing_record(*which))
+        names.append(workdir)
+    if records:
+        lines = comparison(records, names, args.compare_score or "")
+        print(text_table(COLUMNS, lines))
+        if args.table:
+            out = io.StringIO()
+            csv.writer(out, lineterminator="\n").writerows([COLUMNS, *lines])
+            write_whole(args.table, out.getvalue())
+    if failed:
+        print(f"t2t_flax evaluate: not evaluated: {', '.join(failed)}", file=sys.stderr)
+    return FAILURE if failed else OK
 
 
 def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int:

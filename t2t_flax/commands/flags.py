@@ -91,9 +91,11 @@ def write_text(name: str, text: str) -> None:
     write_whole(name, text)
 
 
-def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
-    """`--step` and `--average`: which parameters of a run."""
-    arguments.add_argument("--step", type=int, metavar="N", help="checkpoint of this step (default: the newest)")
+def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """`--step` (a list, with `several`) and `--average`: which parameters of a run."""
+    more = {"action": "append"} if several else {}
+    told = "checkpoint of this step (default: the newest)" + ("; may be given several times" if several else "")
+    arguments.add_argument("--step", type=int, metavar="N", help=told, **more)
     arguments.add_argument(
         "--average", type=int, default=0, metavar="N", help="mean of the last N checkpoints up to that step"
     )

@@ -1,5 +1,6 @@
 """The command line as a person meets it: help, mistakes, and a small run from train to translate."""
 
+import csv
 import gzip
 import json
 import os
@@ -108,6 +109,41 @@ def test_evaluate_other_text_and_the_mean_of_checkpoints(trained, tmp_path):
     assert "12 sentences), mean of steps" in out and out.count("reference  ") == 2
     record = json.loads(max((workdir / "eval").glob("test-*.json"), key=lambda p: p.stat().st_mtime).read_text())
     assert len(record["checkpoint"]["averaged"]) == 2 and record["data"]["spec"] == "own.en,own.de.gz"
+
+
+def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_path):
+    """One table; what is there already is not decoded again, a run that fails does not keep the others from it."""
+    import shutil
+
+    _, workdir, _ = trained
+    other = tmp_path / "other"
+    shutil.copytree(workdir, other)
+    command = ["evaluate", f"--workdir={workdir}", f"--workdir={other}", "--step=10", "--step=20"]
+    out, _ = t2t(*command, "--table=t.csv", cwd=tmp_path)
+    with (tmp_path / "t.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [line["checkpoint"] for line in table] == ["10", "20", "10", "20"]
+    assert table[0]["difference"] == "" and table[2]["difference"].startswith("+0.00")
+    # Step 20 was evaluated at the end of the training.
+    assert out.count("== --workdir=") == 2 and "--step=20" not in "".join(
+        line for line in out.splitlines() if "==" in line
+    )
+    times = {path: path.stat().st_mtime_ns for path in workdir.glob("eval/*")}
+    again, _ = t2t(*command, cwd=tmp_path)
+    assert "==" not in again and times == {path: path.stat().st_mtime_ns for path in workdir.glob("eval/*")}
+    (other / "eval" / "test-10.json").unlink()
+    for path in (other / "checkpoints" / "10").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(b"x" * path.stat().st_size)
+    out, err = t2t(*command, cwd=tmp_path, code=1)
+    assert f"not evaluated: {other} step 10 (exit code 2)" in err and out.count("20  ") >= 2
+    for words, told in (
+        ([f"--workdir={workdir}", f"--workdir={tmp_path}/no"], "holds no run"),
+        ([f"--workdir={workdir}", f"--workdir={other}", "--compare=x.json"], "several are compared with the first"),
+        ([f"--workdir={workdir}", "--table=t.csv"], "more than once"),
+    ):
+        out, err = t2t("evaluate", *words, cwd=tmp_path, code=2)
+        assert told in err and not out
 
 
 def test_python_has_the_same(trained):
