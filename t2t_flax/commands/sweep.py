@@ -31,6 +31,8 @@ def run(argv: list[str]) -> int:
         print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
         return OK
     parts, options = shares(1 if args.submit else args.jobs), _slurm(args)
+    if args.stack < 1:
+        raise UserError(f"--stack={args.stack}: at least one trial trains at a time.")
     folder, described = _opened(args, fixed)
     if args.dry_run:
         return OK
@@ -66,6 +68,11 @@ def _arguments() -> argparse.ArgumentParser:
     how = arguments.add_argument_group("how")
     how.add_argument("--dry-run", action="store_true", help="check everything, list the trials, train nothing")
     how.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time; they share the machine evenly")
+    how.add_argument(
+        "--stack", type=int, default=1, metavar="N",
+        help="up to N trials that differ only in rates (learning, dropout, label smoothing, warm-up) and in seed.init, "
+        "seed.dropout train together, vectorised in one program and divided over the devices",
+    )  # fmt: skip
     how.add_argument(
         "--retries", type=int, default=2, metavar="N", help="new attempts at a trial that fails (default: 2)"
     )
@@ -185,6 +192,8 @@ def _queue(folder: Folder, described: dict[str, Any]) -> Queue:
 
 
 def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], parts: list[Share]) -> int:
+    if args.stack > 1 and described["search"] and _adaptive(described["search"]):
+        raise UserError("--stack trains listed rows together; this search proposes one trial after the other.")
     queue = _queue(folder, described)
     stop = threading.Event()
     before = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -198,7 +207,7 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], p
     try:
         with live(folder, queue.names, updates) as say:
             code = code_of()["digest"]
-            work(folder, queue, parts, retries=args.retries, stop=stop, say=say, code=code)
+            work(folder, queue, parts, retries=args.retries, stop=stop, say=say, code=code, stack=args.stack)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -224,7 +233,9 @@ def _submit(args: argparse.Namespace, folder: Folder, options: dict[str, str]) -
     from t2t_flax.sweeps.submit import submit
 
     worker = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path.absolute()}"]
-    worker += [f"--jobs={args.jobs}", f"--retries={args.retries}"] + (["--any-code"] if args.any_code else [])
+    worker += [f"--jobs={args.jobs}", f"--stack={args.stack}", f"--retries={args.retries}"] + (
+        ["--any-code"] if args.any_code else []
+    )
     ids = submit(folder.path, worker, args.submit, options)
     print(f"submitted {len(ids)} workers: jobs {', '.join(ids)}; their logs: {folder.path / 'slurm'}")
     print(f"python -m t2t_flax sweep --workdir={folder.path} --report tells how far they are")

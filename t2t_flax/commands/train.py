@@ -126,7 +126,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return STOPPED
     with watch.giving_up("evaluating at the end"), watch.progress():
-        _finish(config, workdir, outcome, watch)
+        finish(config, workdir, outcome, watch)
         pod.barrier("finished")
     return 0
 
@@ -135,7 +135,7 @@ def _processes(pod: Pod) -> str:
     return f" of {pod.count} processes" if pod.count > 1 else ""
 
 
-def _finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
+def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
     """The final evaluation, and the marker that says that the run is complete."""
     from t2t_flax.evaluation.evaluate import evaluate, summary
     from t2t_flax.evaluation.load import load

@@ -33,9 +33,22 @@ class Noise:
     row_B: jax.Array  # uint32 [B]
 
 
-def noise_key(seed: int, update: jax.Array) -> jax.Array:
-    """Key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout`."""
-    word = mix(np.uint32(seed % 2**32) + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
+@flax.struct.dataclass
+class Rate:
+    """A dropout rate as two arrays, for programs that take it as an input."""
+
+    threshold: jax.Array  # uint32: bits below it are dropped
+    scale: jax.Array  # float32: what is kept is multiplied by it
+
+    @staticmethod
+    def of(rate: float) -> "Rate":
+        return Rate(np.uint32(rate * 2**32), np.float32(1 / (1 - rate)))
+
+
+def noise_key(seed: int | jax.Array, update: jax.Array) -> jax.Array:
+    """Key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout` (an int, or a traced uint32)."""
+    word = np.uint32(seed % 2**32) if isinstance(seed, int) else seed
+    word = mix(word + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
     return jnp.stack([word, mix(word ^ np.uint32(_ODD[1]))])
 
 
@@ -54,12 +67,13 @@ class Dropout(nn.Module):
     x [B, ...] of any float type; `noise=None` leaves x as it is. The site is the module's own path.
     """
 
-    rate: float
+    rate: float | Rate
 
     @nn.compact
     def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
-        if noise is None or self.rate == 0.0:
+        if noise is None or (not isinstance(self.rate, Rate) and self.rate == 0.0):
             return x
+        rate = self.rate if isinstance(self.rate, Rate) else Rate.of(self.rate)
         site = zlib.crc32("/".join(self.path).encode())
-        keep = random_bits(noise, site, x.shape) >= np.uint32(self.rate * 2**32)
-        return jnp.where(keep, x * jnp.asarray(1 / (1 - self.rate), x.dtype), jnp.zeros((), x.dtype))
+        keep = random_bits(noise, site, x.shape) >= rate.threshold
+        return jnp.where(keep, x * jnp.asarray(rate.scale, x.dtype), jnp.zeros((), x.dtype))

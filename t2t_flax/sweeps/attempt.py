@@ -1,4 +1,4 @@
-"""One attempt at a trial: `train` in a process of its own, which the worker watches."""
+"""One attempt at a trial, or at several that train together: `train` in a process of its own, which the worker watches."""
 
 import os
 import signal
@@ -19,28 +19,33 @@ TAIL = 25
 
 
 def attempt(
-    folder: Folder, name: str, claim: Claim, share: Share, *, retries: int, stopping: Callable[[], bool],
+    folder: Folder, names: list[str], claims: list[Claim], share: Share, *, retries: int, stopping: Callable[[], bool],
     prune: Callable[[], bool] = lambda: False, code: str = "",
-) -> str:  # fmt: skip
-    """Trains a claimed trial until it ends; returns `complete`, `stopped`, `failed` or `pruned`, and notes it.
+) -> dict[str, str]:  # fmt: skip
+    """Trains claimed trials, several of them together, until they end; says of each whether it is `complete`, `stopped`,
+    `failed` or `pruned`, and notes it.
 
-    stopping: whether the worker is to end, upon which the training saves and stops. prune: whether this trial is to.
-    A trial that failed more than `retries` times, or by a user's mistake, is given up.
+    stopping: whether the worker is to end, upon which the training saves and stops. prune: whether the trial is to.
+    A trial that failed more than `retries` times, or alone by a user's mistake, is given up.
     """
-    number = 1 + sum(line["event"] == "begin" for line in folder.attempts(name))
-    folder.note(name, event="begin", attempt=number, code=code, share=share.told)
+    numbers = {name: 1 + sum(line["event"] == "begin" for line in folder.attempts(name)) for name in names}
+    together = names if len(names) > 1 else []
+    for name in names:
+        folder.note(name, event="begin", attempt=numbers[name], code=code, share=share.told, together=together)
+        _say(
+            folder,
+            name,
+            f"== attempt {numbers[name]}, {share.told}" + (f", log: {names[0]}" if name != names[0] else ""),
+        )
     began = time.monotonic()
-    folder.log(name).parent.mkdir(parents=True, exist_ok=True)
-    with folder.log(name).open("ab") as log:
-        log.write(f"== attempt {number}, {share.told}\n".encode())
-        log.flush()
+    with folder.log(names[0]).open("ab") as log:
         process = subprocess.Popen(
-            command(folder, name, share),
+            command(folder, names, share),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(share),
-            pass_fds=[claim.descriptor],
+            pass_fds=[claim.descriptor for claim in claims],
             start_new_session=True,
         )
     pruned = asked = False
@@ -50,22 +55,34 @@ def attempt(
             asked = True
             process.send_signal(signal.SIGTERM)
         time.sleep(POLL)
-    outcome = {errors.OK: COMPLETE, errors.STOPPED: PRUNED if pruned else STOPPED}.get(exit_code, FAILED)
-    if asked and outcome == FAILED and exit_code == -signal.SIGTERM:
-        outcome = PRUNED if pruned else STOPPED  # before it could save anything
-    seconds = round(time.monotonic() - began, 1)
-    folder.note(name, event=outcome, attempt=number, exit=exit_code, seconds=seconds)
-    if outcome == FAILED and (exit_code == errors.USER_ERROR or folder.failures(name) > retries):
-        folder.note(name, event="given up", attempt=number)
-    return outcome
+    ended = exit_code == errors.STOPPED or asked and exit_code == -signal.SIGTERM  # the latter before it could save
+    outcome = (PRUNED if pruned else STOPPED) if ended else COMPLETE if exit_code == errors.OK else FAILED
+    outcomes = {name: COMPLETE if together and folder.state(name) == COMPLETE else outcome for name in names}
+    for name, found in outcomes.items():
+        seconds = round(time.monotonic() - began, 1)
+        folder.note(name, event=found, attempt=numbers[name], exit=exit_code, seconds=seconds)
+        mistake = exit_code == errors.USER_ERROR and not together
+        if found == FAILED and (mistake or folder.failures(name) > retries):
+            folder.note(name, event="given up", attempt=numbers[name])
+        if found == FAILED and name != names[0]:
+            _say(folder, name, log_tail(folder, names[0]))
+    return outcomes
 
 
-def command(folder: Folder, name: str, share: Share) -> list[str]:
-    """The training of a trial, as this worker starts it."""
+def _say(folder: Folder, name: str, text: str) -> None:
+    folder.log(name).parent.mkdir(parents=True, exist_ok=True)
+    with folder.log(name).open("ab") as log:
+        log.write(f"{text}\n".encode())
+
+
+def command(folder: Folder, names: list[str], share: Share) -> list[str]:
+    """The training of trials, as this worker starts it."""
     cores = ",".join(map(str, share.cores)) or "-"
-    train = ["-m", "t2t_flax", "train", f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
+    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.commands.train_together"]
+    for name in names:
+        train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     leash = str(Path(__file__).with_name("leash.py"))
-    return [sys.executable, "-S", leash, str(os.getpid()), cores, sys.executable, *train]
+    return [sys.executable, "-S", leash, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
 def environment(share: Share) -> dict[str, str]:

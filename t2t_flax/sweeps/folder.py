@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config
+from t2t_flax.config import Config, scalars
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote, write_whole
 from t2t_flax.sweeps.trials import Trial
@@ -98,6 +98,21 @@ class Folder:
             elif line["event"] == "try again":
                 count = 0
         return count
+
+    def share_a_program(self, name: str, other: str) -> bool:
+        """Whether both can train together: they differ in scalars alone, stand at the same update, and have not failed."""
+        if self.failures(name) or self.failures(other) or self._newest(name) != self._newest(other):
+            return False
+        a, b = (config_lib.from_json(self.config(n).read_text()) for n in (name, other))
+        return scalars.share_a_program(a, b) and scalars.fits_one_device(a)
+
+    def _newest(self, name: str) -> int:
+        folder = self.workdir(name) / "checkpoints"
+        return (
+            max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
+            if folder.exists()
+            else 0
+        )
 
     def claim(self, name: str) -> Claim | None:
         """None where another worker trains the trial, or its orphaned training still runs."""

@@ -52,11 +52,12 @@ class Listed(Queue):
 
 def work(
     folder: Folder, queue: Queue, shares: Sequence[Share], *, retries: int, stop: threading.Event, say: Callable[[str], None],
-    code: str = "",
+    code: str = "", stack: int = 1,
 ) -> None:  # fmt: skip
     """Trains until every trial has ended, or `stop` is set and the running ones have saved.
 
-    Where the last trials are trained by other workers it waits for them: should one of these die, it takes over.
+    stack: up to so many trials that can share a program train together. Where the last trials are trained by other
+    workers it waits for them: should one of these die, it takes over.
     """
     taking = threading.Lock()
     errors: list[BaseException] = []
@@ -65,14 +66,14 @@ def work(
         waiting = False
         while not stop.is_set():
             with taking:
-                taken = _take(folder, queue)
+                taken = _take(folder, queue, stack)
             if taken:
                 waiting = False
-                name, claim = taken
                 try:
-                    _train(folder, queue, name, claim, share, retries, stop, say, code)
+                    _train(folder, queue, list(taken), list(taken.values()), share, retries, stop, say, code)
                 finally:
-                    claim.release()
+                    for claim in taken.values():
+                        claim.release()
             elif _all_ended(folder, queue):
                 return
             else:
@@ -98,35 +99,44 @@ def work(
         raise errors[0]
 
 
-def _train(folder, queue, name, claim, share, retries, stop, say, code) -> None:
-    state = folder.state(name)
-    say(f"{name}: {'goes on' if state == 'stopped' else 'begins'}, {share.told}")
-    queue.begun(name)
-    outcome = attempt(
-        folder, name, claim, share, retries=retries, stopping=stop.is_set, prune=lambda: queue.prune(name), code=code
-    )
-    queue.ended(name, outcome)
-    if outcome != FAILED:
-        say(f"{name}: {outcome}")
-    elif folder.state(name) == FAILED:
-        say(f"{name}: failed and is given up. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
-    else:
-        say(f"{name}: failed, will be tried again")
+def _train(folder, queue, names, claims, share, retries, stop, say, code) -> None:
+    for name in names:
+        state, others = folder.state(name), f", together with {len(names) - 1} others" if len(names) > 1 else ""
+        say(f"{name}: {'goes on' if state == 'stopped' else 'begins'}, {share.told}{others}")
+        queue.begun(name)
+    prune = (lambda: queue.prune(names[0])) if len(names) == 1 else (lambda: False)
+    outcomes = attempt(folder, names, claims, share, retries=retries, stopping=stop.is_set, prune=prune, code=code)
+    for name, outcome in outcomes.items():
+        queue.ended(name, outcome)
+        if outcome != FAILED:
+            say(f"{name}: {outcome}")
+        elif folder.state(name) == FAILED:
+            say(f"{name}: failed and is given up. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
+        else:
+            say(f"{name}: failed, will be tried again{' alone' if len(names) > 1 else ''}")
 
 
-def _take(folder: Folder, queue: Queue) -> tuple[str, Claim] | None:
-    """The next trial to train, claimed. One that was stopped goes before one that has not begun."""
+def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
+    """The next trial to train, claimed, with those that can train together with it; empty where there is none. A trial
+    that was stopped goes before one that has not begun, one that has failed trains alone.
+    """
     while True:
         open_ones = [(name, state) for name in queue.names() if (state := folder.state(name)) not in ENDED]
+        taken: dict[str, Claim] = {}
         for name, _ in sorted(open_ones, key=lambda item: item[1] != "stopped"):
+            if taken and not folder.share_a_program(next(iter(taken)), name):
+                continue
             claim = folder.claim(name)
             if claim is None:
                 continue
-            if folder.state(name) not in ENDED:
-                return name, claim
-            claim.release()  # it ended between the look and the claim
-        if not queue.more():
-            return None
+            if folder.state(name) in ENDED:
+                claim.release()  # it ended between the look and the claim
+                continue
+            taken[name] = claim
+            if len(taken) == stack:
+                break
+        if taken or not queue.more():
+            return taken
 
 
 def _all_ended(folder: Folder, queue: Queue) -> bool:

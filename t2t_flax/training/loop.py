@@ -60,7 +60,7 @@ def train(
         clock = Clock(done.seconds)
         with clock.measure("compile"):
             programs = compile_train_steps(run)
-            valid_loss = _validation_loss(run)
+            valid_loss = validation_loss(run)
         log = UpdateLog(run, clock, done.step)
         pace = Pace(watch.pod, config.distributed.straggler_share)
     with (
@@ -94,11 +94,11 @@ def train(
                 log.flush(bar)
                 try:
                     with clock.measure("eval"):
-                        values = _evaluate(now, config, state, valid_loss, score, watch)
+                        values = evaluate(now, config, state, valid_loss, score, watch)
                 except StopRequested:  # nothing of it is kept: the resumed run evaluates first
                     asked = done.evaluation_due = True
                 else:
-                    metric = _note_metric(done, values, step, config.eval.metric)
+                    metric = note_metric(done, values, step, config.eval.metric)
                     log.write(step, values)
                     bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
             patience = config.eval.patience
@@ -122,13 +122,14 @@ def train(
     return Outcome(state, step, reason, clock.rounded())
 
 
-def _validation_loss(run: Run) -> ValidationLoss | None:
+def validation_loss(run: Run) -> ValidationLoss | None:
+    """The function that scores the validation set, where the config asks for it."""
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
 
 
-def _evaluate(
+def evaluate(
     now: Due, config: Config, state: TrainState, valid_loss: ValidationLoss | None, score, watch: Watch
 ) -> dict[str, float]:
     """Raises StopRequested where all processes are to stop in the middle of it."""
@@ -143,7 +144,7 @@ def _evaluate(
     return values
 
 
-def _note_metric(done: Progressed, values: dict[str, float], step: int, name: str) -> float | None:
+def note_metric(done: Progressed, values: dict[str, float], step: int, name: str) -> float | None:
     """The evaluation's metric, higher is better, and its effect on patience; None if this evaluation has none."""
     value = values.get(f"valid_{name}")
     if value is None:

@@ -9,7 +9,7 @@ def smoothed_cross_entropy(
     targets_BxT: jax.Array,
     weights_BxT: jax.Array,
     *,
-    label_smoothing: float,
+    label_smoothing: float | jax.Array,
     vocab_size: int,
     smoothing_mass: str = "all",
 ) -> tuple[jax.Array, jax.Array]:
@@ -24,7 +24,7 @@ def smoothed_cross_entropy(
     log_z = jax.nn.logsumexp(logits, axis=-1)
     gold = jnp.take_along_axis(logits, targets_BxT[..., None], axis=-1)[..., 0]
     nll = jnp.sum((log_z - gold) * weights_BxT)
-    if label_smoothing == 0.0:
+    if isinstance(label_smoothing, float) and label_smoothing == 0.0:
         return nll, nll
     real = jnp.arange(logits.shape[-1]) < vocab_size
     sum_logit = jnp.sum(jnp.where(real, logits, 0.0), axis=-1)

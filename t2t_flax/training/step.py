@@ -1,5 +1,6 @@
 """One update, and the loss of a validation batch, as pure functions jitted on the mesh."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,16 +46,16 @@ def loss_sums(
     return loss, (nll, weights.sum())
 
 
-def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
-    """jitted (state, batch) -> (state, metrics); the state is donated.
+def train_step(
+    config: Config, model: Transformer, tx: optax.GradientTransformation, *, shards: int = 1, moments: Any = None
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
+    """(state, batch) -> (state, metrics), a pure function.
 
     batch: int32 [A, B, L] arrays. Gradients, losses and tokens are summed over the A microbatches and divided once by
-    the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate.
+    the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate. moments:
+    where the optimizer state lies; with ZeRO-1 the gradients go there before the parameters are whole again.
     """
     rate = schedule(config.optimizer, config.model.d_model)
-    shards = mesh_lib.batch_shards(mesh)
-    # Where the optimizer state lies: with ZeRO-1 the gradients go there before the parameters are whole again.
-    moments = optax.tree.get(shardings.opt_state, "mu")
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -72,7 +73,8 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
             zeros = (jax.tree.map(jnp.zeros_like, state.params), *(jnp.zeros(()) for _ in range(3)))
             add = lambda sums, xs: (jax.tree.map(jnp.add, sums, micro(*xs)), None)  # noqa: E731
             (grads, loss, nll, tokens), _ = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
-        grads = jax.lax.with_sharding_constraint(jax.tree.map(lambda g: g / tokens, grads), moments)
+        grads = jax.tree.map(lambda g: g / tokens, grads)
+        grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         decay = config.optimizer.ema_decay
@@ -86,14 +88,16 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
         }
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
+    return step
+
+
+def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
+    """`train_step` jitted on the mesh; the state is donated."""
+    moments = optax.tree.get(shardings.opt_state, "mu")
+    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
-    return jax.jit(
-        step,
-        donate_argnums=0,
-        in_shardings=(shardings, rows),
-        out_shardings=(shardings, replicated),
-    )
+    return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))
 
 
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):

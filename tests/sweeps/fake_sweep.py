@@ -32,7 +32,8 @@ class FakeSweep:
         self.folder = open_folder(path, described, base, trials, extend=False, any_code=False)
         self.names = list(read_sweep(path)["trials"])
 
-    def command(self, folder, name, share):
+    def command(self, folder, names, share):
+        (name,) = names
         cores = ",".join(map(str, share.cores)) or "-"
         leash = str(Path(attempt_lib.__file__).with_name("leash.py"))
         row, seed = name.rsplit(",seed=", 1)
@@ -40,8 +41,8 @@ class FakeSweep:
         fake = [sys.executable, "-S", str(Path(__file__).with_name("fake_train.py")), str(folder.workdir(name)), *told]
         return [sys.executable, "-S", leash, str(os.getpid()), cores, *fake]
 
-    def work(self, shares=None, retries=1, stop=None, queue=None):
-        how = dict(retries=retries, stop=stop or threading.Event(), say=self.said.append)
+    def work(self, shares=None, retries=1, stop=None, queue=None, stack=1):
+        how = dict(stack=stack, retries=retries, stop=stop or threading.Event(), say=self.said.append)
         work(self.folder, queue or Listed(self.names), shares or [Share()], **how)
 
     def starts(self, name: str) -> int:

@@ -31,11 +31,12 @@ class FakeSearch(FakeSweep):
     def names(self):
         return list(asked(self.folder.path))
 
-    def command(self, folder, name, share):
+    def command(self, folder, names, share):
+        (name,) = names
         config = config_lib.from_json(folder.config(name).read_text())
         bad = config.optimizer.peak_lr > 0.01
         self.behaviours = {name.rsplit(",seed=", 1)[0]: "bad" if bad and self.search.prune else "ok"}
-        return super().command(folder, name, share)
+        return super().command(folder, names, share)
 
     def queue(self):
         from t2t_flax.sweeps.search import Searched

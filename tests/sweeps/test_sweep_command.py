@@ -129,6 +129,38 @@ def test_a_real_sweep_is_killed_again_and_again_and_ends_as_one_that_was_not(tmp
     assert (killed / "report" / "table.csv").read_text().count("1 complete") == 2
 
 
+@pytest.mark.slow
+def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
+    """Three rows in one program, one of them diverging: it fails by itself, again alone, the others are complete."""
+    words = [
+        f"--config={TOY}",
+        *(f"--config.{k}={v}" for k, v in SMALL.items()),
+        "--set",
+        "optimizer.peak_lr=0.001,0.003,1e30",
+    ]
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *words, "--retries=0"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = {}
+    for name, more in (("apart", []), ("together", ["--stack=3"])):
+        done = subprocess.run(
+            [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 1 and "loss nan" in done.stdout, done.stdout + done.stderr
+        folder = Folder(tmp_path / name)
+        assert {n: folder.state(n) for n in read_sweep(folder.path)["trials"]} == {
+            "peak_lr=0.001,seed=0": "complete", "peak_lr=0.003,seed=0": "complete", "peak_lr=1e30,seed=0": "failed",
+        }  # fmt: skip
+        lines = [
+            json.loads(line)
+            for n in ("peak_lr=0.001,seed=0", "peak_lr=0.003,seed=0")
+            for line in (folder.workdir(n) / "metrics.jsonl").read_text().splitlines()
+        ]
+        found[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
+    assert "together with 2 others" in done.stdout
+    for one, other in zip(found["apart"], found["together"], strict=True):
+        assert one[0] == other[0] and all(a == b or abs(a - b) < 1e-4 for a, b in zip(one[1:], other[1:], strict=True))
+
+
 def metrics(path: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in path.glob("trials/*/metrics.jsonl"))
 

@@ -136,6 +136,32 @@ def test_gpus_are_shared_out(monkeypatch):
         shares(3)
 
 
+def test_trials_that_share_a_program_are_taken_together(tmp_path):
+    """Those that differ in rates, at the same update, that have not failed, up to the number asked for."""
+    from t2t_flax import config as config_lib
+    from t2t_flax.sweeps.folder import open_folder
+    from t2t_flax.sweeps.space import chain, over
+    from t2t_flax.sweeps.trials import expand
+    from t2t_flax.sweeps.worker import Listed, _take
+
+    toy = str(Path(__file__).parents[2] / "configs" / "toy.py")
+    rows = chain(
+        over("model.dropout", [0.1, 0.2, 0.3, 0.4, 0.5]), over("model.d_ff", [256]), over("optimizer.peak_lr", [1e-3])
+    )
+    trials = expand(toy, {}, rows, 1)
+    described = {"config": toy, "fixed": {}, "search": None}
+    folder = open_folder(tmp_path / "s", described, config_lib.load_config(toy), trials, extend=False, any_code=False)
+    queue = Listed([trial.name for trial in trials])
+    folder.note("dropout=0.2,seed=0", event="failed")
+    (folder.workdir("dropout=0.3,seed=0") / "checkpoints" / "250").mkdir(parents=True)
+    groups = []
+    while taken := _take(folder, queue, 3):
+        groups.append([name.removesuffix(",seed=0") for name in taken])
+    assert groups == [
+        ["dropout=0.1", "dropout=0.4", "dropout=0.5"], ["dropout=0.2"], ["dropout=0.3"], ["d_ff=256"], ["peak_lr=0.001"],
+    ]  # fmt: skip
+
+
 def test_an_error_of_the_worker_itself_ends_it(fake_sweep, monkeypatch):
     sweep = fake_sweep({"one": "ok"})
     monkeypatch.setattr("t2t_flax.sweeps.worker.attempt", lambda *a, **k: 1 / 0)

@@ -1,0 +1,79 @@
+"""Trains several runs with one program; `sweep --stack` starts it.
+
+python -m t2t_flax.commands.train_together --config=A.json --workdir=A --config=B.json --workdir=B ...
+"""
+
+import sys
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.commands import flags
+from t2t_flax.commands.train import adopt_config, completed, finish
+from t2t_flax.config import Config
+from t2t_flax.config.scalars import fits_one_device, share_a_program
+from t2t_flax.errors import FAILURE, OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.parallel.job import run_job
+from t2t_flax.parallel.watch import Watch
+from t2t_flax.process import prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when all runs are complete, 75 when asked to stop and saved, 1 when one failed."""
+    arguments = flags.parser("train_together", "Trains runs that differ in scalars alone with one program.")
+    arguments.add_argument("--config", action="append", required=True, metavar="FILE.json")
+    arguments.add_argument("--workdir", action="append", required=True, metavar="DIR")
+    args, overrides = flags.parse(arguments, argv)
+    configs = [config_lib.load_config(path, overrides) for path in args.config]
+    if len(configs) != len(args.workdir):
+        raise UserError(f"{len(configs)} configs and {len(args.workdir)} workdirs: give one of each for each run.")
+    for path, config in zip(args.config, configs, strict=True):
+        if not share_a_program(configs[0], config):
+            told = ", ".join(config_lib.differences(configs[0], config))
+            raise UserError(f"{path} and {args.config[0]} differ in more than scalars: {told}.")
+        if not fits_one_device(config):
+            raise UserError(
+                f"{path}: runs that train together have one device each; set config.mesh back to its defaults."
+            )
+    prepare_process(configs[0])
+    workdirs = [epath.Path(path) for path in args.workdir]
+    return run_job(configs[0].distributed, lambda watch: _job(list(zip(configs, workdirs, strict=True)), watch))
+
+
+def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
+    import jax
+
+    from t2t_flax.data.corpus import prepare_corpus
+    from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.training.run import assemble
+    from t2t_flax.training.stacked import train_together
+
+    say, assembled = watch.pod.say, []
+    left = [(config, workdir) for config, workdir in runs if not completed(workdir, config)]
+    for i, (config, workdir) in enumerate(left):
+        adopt_config(workdir, config)
+        with watch.giving_up("preparing the data"):
+            corpus = prepare_corpus(config, workdir)
+        assembled.append(assemble(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
+    say(f"{len(assembled)} runs together: {', '.join(str(run.workdir) for run in assembled)}")
+    outcomes = train_together(assembled, [validation_score(run) for run in assembled], say, watch) if assembled else []
+    failed = stopped = False
+    for run, outcome in zip(assembled, outcomes, strict=True):
+        if isinstance(outcome, str):
+            failed = True
+            say(f"t2t_flax train: {run.workdir}: {outcome}")
+        elif not outcome.finished:
+            stopped = True
+            say(f"{run.workdir}: stopped by {outcome.reason} after update {outcome.step}, saved")
+        else:
+            with watch.giving_up("evaluating at the end"), watch.progress():
+                finish(run.config, run.workdir, outcome, watch)
+    return STOPPED if stopped else FAILURE if failed else OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except UserError as error:
+        print(f"t2t_flax train_together: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)

@@ -1,0 +1,21 @@
+"""Keys that only scale or shift what a program computes: runs that differ in nothing else can share one."""
+
+from t2t_flax.config.resolve import differences
+from t2t_flax.config.schema import Config
+
+RATES = ("model.dropout", "model.dropout_embed", "model.dropout_attention", "model.dropout_ffn")
+NUMBERS = (
+    "optimizer.constant", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
+)  # fmt: skip
+SCALARS = (*RATES, *NUMBERS, "seed.dropout", "seed.init")
+"""What may differ. (seed.init makes the first parameters, and is no part of the program.)"""
+
+
+def share_a_program(a: Config, b: Config) -> bool:
+    """Whether the runs differ in scalars alone."""
+    return all(key in SCALARS for key in differences(a, b))
+
+
+def fits_one_device(config: Config) -> bool:
+    """Whether the mesh leaves it open how many devices the run has, so that one will do."""
+    return config.mesh.data in (-1, 1) and config.mesh.fsdp in (-1, 1) and config.mesh.tensor in (-1, 1)

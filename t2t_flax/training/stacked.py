@@ -1,0 +1,215 @@
+"""Several runs that differ in scalars alone, trained by one program: a trial axis before everything that a run carries,
+vectorised, and divided over the devices. Each keeps a workdir of its own, as if it were alone.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from t2t_flax.config.rules import MESH_AXES
+from t2t_flax.config.scalars import share_a_program
+from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.parallel.pod import Pod
+from t2t_flax.parallel.watch import StopRequested, Watch
+from t2t_flax.telemetry.clock import Clock
+from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.due import due
+from t2t_flax.training.feed import Feed
+from t2t_flax.training.loop import Outcome, evaluate, note_metric, validation_loss
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.resume import Progressed, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.run import Run, compiler_options
+from t2t_flax.training.scalars import scalars, with_scalars
+from t2t_flax.training.state import TrainState
+from t2t_flax.training.step import train_step
+from t2t_flax.training.update_log import NonFiniteLoss, UpdateLog
+
+TRIAL = "trial"
+
+
+def trial_mesh(count: int, devices: list | None = None) -> jax.sharding.Mesh:
+    """A mesh whose first axis divides `count` trials over as many devices as divide them evenly; the others are 1."""
+    devices = jax.devices() if devices is None else devices
+    size = max(n for n in range(1, min(count, len(devices)) + 1) if count % n == 0)
+    grid = np.array(devices[:size]).reshape(size, *(1 for _ in MESH_AXES))
+    return jax.sharding.Mesh(grid, (TRIAL, *MESH_AXES), axis_types=(AxisType.Auto,) * (1 + len(MESH_AXES)))
+
+
+class Stack:
+    """The program of runs that `share_a_program`, and their states with a trial axis."""
+
+    def __init__(self, runs: list[Run], mesh: jax.sharding.Mesh):
+        if not all(share_a_program(runs[0].config, run.config) for run in runs):
+            raise ValueError("the runs differ in more than scalars")
+        self.mesh = mesh
+        self._trials = NamedSharding(mesh, PartitionSpec(TRIAL))
+        whole = NamedSharding(mesh, PartitionSpec())
+        first = runs[0]
+
+        def one(state: TrainState, values: dict[str, Any], batch: dict[str, jax.Array]):
+            config = with_scalars(first.config, values)
+            model = first.model.clone(config=config.model)
+            return train_step(config, model, make_optimizer(config))(state, batch)
+
+        self._options = compiler_options(first.config)
+        self._step = jax.jit(
+            jax.vmap(one, in_axes=(0, 0, None), spmd_axis_name=TRIAL),
+            donate_argnums=0,
+            in_shardings=(self._trials, self._trials, whole),
+            out_shardings=(self._trials, self._trials),
+        )
+        self._scalars = self.put([scalars(run.config) for run in runs])
+        self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
+
+    def put(self, trees: list[Any]) -> Any:
+        """The trees of all runs with a trial axis, on the mesh."""
+        stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees)
+        return jax.device_put(stacked, self._trials)
+
+    def step(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One update of every run; the state is donated. Metrics have the trial axis."""
+        size = arrays["target"].shape
+        with mesh_lib.use(self.mesh):
+            if size not in self._programs:
+                lowered = self._step.lower(state, self._scalars, arrays)
+                self._programs[size] = lowered.compile(self._options)
+            return self._programs[size](state, self._scalars, arrays)
+
+    @staticmethod
+    def of_run(state: TrainState, i: int, run: Run) -> TrainState:
+        """Run i's own state, where the run has it."""
+        return jax.tree.map(lambda x, like: jax.device_put(np.asarray(x[i]), like.sharding), state, run.abstract)
+
+
+@dataclasses.dataclass
+class _Track:
+    """What one of the runs needs beside its arrays."""
+
+    run: Run
+    checkpoints: Any
+    done: Progressed
+    log: UpdateLog
+    valid_loss: Any
+    score: Callable[..., float] | None
+    bar: Progress
+    outcome: Outcome | None = None
+    failure: str = ""
+
+    @property
+    def running(self) -> bool:
+        return self.outcome is None and not self.failure
+
+    @contextlib.contextmanager
+    def failing_alone(self):
+        """A loss that is not finite ends this run, not the others."""
+        try:
+            yield
+        except NonFiniteLoss as error:
+            self.failure = str(error)
+
+
+def train_together(
+    runs: list[Run],
+    scores: list[Callable[..., float] | None],
+    say: Callable[[str], None] = print,
+    watch: Watch | None = None,
+) -> list[Outcome | str]:
+    """Trains runs that `share_a_program` from where all of them stand; see `loop.train` for `scores` and `watch`.
+
+    Returns each run's outcome, or what went wrong with it alone. A run that its patience ends is finished; the others go
+    on. Raises ValueError for runs that stand at different updates.
+    """
+    if watch is None:
+        with Watch(Pod(), runs[0].config.distributed) as watch:
+            return train_together(runs, scores, say, watch)
+    config, clock = runs[0].config, Clock({})
+    opened = [open_checkpoints(run) for run in runs]
+    found = [restore_or_init(run, checkpoints, say) for run, checkpoints in zip(runs, opened, strict=True)]
+    if len({done.step for _, done in found}) > 1:
+        raise ValueError(f"the runs stand at different updates: {[done.step for _, done in found]}")
+    stack = Stack(runs, trial_mesh(len(runs)))
+    state, start = stack.put([state for state, _ in found]), found[0][1].step
+    clock.seconds.update(found[0][1].seconds)
+    with contextlib.ExitStack() as open_until_end:
+        bars = [Progress("train", config.train.steps, start=start, quiet=bool(i)) for i in range(len(runs))]
+        tracks = [
+            _Track(run, checkpoints, done, UpdateLog(run, clock, start), validation_loss(run), score, bar)
+            for run, checkpoints, (_, done), score, bar in zip(runs, opened, found, scores, bars, strict=True)
+        ]
+        for bar in bars:
+            open_until_end.enter_context(bar)
+        open_until_end.enter_context(watch.progress())
+        lengths, batches = runs[0].corpus.train.lengths, runs[0].batches
+        feed = open_until_end.enter_context(Feed(batches, stack.mesh, lengths, start, config.train.steps))
+        for i, track in enumerate(tracks):
+            if track.done.evaluation_due:  # they were stopped before or inside it
+                _look(
+                    track, lambda i=i: Stack.of_run(state, i, runs[i]), start, due(runs[0], start), False, watch, clock
+                )
+        behind = None
+        for step in range(start + 1, config.train.steps + 1):
+            with clock.measure("data"):
+                fed = feed.next()
+            with clock.measure("step"):
+                state, metrics = stack.step(state, fed.arrays)
+            if behind:
+                _note_update(tracks, *behind)
+            behind = step, fed, metrics
+            asked, now = watch.reached(), due(runs[0], step)
+            if asked or now.evaluation or now.checkpoint or step == config.train.steps:
+                _note_update(tracks, *behind)
+                behind = None
+                for i, track in enumerate(tracks):
+                    if track.running:
+                        _look(track, Stack.of_run(state, i, track.run), step, now, asked, watch, clock)
+            if asked or not any(track.running for track in tracks):
+                break
+    for track in tracks:
+        track.log.close()
+        with clock.measure("save"):
+            on_disk(track.checkpoints, track.checkpoints.wait)
+            track.checkpoints.close()
+    return [track.outcome or track.failure for track in tracks]
+
+
+def _note_update(tracks: list[_Track], step: int, fed, metrics) -> None:
+    values = jax.device_get(metrics)
+    for i, track in enumerate(tracks):
+        if track.running:
+            with track.failing_alone():
+                track.log.took(step, fed, {name: value[i] for name, value in values.items()}, track.bar)
+
+
+def _look(track: _Track, state: TrainState, step: int, now, asked: bool, watch: Watch, clock: Clock) -> None:
+    """What is due for one of the runs after an update: evaluation, checkpoint, end."""
+    run, done = track.run, track.done
+    with track.failing_alone():
+        track.log.flush(track.bar)
+    if track.failure:
+        return
+    metric = None
+    done.evaluation_due = asked and now.evaluation
+    if now.evaluation and not asked:
+        try:
+            with clock.measure("eval"):
+                values = evaluate(now, run.config, state, track.valid_loss, track.score, watch)
+        except StopRequested:
+            asked = done.evaluation_due = True
+        else:
+            metric = note_metric(done, values, step, run.config.eval.metric)
+            track.log.write(step, values)
+    patience = run.config.eval.patience
+    stop = bool(patience) and done.evaluations_without_better >= patience
+    last = stop or asked or step == run.config.train.steps
+    if last or now.checkpoint or (metric is not None and run.config.checkpoint.keep_best):
+        with clock.measure("save"):
+            done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
+            save(run, track.checkpoints, state, done, metric)
+    if last:
+        reason = (watch.signal if asked else "patience") if asked or stop else "steps"
+        track.outcome = Outcome(state, step, reason, clock.rounded())

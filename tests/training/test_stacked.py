@@ -1,0 +1,122 @@
+"""Runs that differ in scalars, trained together: each is what it is alone."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from tiny_run import tiny_run
+
+from t2t_flax.commands.train import adopt_config
+from t2t_flax.config.scalars import share_a_program
+from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.training import loop
+from t2t_flax.training.run import assemble
+from t2t_flax.training.stacked import Stack, train_together, trial_mesh
+
+VARIANTS = [
+    dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
+    dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
+    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(constant=2.0, warmup_steps=5)),
+    dict(loss=dict(label_smoothing=0.2), seed=dict(dropout=3)),
+]
+
+
+def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **groups):
+    """A run for each variant, each on a device of its own."""
+    devices = devices or jax.devices()
+    runs = []
+    for i, variant in enumerate(variants):
+        keys = {g: groups.get(g, {}) | variant.get(g, {}) for g in groups.keys() | variant.keys()}
+        config = tiny_run(tmp_path, steps=steps, **keys)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
+        workdir = epath.Path(tmp_path / name / str(i))
+        adopt_config(workdir, config)
+        runs.append(assemble(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]]))
+    return runs
+
+
+def losses(run):
+    return np.array([line["loss"] for line in read_metrics(run.workdir) if "loss" in line])
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_together_is_as_alone(tmp_path, cache, devices, monkeypatch):
+    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5, and so the parameters."""
+    monkeypatch.setattr("t2t_flax.training.stacked.jax.devices", lambda: _DEVICES[:devices])
+    evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
+    alone = runs_of(tmp_path, cache, "alone", devices=_DEVICES[:1], **evaluated)
+    together = runs_of(tmp_path, cache, "together", devices=_DEVICES[:devices], **evaluated)
+    outcomes = [loop.train(run, score=None) for run in alone]
+    stacked = train_together(together, [None] * 4, say=lambda _: None)
+    assert trial_mesh(4).shape["trial"] == devices
+    for a, b, x, y in zip(alone, together, outcomes, stacked, strict=True):
+        np.testing.assert_allclose(losses(b), losses(a), rtol=1e-5)
+        valid = [[line["valid_nll"] for line in read_metrics(run.workdir) if "valid_nll" in line] for run in (a, b)]
+        assert len(valid[0]) == 3
+        np.testing.assert_allclose(valid[1], valid[0], rtol=1e-5)
+        for one, other in zip(jax.tree.leaves(x.state.ema), jax.tree.leaves(y.state.ema), strict=True):
+            np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=2e-5)
+    assert len({tuple(losses(run)) for run in together}) == 4
+
+
+_DEVICES = jax.devices()
+
+
+def test_a_stack_resumes_and_a_run_of_it_goes_on_alone(tmp_path, cache):
+    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:2])
+    train_together(whole, [None] * 2, say=lambda _: None)
+    half = runs_of(tmp_path, cache, "half", VARIANTS[:2], steps=8)
+    train_together(half, [None] * 2, say=lambda _: None)
+    said = []
+    train_together(runs_of(tmp_path, cache, "half", VARIANTS[:2], steps=12)[:1], [None], say=said.append)
+    loop.train(runs_of(tmp_path, cache, "half", VARIANTS[:2], steps=12)[1], score=None, say=said.append)
+    assert ["after update 8" in text for text in said if "resuming" in text] == [True, True]
+    for one, other in zip(whole, half, strict=True):
+        np.testing.assert_allclose(losses(other), losses(one), rtol=1e-5)
+
+
+def test_one_that_diverges_or_runs_out_of_patience_leaves_the_others(tmp_path, cache):
+    wild = dict(optimizer=dict(constant=1e30))
+    hopeless = dict(optimizer=dict(constant=1e-9))
+    runs = runs_of(
+        tmp_path,
+        cache,
+        "w",
+        [VARIANTS[0], wild, hopeless],
+        eval=dict(every_steps=2, patience=2, metric="loss"),
+        steps=12,
+    )
+    fine, broken, stopped = train_together(runs, [None] * 3, say=lambda _: None)
+    assert isinstance(broken, str) and "loss nan" in broken
+    assert fine.reason == "steps" and fine.step == 12 and len(losses(runs[0])) == 12
+    assert stopped.reason in ("patience", "steps")
+    alone = runs_of(tmp_path, cache, "a", VARIANTS[:1], eval=dict(every_steps=2, patience=2, metric="loss"))
+    loop.train(alone[0], score=None)
+    np.testing.assert_allclose(losses(runs[0]), losses(alone[0]), rtol=1e-5)
+
+
+def test_what_may_differ(tmp_path):
+    base = tiny_run(tmp_path)
+    assert all(share_a_program(base, tiny_run(tmp_path, **variant)) for variant in VARIANTS)
+    for other in (
+        dict(model=dict(d_ff=48)),
+        dict(seed=dict(data=1)),
+        dict(optimizer=dict(b2=0.9)),
+        dict(train=dict(steps=13)),
+    ):
+        assert not share_a_program(base, tiny_run(tmp_path, **({"steps": 13} if "train" in other else other)))
+
+
+def test_runs_at_different_updates_or_of_other_programs_are_refused(tmp_path, cache):
+    runs = runs_of(tmp_path, cache, "d", VARIANTS[:2], steps=4)
+    train_together(runs[:1], [None], say=lambda _: None)
+    with pytest.raises(ValueError, match="different updates"):
+        train_together(runs, [None] * 2, say=lambda _: None)
+    other = runs_of(tmp_path, cache, "o", [dict(model=dict(d_ff=48))])
+    with pytest.raises(ValueError, match="more than scalars"):
+        Stack([*runs, *other], trial_mesh(3))
