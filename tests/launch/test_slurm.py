@@ -224,3 +224,40 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("up", flush=True)
 while True: time.sleep(0.1)
 """
+
+
+def test_a_sweep_by_two_submitted_workers(slurm, tmp_path):
+    """`sweep --submit=2`: two jobs join the sweep and share its trials; one stopped in the middle is taken over."""
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install 't2t-flax[sweep]'")
+    small = {
+        "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
+        "data.batch_tokens": 256, "model.d_model": 32, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1,
+        "model.num_decoder_layers": 1, "mesh.cpu_devices": 1, "train.steps": 40, "checkpoint.every_steps": 10,
+        "eval.every_steps": 0, "log.tensorboard": "false", "decode.max_extra": 5,
+    }  # fmt: skip
+    sweep = tmp_path / "sweep"
+    words = [
+        sys.executable, "-m", "t2t_flax", "sweep", f"--config={ROOT}/configs/toy.py", f"--workdir={sweep}", "--submit=2",
+        "--set", "model.dropout=0.0,0.1,0.2,0.3", *(f"--config.{key}={value}" for key, value in small.items()),
+        "--slurm", "timeout_min=30", "--slurm", "cpus_per_task=1",
+    ]  # fmt: skip
+    env = slurm | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "submitted 2 workers" in done.stdout, done.stdout + done.stderr
+    jobs = re.search(r"jobs ([\d_, ]+);", done.stdout).group(1).split(", ")
+    logs = lambda: "\n".join(p.read_text()[-1500:] for p in (sweep / "slurm").glob("*_log.*"))  # noqa: E731
+    wait_for(lambda: len(list(sweep.glob("trials/*/metrics.jsonl"))) >= 2, logs, seconds=200)
+    said(["scancel", jobs[0]], env)
+    wait_for(lambda: len(list(sweep.glob("trials/*/complete.json"))) == 4, logs, seconds=300)
+    wait_for(lambda: not said(["squeue", "--noheader"], env), "both jobs have ended", seconds=60)
+    hosts = [p.read_text() for p in sweep.glob("attempts/*.jsonl")]
+    assert (
+        len(hosts) == 4 and sum(text.count('"begin"') for text in hosts) >= 5
+    )  # the cancelled job's trial began twice
+    report = subprocess.run(
+        [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={sweep}", "--report"], env=env, cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert report.stdout.count("1 complete") == 4, report.stdout + report.stderr
+    bad = subprocess.run([*words, "--slurm", "slurm_nonsense=3"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert bad.returncode == 2 and "nonsense" in bad.stderr and "Traceback" not in bad.stderr
