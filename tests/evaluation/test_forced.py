@@ -168,3 +168,18 @@ def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_pat
     with pytest.raises(UserError, match="an average of 3"):
         load(copy, average=3, overrides=ALL)
     assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)
+    for step in (2, 6):
+        path = copy / "checkpoints" / str(step) / "meta" / "metadata"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"scheduled": False}))
+    with pytest.raises(UserError, match=r"no regular checkpoint yet, only \[6, 4, 2\] from when it was stopped"):
+        load(copy, average=2, overrides=ALL)
+    assert load(copy, average=2, at_most=True, overrides=ALL).steps == (6,)
+
+
+def test_attention_of_an_empty_translation_asks_for_a_target(loaded, monkeypatch):
+    from t2t_flax.decoding.translator import Hypothesis, Translation
+
+    empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]
+    monkeypatch.setattr(type(loaded), "translate", lambda self, lines: empty)
+    with pytest.raises(UserError, match="own translation of this source is empty: give a --target"):
+        loaded.attend("The train leaves.")

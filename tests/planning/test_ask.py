@@ -103,3 +103,9 @@ def test_the_estimate_has_the_rows_that_batches_would_have(tmp_path, shards, mic
     batches = object.__new__(Batches)
     batches._config, batches._shards = config.data, shards
     assert shapes.estimated(config, shards) == batches._shape(24, 10)
+
+
+def test_the_formulas_of_gpus_know_the_default_rules_alone():
+    config = small_config(mesh=dict(rules="vocab=tensor heads=tensor mlp=tensor"))
+    with pytest.raises(UserError, match="gpu:h100x8: the formulas know the default config.mesh.rules alone"):
+        make_plan(config, parse("gpu:h100x8"))
