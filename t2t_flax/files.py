@@ -94,6 +94,12 @@ def write_whole(path: epath.PathLike, data: str | bytes) -> None:
         raise
 
 
+def numbered(folder: epath.PathLike) -> list[int]:
+    """The numbers that are names in a folder, such as checkpoints, ascending; none where there is no folder."""
+    folder = epath.Path(folder)
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.exists() else []
+
+
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     """Copies a file from local disk to an object store or back, in constant memory; an object appears whole."""
     if is_remote(target):

@@ -21,7 +21,7 @@ BELOW = {
     "decoding": {"config", "errors", "files", "data", "models", "parallel"},
     "evaluation": {"config", "errors", "files", "data", "models", "parallel", "training", "decoding", "version"},
     "tasks": {"config", "errors", "files", "data", "evaluation"},
-    "sweeps": {"config", "errors", "files", "telemetry", "evaluation", "version"},
+    "sweeps": {"config", "errors", "files", "data", "telemetry", "evaluation", "version"},
     "planning": {"config", "errors", "files", "data", "models", "parallel", "telemetry", "training", "decoding"},
 }
 NO_JAX = ("config", "data", "errors", "files", "sweeps", "tasks", "version")

@@ -54,6 +54,8 @@ def run(argv: list[str]) -> int:
     )
     args, overrides = flags.parse(arguments, argv)
     several = len(args.workdir or ()) > 1 or len(args.step or ()) > 1
+    if several and args.record:
+        raise UserError("--record decodes nothing, so it has no --step.")
     if several and args.compare:
         raise UserError("--compare is for one run: several are compared with the first of them.")
     if args.table and not several:
@@ -109,15 +111,14 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
 
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Each in a process of its own: what must be set before JAX starts differs from run to run."""
-    from t2t_flax.evaluation.many import COLUMNS, comparison, existing_record
+    from t2t_flax.evaluation.many import COLUMNS, check_comparable, comparison, existing_record
     from t2t_flax.parallel.start import alone
     from t2t_flax.sweeps.report import text_table
 
     alone("an evaluation of several runs")
     split = args.split or "test"
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
-    for workdir, step in wanted:
-        existing_record(workdir, split, step, args.average, overrides)  # a wrong folder is told before any decoding
+    check_comparable(args.workdir, split, args.compare_score or "", overrides)  # told before any decoding
     records, names, failed = [], [], []
     for workdir, step in wanted:
         which = workdir, split, step, args.average, overrides
@@ -130,7 +131,11 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
             if code:
                 failed.append(f"{workdir}{'' if step is None else f' step {step}'} (exit code {code})")
                 continue
-        records.append(existing_record(*which))
+        record = existing_record(*which)
+        if record is None:
+            failed.append(f"{workdir} (its checkpoints changed meanwhile)")
+            continue
+        records.append(record)
         names.append(workdir)
     if records:
         lines = comparison(records, names, args.compare_score or "")

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import signal
 import sys
 import threading
@@ -12,10 +13,13 @@ from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.sweeps import space
-from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_folder, read_sweep
-from t2t_flax.sweeps.folder import code as code_of
+from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.live import live
+from t2t_flax.sweeps.opening import check_code, open_folder
+from t2t_flax.sweeps.opening import code as code_of
 from t2t_flax.sweeps.report import report, text_table
+from t2t_flax.sweeps.scores import check_score, default_score
+from t2t_flax.sweeps.search import NO_OPTUNA, Searched
 from t2t_flax.sweeps.shares import Share, shares
 from t2t_flax.sweeps.space import Search, Sweep
 from t2t_flax.sweeps.trials import expand
@@ -28,21 +32,29 @@ def run(argv: list[str]) -> int:
     """Exit code 0 when every trial is complete (or pruned), 1 when some failed, 75 when stopped with everything saved."""
     args, fixed = flags.parse(_arguments(), argv)
     if args.report:
-        print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
-        return OK
+        return _report(args, fixed)
+    for flag, low in (("jobs", 1), ("stack", 1), ("retries", 0), ("submit", 0)):
+        if getattr(args, flag) < low:
+            raise UserError(f"--{flag}={getattr(args, flag)}: must be at least {low}.")
     parts, options = shares(1 if args.submit else args.jobs), _slurm(args)
-    if args.stack < 1:
-        raise UserError(f"--stack={args.stack}: at least one trial trains at a time.")
     folder, described = _opened(args, fixed)
     if args.dry_run:
         return OK
-    if args.retry_failed:
-        for name in described["trials"]:
-            if folder.state(name) == FAILED:
-                folder.note(name, event="try again")
     if args.submit:
         return _submit(args, folder, options)
     return _work(args, folder, described, parts)
+
+
+def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
+    given = ["--config.KEY"] * bool(fixed) + [
+        f"--{name.replace('_', '-')}"
+        for name in ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend", "submit", "slurm")
+        if getattr(args, name)
+    ]
+    if given:
+        raise UserError(f"--report only reads what is in --workdir: leave out {', '.join(given)}.")
+    print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
+    return OK
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -100,42 +112,57 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
             raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
         described = read_sweep(args.workdir)
         check_code(Path(args.workdir), described, args.any_code)
-        _list(described)
-        return Folder(Path(args.workdir)), described
+        _check_search(args, described["search"] and Search.from_json(described["search"]), bool(args.baseline))
+        _list(described, brief=not args.dry_run)
+        return Folder(Path(args.workdir).absolute()), described
     sweep = _sweep(args)
     if not sweep.config:
         raise UserError("the sweep names no config: give --config=FILE.py or the name of a preset.")
-    rows = sweep.search.rows() if sweep.search and sweep.search.known else list(sweep.rows)
-    if not rows and sweep.seeds > 1:
+    adaptive = bool(sweep.search and not sweep.search.known)
+    baseline = args.baseline or sweep.baseline
+    if sweep.search:
+        sweep.search.check()
+        _check_search(args, sweep.search, bool(baseline))
+    if adaptive and sweep.seeds > 1:
         raise UserError(
             "a search that learns or prunes trains each row once: give --seeds=1, and repeat the best rows."
         )
-    trials = expand(sweep.config, fixed, rows, sweep.seeds)
-    if not rows:
-        expand(sweep.config, fixed, [_middle(sweep.search)], 1)  # so that a mistake in the space is told now
+    rows = () if adaptive else sweep.search.rows() if sweep.search else sweep.rows
+    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(sweep.search))
+    base = config_lib.load_config(sweep.config, fixed) if adaptive else None
+    configs = [base] if adaptive else [trial.config for trial in trials]
+    score = args.score or (sweep.search.metric if sweep.search else sweep.score) or default_score(configs[0])
+    for config in configs:
+        check_score(score, config)
+        if sweep.search:
+            check_score(sweep.search.metric, config)
+    names = dict.fromkeys(trial.row for trial in trials)
+    if baseline and not adaptive and baseline not in names:
+        raise UserError(f"the baseline {baseline!r} is no row of the sweep: {', '.join(names)}.")
     described = {
         "version": SWEEP_VERSION,
         "config": sweep.config,
         "fixed": fixed,
         "search": sweep.search and sweep.search.as_json(),
         "seeds": sweep.seeds,
-        "score": args.score or (sweep.search.metric if sweep.search else sweep.score),
-        "baseline": args.baseline or sweep.baseline,
+        "score": score,
+        "baseline": baseline,
     }
-    names = {trial.row for trial in trials}
-    if described["baseline"] and rows and described["baseline"] not in names:
-        raise UserError(f"the baseline {described['baseline']!r} is no row of the sweep: {', '.join(sorted(names))}.")
-    if args.dry_run:
-        listed = described | {
-            "trials": {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
-        }
-        _list(listed)
-        return Folder(Path(args.workdir)), listed
-    base = config_lib.load_config(sweep.config, fixed)
-    folder = open_folder(args.workdir, described, base, trials, extend=args.extend, any_code=args.any_code)
-    described = read_sweep(folder.path)
-    _list(described, brief=True)
+    how = dict(base=base, extend=args.extend, any_code=args.any_code, dry_run=args.dry_run)
+    folder, described = open_folder(args.workdir, described, trials, **how)
+    _list(described, brief=not args.dry_run)
     return folder, described
+
+
+def _check_search(args: argparse.Namespace, search: Search | None, baseline: bool) -> None:
+    if search is None or search.known:
+        return
+    if importlib.util.find_spec("optuna") is None:
+        raise UserError(NO_OPTUNA)
+    if args.stack > 1:
+        raise UserError("--stack trains listed rows together; this search proposes one trial after the other.")
+    if baseline:
+        raise UserError("--baseline names a listed row; the rows of this search are not known yet.")
 
 
 def _sweep(args: argparse.Namespace) -> Sweep:
@@ -156,22 +183,16 @@ def _set(given: list[str]) -> list[list[space.Overrides]]:
     parts = []
     for text in given:
         key, equals, values = text.partition("=")
-        if not equals or not values:
-            raise UserError(f"--set {text}: write --set KEY=VALUE,VALUE.")
+        if not equals or not values or "." not in key:
+            raise UserError(f"--set {text}: write --set GROUP.KEY=VALUE,VALUE.")
         parts.append(space.over(key, [value.strip() for value in values.split(";" if ";" in values else ",")]))
     return parts
-
-
-def _middle(search: Search) -> space.Overrides:
-    import random
-
-    return {key: of.draw(random.Random(0)) for key, of in search.space.items()}
 
 
 def _list(described: dict[str, Any], brief: bool = False) -> None:
     trials = described["trials"]
     search = described["search"]
-    left = search["count"] - len(trials) if search and _adaptive(search) else 0
+    left = search["count"] - len(trials) if search and not Search.from_json(search).known else 0
     more = f", {left} more that the search will propose" if left > 0 else ""
     print(f"{len(trials)} trials of {described['config']}{more}")
     if not brief and trials:
@@ -179,21 +200,16 @@ def _list(described: dict[str, Any], brief: bool = False) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
-def _adaptive(search: dict[str, Any]) -> bool:
-    return search["method"] != "random" or search["prune"]
-
-
 def _queue(folder: Folder, described: dict[str, Any]) -> Queue:
-    if described["search"] and _adaptive(described["search"]):
-        from t2t_flax.sweeps.search import Searched
-
-        return Searched(folder, Search.from_json(described["search"]))
+    search = described["search"] and Search.from_json(described["search"])
+    if search and not search.known:
+        return Searched(folder, search)
     return Listed(list(described["trials"]))
 
 
 def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], parts: list[Share]) -> int:
-    if args.stack > 1 and described["search"] and _adaptive(described["search"]):
-        raise UserError("--stack trains listed rows together; this search proposes one trial after the other.")
+    for name in described["trials"]:
+        folder.try_again(name, given_up=args.retry_failed)
     queue = _queue(folder, described)
     stop = threading.Event()
     before = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -207,7 +223,8 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], p
     try:
         with live(folder, queue.names, updates) as say:
             code = code_of()["digest"]
-            work(folder, queue, parts, retries=args.retries, stop=stop, say=say, code=code, stack=args.stack)
+            how = dict(retries=args.retries, stop=stop, say=say, code=code, stack=args.stack, cwd=described["cwd"])
+            work(folder, queue, parts, **how)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -9,7 +9,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.config import Config
 from t2t_flax.errors import STOPPED, UserError
-from t2t_flax.files import check_reachable, write_whole
+from t2t_flax.files import check_reachable, numbered, write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import Pod, check_shared
 from t2t_flax.parallel.watch import Watch
@@ -55,7 +55,7 @@ def adopt_config(workdir: epath.Path, config: Config) -> None:
     Before its first checkpoint a run has nothing to lose: a corrected command then simply takes its place.
     """
     path = workdir / "config.json"
-    if not _checkpoints(workdir):
+    if not numbered(workdir / "checkpoints"):
         (workdir / "tokenizer").rmtree(missing_ok=True)
     elif path.exists():
         stored = config_lib.from_json(path.read_text())
@@ -165,8 +165,3 @@ def print_samples(triples: list, count: int, say=print) -> None:
         source, reference, output = triples[i]
         say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
-
-
-def _checkpoints(workdir: epath.Path) -> int:
-    folder = workdir / "checkpoints"
-    return sum(p.name.isdigit() for p in folder.iterdir()) if folder.exists() else 0

@@ -11,7 +11,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import adopt_config, completed, finish
 from t2t_flax.config import Config
-from t2t_flax.config.scalars import fits_one_device, share_a_program
+from t2t_flax.config.scalars import can_train_together, share_a_program
 from t2t_flax.errors import FAILURE, OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.watch import Watch
@@ -31,9 +31,10 @@ def run(argv: list[str]) -> int:
         if not share_a_program(configs[0], config):
             told = ", ".join(config_lib.differences(configs[0], config))
             raise UserError(f"{path} and {args.config[0]} differ in more than scalars: {told}.")
-        if not fits_one_device(config):
+        if not can_train_together(config):
             raise UserError(
-                f"{path}: runs that train together have one device each; set config.mesh back to its defaults."
+                f"{path}: runs that train together have one device each and no profile: leave config.mesh and "
+                "config.log.profile_steps at their defaults."
             )
     prepare_process(configs[0])
     workdirs = [epath.Path(path) for path in args.workdir]
@@ -45,10 +46,12 @@ def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
 
     from t2t_flax.data.corpus import prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
-    from t2t_flax.training.run import assemble
+    from t2t_flax.training.loop import Outcome
+    from t2t_flax.training.run import Run, assemble
     from t2t_flax.training.stacked import train_together
+    from t2t_flax.training.update_log import NonFiniteLoss
 
-    say, assembled = watch.pod.say, []
+    say, assembled = watch.pod.say, list[Run]()
     left = [(config, workdir) for config, workdir in runs if not completed(workdir, config)]
     for i, (config, workdir) in enumerate(left):
         adopt_config(workdir, config)
@@ -56,19 +59,22 @@ def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
             corpus = prepare_corpus(config, workdir)
         assembled.append(assemble(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
     say(f"{len(assembled)} runs together: {', '.join(str(run.workdir) for run in assembled)}")
-    outcomes = train_together(assembled, [validation_score(run) for run in assembled], say, watch) if assembled else []
-    failed = stopped = False
+    if not assembled:
+        return OK
+
+    def ended(run: Run, outcome: Outcome) -> None:
+        with watch.giving_up("evaluating at the end"):
+            finish(run.config, run.workdir, outcome, watch)
+
+    outcomes = train_together(assembled, [validation_score(run) for run in assembled], say, watch, ended)
     for run, outcome in zip(assembled, outcomes, strict=True):
-        if isinstance(outcome, str):
-            failed = True
+        if isinstance(outcome, NonFiniteLoss):
             say(f"t2t_flax train: {run.workdir}: {outcome}")
         elif not outcome.finished:
-            stopped = True
             say(f"{run.workdir}: stopped by {outcome.reason} after update {outcome.step}, saved")
-        else:
-            with watch.giving_up("evaluating at the end"), watch.progress():
-                finish(run.config, run.workdir, outcome, watch)
-    return STOPPED if stopped else FAILURE if failed else OK
+    failed = [isinstance(outcome, NonFiniteLoss) for outcome in outcomes]
+    stopped = [not (fails or outcome.finished) for fails, outcome in zip(failed, outcomes, strict=True)]
+    return STOPPED if any(stopped) else FAILURE if any(failed) else OK
 
 
 if __name__ == "__main__":

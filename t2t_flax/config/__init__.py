@@ -4,6 +4,7 @@ from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.resolve import (
     SCHEMA_VERSION,
     as_json,
+    check_value,
     default_config,
     differences,
     from_json,
@@ -45,6 +46,7 @@ __all__ = [
     "Seed",
     "Train",
     "as_json",
+    "check_value",
     "default_config",
     "differences",
     "from_json",

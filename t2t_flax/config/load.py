@@ -1,6 +1,7 @@
 """A config by the file that makes it, by the name of a preset, or by the config.json of a run."""
 
 import importlib.util
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,14 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise UserError(f"{flag}={path}: {file} defines no {function}(). See {example} for the form.")
+        return getattr(module, function)(*([variant] if variant else []))
+    except UserError:
+        raise
     except SyntaxError as error:
         raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
-    if not hasattr(module, function):
-        raise UserError(f"{flag}={path}: {file} defines no {function}(). See {example} for the form.")
-    try:
-        return getattr(module, function)(*([variant] if variant else []))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{flag}={path}: {function}() failed: {error}") from error
+    except Exception as error:  # whatever a user's file does wrong
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        place = f"{file} line {lines[-1]}" if lines else f"{function}()"
+        raise UserError(f"{flag}={path}: {place}: {type(error).__name__}: {error}") from error

@@ -97,6 +97,11 @@ def frozen_differences(stored: Config, given: Config) -> dict[str, tuple[Any, An
     return {k: v for k, v in differences(stored, given).items() if not _FIELDS[k].metadata["live"]}
 
 
+def check_value(name: str, text: str) -> None:
+    """Raises UserError where the key is unknown, or the text is not a value of it by type, choices and range."""
+    _check(_known(name), _parse(name, text))
+
+
 def _known(name: str) -> str:
     if name not in _FIELDS:
         last = name.split(".")[-1]

@@ -16,6 +16,7 @@ def share_a_program(a: Config, b: Config) -> bool:
     return all(key in SCALARS for key in differences(a, b))
 
 
-def fits_one_device(config: Config) -> bool:
-    """Whether the mesh leaves it open how many devices the run has, so that one will do."""
-    return config.mesh.data in (-1, 1) and config.mesh.fsdp in (-1, 1) and config.mesh.tensor in (-1, 1)
+def can_train_together(config: Config) -> bool:
+    """Whether one device will do for the run, and it asks for no profile, which would be one of all runs."""
+    sizes = config.mesh.data, config.mesh.fsdp, config.mesh.tensor
+    return all(size in (-1, 1) for size in sizes) and config.log.profile_steps == (0, 0)

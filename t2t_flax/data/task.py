@@ -22,8 +22,10 @@ class Task(abc.ABC):
 
     score: str
     """Name of its main score: in `scores`, and as `valid_...` in training."""
+    names: tuple[str, ...]
+    """What `scores` has."""
     spoken: dict[str, str]
-    """The scores that two systems can be compared by (`counts`), each as one says it."""
+    """Those that two systems can be compared by (`counts`), the main one first, each as one says it."""
 
     def __init__(self, data: Data):
         self.data = data

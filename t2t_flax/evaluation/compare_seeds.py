@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import RESAMPLES, SEED, paired_statistics, two_sided
+from t2t_flax.evaluation.compare import RESAMPLES, SEED, paired_statistics, read_record, two_sided
 
 HOW = (
     "Paired bootstrap over sentences and seeds: each resample draws sentences, the same for every system, and pairs of runs "
@@ -31,8 +31,9 @@ def compare_seeds(
     Raises UserError for a record that is missing, changed, or of another test set than the others.
     """
     told = [paired_statistics(a, b, score) for a, b in pairs]
-    if len({len(statistics[0]) for statistics, _ in told}) > 1:
-        raise UserError("the records of the seeds are of test sets of different lengths.")
+    digests = {read_record(a)["data"]["digest"] for a, _ in pairs}
+    if len(digests) > 1:
+        raise UserError("the runs of different seeds were evaluated on different test sets.")
     sentences = len(told[0][0][0])
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(sentences, np.full(sentences, 1 / sentences), size=resamples)

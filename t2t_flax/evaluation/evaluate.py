@@ -65,7 +65,7 @@ def evaluate(
             "hit_max_length": sum(t.hit_cap for t in translations),
             "empty_source": sum(not s.strip() for s, _ in pairs),
         },
-        "checkpoint": {"step": loaded.steps[0], "averaged": list(loaded.steps)},
+        "checkpoint": {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.asked},
         "hypotheses": f"{name}.hyp.txt",
         "references": f"{name}.ref.txt",
         "parameters": count_params(

@@ -16,7 +16,7 @@ from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError
-from t2t_flax.files import check_reachable
+from t2t_flax.files import check_reachable, numbered
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.parallel.pod import Pod
@@ -29,7 +29,9 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need."""
+    """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need.
+    asked: which were asked for, and among which (`asked_for`).
+    """
 
     workdir: epath.Path
     config: Config
@@ -38,6 +40,7 @@ class Loaded:
     model: Transformer
     params: Any
     steps: tuple[int, ...]
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def translate(
         self,
@@ -125,7 +128,12 @@ def load(
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
     item = "ema" if stored.optimizer.ema_decay else "params"
     params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest, pod)
-    return Loaded(workdir, config, tokenizers, mesh, model, params, steps)
+    return Loaded(workdir, config, tokenizers, mesh, model, params, steps, asked_for(workdir, step, average))
+
+
+def asked_for(workdir: str | epath.Path, step: int | None, average: int) -> dict[str, Any]:
+    """A choice of checkpoints with what there was to choose from, as JSON values: the same choice later is the same."""
+    return {"step": step, "average": average, "of": numbered(epath.Path(workdir) / "checkpoints")}
 
 
 def _restore(

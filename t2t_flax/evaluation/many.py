@@ -12,40 +12,47 @@ from t2t_flax.data.corpus import split_source
 from t2t_flax.data.task import task_class
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare, read_record
-from t2t_flax.evaluation.load import stored_config
+from t2t_flax.evaluation.load import asked_for, stored_config
 
 COLUMNS = ("run", "checkpoint", "score", "difference", "p", "sentences")
-
-
-def newest_step(workdir: str | os.PathLike) -> int:
-    """The newest checkpoint of a run, by its name. Raises UserError where there is none."""
-    folder = epath.Path(workdir) / "checkpoints"
-    steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.exists() else []
-    if not steps:
-        raise UserError(f"{workdir} has no checkpoint.")
-    return max(steps)
 
 
 def existing_record(
     workdir: str | os.PathLike, split: str, step: int | None, average: int, overrides: dict[str, str]
 ) -> epath.Path | None:
-    """The record of that evaluation, if it was made with the same config of the same text; None where it is to be made.
-
-    Raises UserError where the folder holds no run, or no checkpoint.
+    """The record of that evaluation, if it was made with the same config, of the same text, by the same choice among the
+    same checkpoints; None where it is to be made. Raises UserError where the folder holds no run.
     """
     config = stored_config(workdir, overrides)
-    step = newest_step(workdir) if step is None else step
-    found = sorted((epath.Path(workdir) / "eval").glob(f"{split}-{step}*.json"))
-    name = f"{split}-{step}-mean" if average > 1 else f"{split}-{step}.json"
-    for path in found:
-        if not path.name.startswith(name):
-            continue
+    asked, digest = asked_for(workdir, step, average), split_source(config, split).fingerprint()
+    for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
         record = json.loads(path.read_text())
-        same_number = len(record["checkpoint"]["averaged"]) == max(1, average)
-        if same_number and record["config"] == config_lib.as_json(config):
-            if record["data"]["digest"] == split_source(config, split).fingerprint():
-                return path
+        same = record["checkpoint"].get("asked") == asked and record["data"]["digest"] == digest
+        if same and record["config"] == config_lib.as_json(config):
+            return path
     return None
+
+
+def check_comparable(workdirs: Sequence[str], split: str, score: str, overrides: dict[str, str]) -> None:
+    """Raises UserError for runs of different tasks or test sets, or a score that their task does not have."""
+    first = None
+    for workdir in workdirs:
+        config = stored_config(workdir, overrides)
+        spoken = task_class(config.data.task).spoken
+        if score and score not in spoken:
+            raise UserError(
+                f"{workdir} is of data.task = {config.data.task}, compared by {', '.join(spoken)}, not {score!r}."
+            )
+        told = {
+            "config.data.task": config.data.task,
+            f"the text of {split}": split_source(config, split).fingerprint()[:12],
+        }
+        first = first or told
+        differ = [
+            f"{what} is {told[what]}, in {workdirs[0]} {first[what]}" for what in told if told[what] != first[what]
+        ]
+        if differ:
+            raise UserError(f"{workdir} cannot be compared with {workdirs[0]}: {'; '.join(differ)}.")
 
 
 def comparison(records: Sequence[os.PathLike], names: Sequence[str], score: str) -> list[list[str]]:

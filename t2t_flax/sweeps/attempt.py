@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from t2t_flax import errors
-from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, STOPPED, Claim, Folder
+from t2t_flax.sweeps.folder import COMPLETE, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
 from t2t_flax.sweeps.shares import Share
 
 POLL = 0.2
@@ -20,13 +20,14 @@ TAIL = 25
 
 def attempt(
     folder: Folder, names: list[str], claims: list[Claim], share: Share, *, retries: int, stopping: Callable[[], bool],
-    prune: Callable[[], bool] = lambda: False, code: str = "",
+    prune: Callable[[], bool] = lambda: False, code: str = "", cwd: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Trains claimed trials, several of them together, until they end; says of each whether it is `complete`, `stopped`,
     `failed` or `pruned`, and notes it.
 
     stopping: whether the worker is to end, upon which the training saves and stops. prune: whether the trial is to.
-    A trial that failed more than `retries` times, or alone by a user's mistake, is given up.
+    A trial that failed by itself more than `retries` times is given up; one that a mistake ended waits for somebody to see
+    to it. cwd: where relative paths of the configs start.
     """
     numbers = {name: 1 + sum(line["event"] == "begin" for line in folder.attempts(name)) for name in names}
     together = names if len(names) > 1 else []
@@ -45,25 +46,30 @@ def attempt(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(share),
+            cwd=cwd if cwd and os.path.isdir(cwd) else None,
             pass_fds=[claim.descriptor for claim in claims],
             start_new_session=True,
         )
     pruned = asked = False
     while (exit_code := process.poll()) is None:
-        pruned = pruned or (not asked and prune())
+        if not asked and prune():
+            pruned = True
+            folder.note(names[0], event="pruning", attempt=numbers[names[0]])  # a decision that outlives this worker
         if (pruned or stopping()) and not asked:
             asked = True
             process.send_signal(signal.SIGTERM)
         time.sleep(POLL)
     ended = exit_code == errors.STOPPED or asked and exit_code == -signal.SIGTERM  # the latter before it could save
     outcome = (PRUNED if pruned else STOPPED) if ended else COMPLETE if exit_code == errors.OK else FAILED
-    outcomes = {name: COMPLETE if together and folder.state(name) == COMPLETE else outcome for name in names}
+    outcomes = {name: COMPLETE if folder.state(name) == COMPLETE else outcome for name in names}
     for name, found in outcomes.items():
         seconds = round(time.monotonic() - began, 1)
-        folder.note(name, event=found, attempt=numbers[name], exit=exit_code, seconds=seconds)
-        mistake = exit_code == errors.USER_ERROR and not together
-        if found == FAILED and (mistake or folder.failures(name) > retries):
-            folder.note(name, event="given up", attempt=numbers[name])
+        folder.note(name, event=found, attempt=numbers[name], exit=exit_code, seconds=seconds, together=together)
+        if found == FAILED and not together:
+            if exit_code == errors.USER_ERROR:
+                folder.note(name, event=MISTAKE, attempt=numbers[name])
+            elif folder.failures(name) > retries:
+                folder.note(name, event="given up", attempt=numbers[name])
         if found == FAILED and name != names[0]:
             _say(folder, name, log_tail(folder, names[0]))
     return outcomes

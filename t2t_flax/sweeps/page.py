@@ -7,7 +7,7 @@ from typing import Any
 
 from t2t_flax.sweeps.attempt import log_tail
 from t2t_flax.sweeps.folder import FAILED, Folder
-from t2t_flax.sweeps.results import Row
+from t2t_flax.sweeps.results import Row, curve
 from t2t_flax.sweeps.trials import command, short_keys
 
 _STYLE = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -22,7 +22,7 @@ def page(
     *, pictures: bool = True,
 ) -> str:  # fmt: skip
     """The page: table, learning curves, effects of each key, failures with their logs, commands."""
-    figures = _pictures(described, table, score) if pictures else []
+    figures = _pictures(folder, table, score) if pictures else []
     parts = [
         f"<h1>{_safe(described['config'])}</h1>",
         f"<p>{_safe(_introduction(described, score))}</p>",
@@ -73,7 +73,7 @@ def _command(described: dict[str, Any], row: Row) -> str:
     return f"<h3>{_safe(row.name)}</h3><pre>{_safe(told)}</pre>"
 
 
-def _pictures(described: dict[str, Any], table: list[Row], score: str) -> list[str]:
+def _pictures(folder: Folder, table: list[Row], score: str) -> list[str]:
     try:
         import matplotlib
     except ImportError:
@@ -81,10 +81,11 @@ def _pictures(described: dict[str, Any], table: list[Row], score: str) -> list[s
     settings = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     with matplotlib.rc_context(settings):
         found = []
-        if any(r.curve for row in table for r in row.results):
+        learned = {row.name: [c for name in row.trials if (c := curve(folder, name))] for row in table}
+        if any(learned.values()):
             found += [
                 "<h2>Learning curves</h2>",
-                _svg(curves(table), "Validation loss (nats a token); a line for each trial."),
+                _svg(curves(learned), "Validation loss (nats a token); a line for each trial."),
             ]
         if any(row.mean is not None for row in table) and varied(table):
             found += [
@@ -94,23 +95,24 @@ def _pictures(described: dict[str, Any], table: list[Row], score: str) -> list[s
         return found
 
 
-def curves(table: list[Row]) -> Any:
-    """A matplotlib figure: validation loss by update, rows in colours."""
+def curves(learned: dict[str, list[list[tuple[int, float]]]]) -> Any:
+    """A matplotlib figure: validation loss by update, a line for each trial, rows in colours."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
-    shown = [row for row in table if any(r.curve for r in row.results)]
-    for i, row in enumerate(shown):
-        for n, result in enumerate(r for r in row.results if r.curve):
+    shown = {name: trials for name, trials in learned.items() if trials}
+    for i, (name, trials) in enumerate(shown.items()):
+        for n, points in enumerate(trials):
             colour = colormaps["viridis"](i / max(1, len(shown) - 1))
-            axes.plot(*zip(*result.curve, strict=True), color=colour, lw=1.2, label=None if n else row.name)
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name)
     axes.set_xlabel("update")
     axes.set_ylabel("validation nll")
-    values = sorted(value for row in shown for r in row.results for _, value in r.curve)
+    values = sorted(value for trials in shown.values() for points in trials for _, value in points)
     low, high = values[0], values[int(0.95 * (len(values) - 1))]
-    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low) or None)
+    if low < high:  # the first values would flatten the rest
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=1 + len(shown) // 16)
     return figure
 

@@ -8,7 +8,7 @@ from typing import Any
 from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
-from t2t_flax.sweeps.results import Row, rows, told_difference, verdict
+from t2t_flax.sweeps.results import Row, compared, rows, shown_state, told_difference, verdict
 from t2t_flax.sweeps.trials import command
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
@@ -18,7 +18,7 @@ def report(path: Path, *, score: str = "", baseline: str = "", pictures: bool = 
     """Writes SWEEP/report/table.csv, trials.csv and index.html (with curves where matplotlib is installed); returns the
     table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
-    folder, described = Folder(path), read_sweep(path)
+    folder, described = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or described["score"], baseline or described["baseline"]
     table, chosen = rows(folder, described, score, baseline)
     lines = [cells(row, chosen) for row in table]
@@ -34,12 +34,10 @@ def report(path: Path, *, score: str = "", baseline: str = "", pictures: bool = 
 
 def heading(described: dict[str, Any], score: str, chosen: str) -> str:
     """What the table says."""
-    compared = (
-        f"; difference: to {chosen}, with its 95 % interval and p by paired bootstrap over sentences and seeds"
-        if chosen
-        else ""
-    )
-    return f"{described['config']}, {score}: mean over seeds, spread = their standard deviation{compared}"
+    told = f"{described['config']}, {score}: mean over seeds, spread = their standard deviation"
+    if chosen and compared(score):
+        told += f"; difference: to {chosen}, with its 95 % interval and p by paired bootstrap over sentences and seeds"
+    return told
 
 
 def cells(row: Row, chosen: str) -> list[str]:
@@ -50,7 +48,7 @@ def cells(row: Row, chosen: str) -> list[str]:
         "" if row.mean is None else f"{row.mean:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f}",
         "" if row.spread is None else f"{row.spread:.2f}" if abs(row.mean) >= 10 else f"{row.spread:.4f}",
         str(sum(r.score is not None for r in row.results)),
-        told_difference(row.against),
+        told_difference(row),
         verdict(row, chosen),
         states,
     ]
@@ -66,11 +64,6 @@ def text_table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
     return "\n".join("  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in [columns, *lines])
 
 
-def redo(described: dict[str, Any], overrides: dict[str, str], workdir: str = "runs/redo") -> str:
-    """The command that trains a trial of the sweep again, by itself."""
-    return command(described["config"], described["fixed"], overrides, workdir)
-
-
 def _trials(folder: Folder, described: dict[str, Any], table: list[Row]) -> tuple[tuple[str, ...], list[list[Any]]]:
     keys = list(dict.fromkeys(k for t in described["trials"].values() for k in t["overrides"]))
     complete = {r.name: r for row in table for r in row.results}
@@ -81,9 +74,11 @@ def _trials(folder: Folder, described: dict[str, Any], table: list[Row]) -> tupl
         found = [result.score, result.steps, result.seconds] if result else ["", "", ""]
         attempts = sum(line["event"] == "begin" for line in folder.attempts(name))
         values = [trial["overrides"].get(key, "") for key in keys]
-        again = redo(described, trial["overrides"])
+        again = command(described["config"], described["fixed"], trial["overrides"], f"runs/{name}")
         record = result.record if result else ""
-        lines.append([name, trial["row"], trial["seed"], folder.state(name), *found, attempts, *values, record, again])
+        lines.append(
+            [name, trial["row"], trial["seed"], shown_state(folder, name), *found, attempts, *values, record, again]
+        )
     return header, lines
 
 

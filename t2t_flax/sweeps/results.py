@@ -12,11 +12,9 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.evaluation.compare import read_record
 from t2t_flax.evaluation.compare_seeds import compare_seeds
-from t2t_flax.sweeps.folder import COMPLETE, Folder
+from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.space import minimized
 from t2t_flax.telemetry.metrics import read_metrics
-
-_COMPARED = (*VARIANTS, "f1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,22 +28,24 @@ class Result:
     record: str
     steps: int
     seconds: float
-    curve: list[tuple[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row's trials together. spread: standard deviation over seeds (n - 1); None for one seed. against: of the paired
-    bootstrap with the baseline on the seeds that both have; None for the baseline itself, or without records.
+    """A row's trials together. trials: their names. spread: standard deviation over seeds (n - 1); None for one seed.
+    against: of the paired bootstrap with the baseline on the seeds that both have; None for the baseline itself, or without
+    records. apart: why it cannot be compared.
     """
 
     name: str
     overrides: dict[str, str]
+    trials: tuple[str, ...]
     states: dict[str, int]
     results: tuple[Result, ...]
     mean: float | None = None
     spread: float | None = None
     against: dict[str, Any] | None = None
+    apart: str = ""
 
 
 def trial_score(folder: Folder, name: str, metric: str) -> float | None:
@@ -55,6 +55,7 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
     """
     if metric.startswith("valid_"):
         values = [line[metric] for line in read_metrics(folder.workdir(name)) if metric in line]
+        values = [value for value in values if math.isfinite(value)]
         return (min(values) if minimized(metric) else max(values)) if values else None
     path = _record(folder, name)
     if not path:
@@ -63,7 +64,8 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
     if metric not in scores:
         raise UserError(f"{path} has no score {metric!r}; it has {', '.join(scores)}.")
     value = scores[metric]
-    return float(value["score"] if isinstance(value, dict) else value)
+    value = float(value["score"] if isinstance(value, dict) else value)
+    return value if math.isfinite(value) else None
 
 
 def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Result]:
@@ -73,13 +75,16 @@ def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Resu
         if folder.state(name) != COMPLETE:
             continue
         marker = json.loads((folder.workdir(name) / "complete.json").read_text())
-        lines = read_metrics(folder.workdir(name))
-        curve = [(line["step"], line["valid_nll"]) for line in lines if "valid_nll" in line]
-        score = trial_score(folder, name, metric)
         seconds = round(sum(marker.get("seconds", {}).values()), 1)
-        record = _record(folder, name)
-        found.append(Result(name, trial["row"], trial["seed"], score, record, marker["step"], seconds, curve))
+        score, record = trial_score(folder, name, metric), _record(folder, name)
+        found.append(Result(name, trial["row"], trial["seed"], score, record, marker["step"], seconds))
     return found
+
+
+def curve(folder: Folder, name: str) -> list[tuple[int, float]]:
+    """(update, validation nll) of a trial so far."""
+    lines = read_metrics(folder.workdir(name))
+    return [(line["step"], line["valid_nll"]) for line in lines if math.isfinite(line.get("valid_nll", math.nan))]
 
 
 def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str = "") -> tuple[list[Row], str]:
@@ -93,21 +98,40 @@ def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str =
     table = []
     for name in names:
         trials = {n: t for n, t in described["trials"].items() if t["row"] == name}
-        states = [folder.state(n) for n in trials]
+        states = [shown_state(folder, n) for n in trials]
         own = tuple(r for r in complete if r.row == name)
         scores = [r.score for r in own if r.score is not None]
         seeds = {key for t in trials.values() for key in t["overrides"] if key.startswith("seed.") and t["seed"]}
         overrides = {k: v for k, v in next(iter(trials.values()))["overrides"].items() if k not in seeds}
         mean = float(np.mean(scores)) if scores else None
         spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
-        table.append(Row(name, overrides, {s: states.count(s) for s in dict.fromkeys(states)}, own, mean, spread))
+        counted = {state: states.count(state) for state in dict.fromkeys(states)}
+        table.append(Row(name, overrides, tuple(trials), counted, own, mean, spread))
     sign = 1 if minimized(metric) else -1
     table.sort(key=lambda row: math.inf if row.mean is None else sign * row.mean)
     chosen = baseline or (table[0].name if table and table[0].mean is not None else "")
     base = next((row for row in table if row.name == chosen), None)
     if base:
-        table = [dataclasses.replace(row, against=_against(row, base, metric)) for row in table]
+        table = [_compared(row, base, metric) for row in table]
     return table, chosen
+
+
+def shown_state(folder: Folder, name: str) -> str:
+    """`running` where a worker trains it now, else its state."""
+    state = folder.state(name)
+    return "running" if state not in ENDED and folder.holder(name) else state
+
+
+def compared(metric: str) -> bool:
+    """Whether two systems can be compared by the score, sentence by sentence."""
+    return metric in (*VARIANTS, "f1")
+
+
+def _compared(row: Row, base: Row, metric: str) -> Row:
+    try:
+        return dataclasses.replace(row, against=_against(row, base, metric))
+    except UserError as error:  # of another test set: the other rows are told all the same
+        return dataclasses.replace(row, apart=str(error))
 
 
 def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
@@ -115,7 +139,7 @@ def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
         return None
     pairs = {r.seed: r.record for r in row.results if r.record}, {r.seed: r.record for r in base.results if r.record}
     seeds = sorted(pairs[0].keys() & pairs[1].keys())
-    if not seeds or metric not in _COMPARED:
+    if not seeds or not compared(metric):
         return None
     return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
 
@@ -125,10 +149,11 @@ def _record(folder: Folder, name: str) -> str:
     return str(folder.workdir(name) / "eval" / marker["record"]) if marker["record"] else ""
 
 
-def told_difference(against: dict[str, Any] | None) -> str:
-    """A comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1`."""
+def told_difference(row: Row) -> str:
+    """A row's comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1`, or why there is none."""
+    against = row.against
     if not against:
-        return ""
+        return row.apart.splitlines()[0] if row.apart else ""
     low, high = against["interval"]["low"], against["interval"]["high"]
     return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] p {against['p_value']:.2g}"
 

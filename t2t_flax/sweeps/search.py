@@ -11,14 +11,17 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.files import write_whole
-from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, add_configs, asked
+from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked
+from t2t_flax.sweeps.opening import add_configs
 from t2t_flax.sweeps.results import trial_score
 from t2t_flax.sweeps.space import Range, Search, minimized, rounded
 from t2t_flax.sweeps.trials import one, row_names
 from t2t_flax.sweeps.worker import Queue
 from t2t_flax.telemetry.metrics import read_metrics
 
-_MISSING = "this search needs Optuna: pip install 't2t-flax[sweep]'."
+_ASKS = 100
+"""Proposals in a row that may be no possible config."""
+NO_OPTUNA = "this search needs Optuna: pip install 't2t-flax[sweep]'."
 
 
 class Searched(Queue):
@@ -28,7 +31,7 @@ class Searched(Queue):
         try:
             import optuna
         except ImportError:
-            raise UserError(_MISSING) from None
+            raise UserError(NO_OPTUNA) from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._folder, self._search = optuna, folder, search
         backend = optuna.storages.journal.JournalFileBackend(str(folder.path / "optuna.journal"))
@@ -41,6 +44,7 @@ class Searched(Queue):
                 load_if_exists=True,
             )
         self._reported: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     def names(self) -> list[str]:
         return list(asked(self._folder.path))
@@ -51,36 +55,61 @@ class Searched(Queue):
     def more(self) -> bool:
         with self._locked():
             self._settle()
-            number = len(self.names())
-            if number >= self._search.count:
+            if self.finished():
                 return False
-            # A sampler for each trial, so that what it draws does not depend on which worker asks.
-            seed = self._search.seed * 100_003 + number
-            sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-            if self._search.method == "random":
-                sampler = self._optuna.samplers.RandomSampler(seed=seed)
-            self._study.sampler = sampler
-            proposed = self._study.ask()
-            row = {key: _suggest(proposed, key, of) for key, of in self._search.space.items()}
-            name = f"{number:03d},{row_names([row])[0]}"
-            trial = one(str(self._folder.base), {}, row, name, 0)
-            add_configs(self._folder, [trial])
-            told = {"name": trial.name, "row": name, "seed": 0, "overrides": trial.overrides, "number": proposed.number}
-            write_whole(self._folder.path / "asked" / f"{number:05d}.json", json.dumps(told, indent=2) + "\n")
-        return True
+            for _ in range(_ASKS):
+                proposed = self._ask()
+                row = {key: _suggest(proposed, key, of) for key, of in self._search.space.items()}
+                name = f"{len(self.names()):03d},{row_names([row])[0]}"
+                try:
+                    trial = one(str(self._folder.base), {}, row, name, 0)
+                except UserError as error:  # values that do not go together, such as heads that do not divide d_model
+                    self._study.tell(proposed.number, state=self._optuna.trial.TrialState.FAIL)
+                    impossible = error
+                    continue
+                add_configs(self._folder, [trial])
+                told = {
+                    "name": trial.name,
+                    "row": name,
+                    "seed": 0,
+                    "overrides": trial.overrides,
+                    "number": proposed.number,
+                }
+                place = self._folder.path / "asked" / f"{len(self.names()):05d}.json"
+                write_whole(place, json.dumps(told, indent=2) + "\n")
+                return True
+        raise UserError(f"{_ASKS} proposals of the search were no possible config, the last one: {impossible}")
+
+    def _ask(self) -> Any:
+        """A proposal by a sampler of its own, so that what it draws does not depend on which worker asks."""
+        seed = self._search.seed * 100_003 + len(self._study.get_trials(deepcopy=False))
+        samplers = self._optuna.samplers
+        tpe = self._search.method == "tpe"
+        self._study.sampler = (
+            samplers.TPESampler(seed=seed, constant_liar=True) if tpe else samplers.RandomSampler(seed=seed)
+        )
+        return self._study.ask()
 
     def prune(self, name: str) -> bool:
         if not self._search.prune:
             return False
-        trial = self._running(name)
-        if trial is None:
+        metrics = self._folder.workdir(name) / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size == self._seen.get(name):
             return False
-        for line in read_metrics(self._folder.workdir(name)):
-            if self._search.metric in line and line["step"] > self._reported.get(name, -1):
-                self._reported[name] = line["step"]
-                trial.report(line[self._search.metric], line["step"])
-                if trial.should_prune():  # asked at every value: the pruner notes who came how far
-                    return True
+        self._seen[name] = size
+        with self._locked():
+            trial = self._running(name)
+            if trial is None:
+                return False
+            steps = config_lib.from_json(self._folder.config(name).read_text()).train.steps
+            for line in read_metrics(self._folder.workdir(name)):
+                # At its last update a trial has nothing left to save.
+                if self._search.metric in line and self._reported.get(name, -1) < line["step"] < steps:
+                    self._reported[name] = line["step"]
+                    trial.report(line[self._search.metric], line["step"])
+                    if trial.should_prune():  # asked at every value: the pruner notes who came how far
+                        return True
         return False
 
     def ended(self, name: str, outcome: str) -> None:
@@ -97,7 +126,10 @@ class Searched(Queue):
         """Tells Optuna how trials ended of which it does not know yet, also those of a worker that died before it could."""
         states = self._optuna.trial.TrialState
         running = {trial.number for trial in self._study.get_trials(deepcopy=False) if trial.state == states.RUNNING}
-        for name, told in asked(self._folder.path).items():
+        proposals = asked(self._folder.path)
+        for number in running - {told["number"] for told in proposals.values()}:  # whose worker died before it noted it
+            self._study.tell(number, state=states.FAIL)
+        for name, told in proposals.items():
             state = self._folder.state(name) if told["number"] in running else ""
             if state not in ENDED:
                 continue

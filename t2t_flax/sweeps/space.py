@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 
 NAME = "name"
@@ -142,6 +143,11 @@ class Search:
     def __post_init__(self):
         if self.method not in ("random", "tpe"):
             raise UserError(f"search method {self.method!r}: expected random or tpe.")
+        for key, of in self.space.items():
+            if not isinstance(of, Range):
+                raise UserError(
+                    f"the search space has {of!r} for {key}: give choice(...), uniform(low, high) or another range."
+                )
         if not self.space:
             raise UserError("the search space is empty: give it a range for at least one config key.")
         if self.count < 1:
@@ -160,12 +166,14 @@ class Search:
 
     def rows(self) -> list[Overrides]:
         """The rows of a random search: row i is a function of the seed and i."""
-        draw = lambda i: random.Random(f"{self.seed}/{i}")  # noqa: E731
-        rows = []
-        for i in range(self.count):
-            rng = draw(i)
-            rows.append({key: of.draw(rng) for key, of in self.space.items()})
-        return rows
+        rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.count)]
+        return [{key: of.draw(rng) for key, of in self.space.items()} for rng in rngs]
+
+    def check(self) -> None:
+        """Raises UserError for an unknown key, or a choice or end of a range that the key cannot have."""
+        for key, of in self.space.items():
+            for value in of.choices or (of.low, of.high):
+                config_lib.check_value(key, as_text(round(value) if of.whole and not of.choices else value))
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, equal after a reading; `from_json` makes the search of them, its choices as text."""
@@ -199,7 +207,7 @@ class Sweep:
     """Rows (listed or searched), each trained with `seeds` seeds.
 
     config: what `--config` would be; the command line's takes precedence. baseline: name of the row that the others are
-    compared with; without one, the best. score: of the report.
+    compared with; without one, the best. score: of the report; without one, the task's (BLEU, F1).
     """
 
     rows: Sequence[Overrides] = ()
@@ -207,7 +215,7 @@ class Sweep:
     seeds: int = 1
     config: str = ""
     baseline: str = ""
-    score: str = "sacrebleu"
+    score: str = ""
 
     def __post_init__(self):
         if bool(self.rows) == bool(self.search):

@@ -2,10 +2,14 @@
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import OK, STOPPED, UserError
+
+_RESTARTS = 1000
+"""How often a job whose time ends is queued again."""
 
 
 class SlurmWorker:
@@ -17,7 +21,9 @@ class SlurmWorker:
 
     def __call__(self) -> int:
         self._process = subprocess.Popen(self.command, preexec_fn=_ignore_notice)
-        code = self._process.wait()
+        # Not wait(): `checkpoint` runs in a signal handler on top of this, and both would want the same lock.
+        while (code := self._process.poll()) is None:
+            time.sleep(0.2)
         if code not in (OK, STOPPED):
             raise RuntimeError(f"the worker ended with exit code {code}: {' '.join(self.command)}")
         return code
@@ -28,7 +34,8 @@ class SlurmWorker:
 
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            while self._process.poll() is None:
+                time.sleep(0.2)
         return submitit.helpers.DelayedSubmission(SlurmWorker(self.command))
 
 
@@ -43,7 +50,7 @@ def submit(
     except ImportError:
         raise UserError("--submit needs submitit: pip install 't2t-flax[sweep]'.") from None
     try:
-        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster, slurm_max_num_timeout=_RESTARTS)
         executor.update_parameters(**{key: int(v) if v.isdecimal() else v for key, v in options.items()})
         with executor.batch():
             jobs = [executor.submit(SlurmWorker(command)) for _ in range(workers)]

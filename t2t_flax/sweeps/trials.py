@@ -26,14 +26,23 @@ class Trial:
     config: Config
 
 
-def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int) -> list[Trial]:
-    """The trials of all rows, seed by seed within a row. path: of the config. fixed: overrides of every trial.
+def expand(
+    path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int, *, numbered: bool = False
+) -> list[Trial]:
+    """The trials of all rows, seed by seed within a row. path: of the config. fixed: overrides of every trial. numbered:
+    names of rows begin with their number, and a row may be drawn twice.
 
     Seed s adds s to the config's seeds; seed.data, which the built-in corpus is drawn from, stays there. Raises UserError
     for an unknown key, a wrong value, an impossible combination, or two trials of one name, before anything runs.
     """
-    named = zip(rows, row_names(rows), strict=True)
-    return [one(path, fixed, row, name, seed) for row, name in named for seed in range(seeds)]
+    names = [f"{i:03d},{row_names([row])[0]}" for i, row in enumerate(rows)] if numbered else row_names(rows)
+    trials = [one(path, fixed, row, name, s) for row, name in zip(rows, names, strict=True) for s in range(seeds)]
+    firsts: dict[str, str] = {}
+    for trial in () if numbered else (t for t in trials if not t.seed):
+        other = firsts.setdefault(config_lib.to_json(trial.config), trial.row)
+        if other != trial.row:
+            raise UserError(f"rows {other!r} and {trial.row!r} of the sweep are the same config.")
+    return trials
 
 
 def one(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
@@ -65,6 +74,9 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
 
     Raises UserError where two rows have the same.
     """
+    for row in rows:
+        if not isinstance(row.get(NAME, ""), str):
+            raise UserError(f"a row of the sweep is named {row[NAME]!r}: a name is text.")
     keys = {key for row in rows for key in row if key != NAME}
     names = [folder_name(row.get(NAME) or _told(row, keys)) for row in rows]
     twice = [name for name, count in Counter(names).items() if count > 1]

@@ -6,8 +6,11 @@ import abc
 import threading
 from collections.abc import Callable, Sequence
 
+from t2t_flax.errors import UserError
 from t2t_flax.sweeps.attempt import attempt, log_tail
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, Claim, Folder
+from t2t_flax.sweeps.opening import code as code_of
+from t2t_flax.sweeps.results import shown_state
 from t2t_flax.sweeps.shares import Share
 
 WAIT = 1.0
@@ -29,9 +32,6 @@ class Queue(abc.ABC):
         """Whether there will be no more trials than `names` has."""
         return True
 
-    def begun(self, name: str) -> None:  # noqa: B027
-        """Is told that an attempt at a trial begins."""
-
     def prune(self, name: str) -> bool:
         """Whether a running trial is to be stopped for good."""
         return False
@@ -52,10 +52,11 @@ class Listed(Queue):
 
 def work(
     folder: Folder, queue: Queue, shares: Sequence[Share], *, retries: int, stop: threading.Event, say: Callable[[str], None],
-    code: str = "", stack: int = 1,
+    code: str = "", stack: int = 1, cwd: str | None = None,
 ) -> None:  # fmt: skip
     """Trains until every trial has ended, or `stop` is set and the running ones have saved.
 
+    code: digest of the source; a worker whose code changes under it stops with UserError when it would begin a trial.
     stack: up to so many trials that can share a program train together. Where the last trials are trained by other
     workers it waits for them: should one of these die, it takes over.
     """
@@ -65,12 +66,17 @@ def work(
     def slot(share: Share) -> None:
         waiting = False
         while not stop.is_set():
+            if code and code_of()["digest"] != code:
+                raise UserError(
+                    "the source of t2t_flax was changed while the sweep ran: the next trials would not be comparable. Give "
+                    "the command again, with --any-code if the change does not matter."
+                )
             with taking:
                 taken = _take(folder, queue, stack)
             if taken:
                 waiting = False
                 try:
-                    _train(folder, queue, list(taken), list(taken.values()), share, retries, stop, say, code)
+                    _train(folder, queue, taken, share, retries, stop, say, code, cwd)
                 finally:
                     for claim in taken.values():
                         claim.release()
@@ -99,19 +105,20 @@ def work(
         raise errors[0]
 
 
-def _train(folder, queue, names, claims, share, retries, stop, say, code) -> None:
+def _train(folder, queue, taken, share, retries, stop, say, code, cwd) -> None:
+    names = list(taken)
     for name in names:
         state, others = folder.state(name), f", together with {len(names) - 1} others" if len(names) > 1 else ""
         say(f"{name}: {'goes on' if state == 'stopped' else 'begins'}, {share.told}{others}")
-        queue.begun(name)
     prune = (lambda: queue.prune(names[0])) if len(names) == 1 else (lambda: False)
-    outcomes = attempt(folder, names, claims, share, retries=retries, stopping=stop.is_set, prune=prune, code=code)
+    how = dict(retries=retries, stopping=stop.is_set, prune=prune, code=code, cwd=cwd)
+    outcomes = attempt(folder, names, list(taken.values()), share, **how)
     for name, outcome in outcomes.items():
         queue.ended(name, outcome)
         if outcome != FAILED:
             say(f"{name}: {outcome}")
         elif folder.state(name) == FAILED:
-            say(f"{name}: failed and is given up. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
+            say(f"{name}: failed. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
         else:
             say(f"{name}: failed, will be tried again{' alone' if len(names) > 1 else ''}")
 
@@ -152,8 +159,7 @@ def counts(folder: Folder, names: Sequence[str]) -> dict[str, int]:
     """How many trials are complete, running, waiting, stopped, pruned, failed."""
     found = dict.fromkeys((COMPLETE, "running", "waiting", "stopped", "pruned", FAILED), 0)
     for name in names:
-        state = folder.state(name)
-        found["running" if state not in ENDED and folder.holder(name) else state] += 1
+        found[shown_state(folder, name)] += 1
     return found
 
 

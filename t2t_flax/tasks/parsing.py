@@ -18,6 +18,7 @@ _SEED = 12345
 
 class Parsing(Task):
     score = "f1"
+    names = ("f1", "precision", "recall", "exact_match", "tagging_accuracy", "well_formed")
     spoken = {"f1": "F1"}
 
     def read(self, spec, *, seed, key):

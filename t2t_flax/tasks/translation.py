@@ -19,6 +19,7 @@ _STEPS = {
 
 class Translation(Task):
     score = "bleu"
+    names = (*bleu.VARIANTS, "chrf", "exact_match")
     spoken = bleu.VARIANTS
 
     def read(self, spec, *, seed, key):

@@ -37,7 +37,11 @@ class TreeSource(Source):
 
     def _trees(self) -> Iterator[tuple[epath.Path, int, Node]]:
         for path in self._paths:
-            yield from ((path, line, tree) for line, tree in read_trees(lines(path), str(path)))
+            line = 0
+            for line, tree in read_trees(lines(path), str(path)):
+                yield path, line, tree
+            if not line:
+                raise UserError(f"{path} holds no tree.")
 
 
 def open_trees(spec: str, *, root: str, key: str) -> TreeSource:

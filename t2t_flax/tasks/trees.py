@@ -10,6 +10,8 @@ ROOTS = ("", "TOP", "ROOT", "S1")
 """Labels of the node above a sentence: it says nothing, and is left out."""
 ROOT = "TOP"
 UNKNOWN_TAG = "XX"
+DEEPEST = 200
+"""Constituents within each other: far above any sentence's, and below what Python's recursion can walk."""
 _TOKEN = re.compile(r"[()]|[^()\s]+")
 
 
@@ -40,6 +42,8 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
     for number, line in enumerate(lines, 1):
         for token in _TOKEN.findall(line):
             if token == "(":
+                if len(stack) > DEEPEST:
+                    raise UserError(f"{name} line {number}: more than {DEEPEST} constituents within each other.")
                 stack.append((number, []))
             elif not stack:
                 what = "a ')' without its '('" if token == ")" else f"{token!r} outside of a tree"
@@ -93,7 +97,8 @@ def leaves(tree: Node | Leaf) -> list[Leaf]:
 def bracketed(tree: Node | Leaf) -> str:
     """One line, `(TOP (S (NP (DT The) ...`: what `read_trees` reads."""
     if isinstance(tree, Leaf):
-        return f"({tree.tag} {tree.word})"
+        word = tree.word.replace("(", "-LRB-").replace(")", "-RRB-")  # as the Penn Treebank writes them
+        return f"({tree.tag} {word})"
     return f"({tree.label} {' '.join(map(bracketed, tree.children))})"
 
 
@@ -117,7 +122,7 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
 
     One that is not is mended: a bracket that closes an outer constituent closes those inside it, one that closes nothing
     is ignored, what is open at the end is closed; tags beyond the words are ignored, words without a tag get XX and hang
-    from the constituent that was open last; constituents without words go.
+    from the constituent that was open last; constituents without words, and those that are too deep, go.
     """
     stack: list[tuple[str, list]] = [(ROOT, [])]
     used, right = 0, True
@@ -140,7 +145,10 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
             stack[-1][1].extend([*tagged, *(Leaf(UNKNOWN_TAG, word) for word in rest)])
             used += len(tagged) + len(rest)
         elif symbol.startswith("("):
-            stack.append((symbol[1:], []))
+            if len(stack) < DEEPEST:
+                stack.append((symbol[1:], []))
+            else:
+                right = False
         elif symbol[1:] in [label for label, _ in stack[1:]]:
             right = right and stack[-1][0] == symbol[1:]
             while stack[-1][0] != symbol[1:]:

@@ -69,9 +69,9 @@ def train(
         Progress("train", config.train.steps, start=done.step, quiet=not watch.pod.lead) as bar,
         Feed(run.batches, run.mesh, run.corpus.train.lengths, done.step, config.train.steps) as feed,
     ):
-        reason = "steps"
-        first = done.step + 1
-        for step in range(done.step if done.evaluation_due else first, config.train.steps + 1):
+        reason = finished_before(run, done) or "steps"
+        first, last = done.step + 1, config.train.steps if reason == "steps" else done.step
+        for step in range(done.step if done.evaluation_due else first, last + 1):
             if step >= first:
                 log.profile.before(step)
                 with clock.measure("data"):
@@ -101,10 +101,9 @@ def train(
                     metric = note_metric(done, values, step, config.eval.metric)
                     log.write(step, values)
                     bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
-            patience = config.eval.patience
-            stop = bool(patience) and done.evaluations_without_better >= patience
-            last = stop or asked or step == config.train.steps
-            if last or now.checkpoint or (metric is not None and config.checkpoint.keep_best):
+            stop = patience_is_used_up(run, done)
+            ends = stop or asked or step == config.train.steps
+            if ends or now.checkpoint or (metric is not None and config.checkpoint.keep_best):
                 log.flush(bar)
                 log.send()
                 with clock.measure("save"):
@@ -114,12 +113,26 @@ def train(
                 reason = watch.signal if asked else "patience"
                 break
         else:
-            step = max(done.step, config.train.steps)
+            step = max(done.step, last)
     with clock.measure("save"):
         on_disk(checkpoints, checkpoints.wait)
         checkpoints.close()
     log.close()
     return Outcome(state, step, reason, clock.rounded())
+
+
+def patience_is_used_up(run: Run, done: Progressed) -> bool:
+    """Whether the run has had as many evaluations without a better metric as it is to have."""
+    return bool(run.config.eval.patience) and done.evaluations_without_better >= run.config.eval.patience
+
+
+def finished_before(run: Run, done: Progressed) -> str:
+    """Why a run that is restored has nothing to train any more, "steps" or "patience"; empty where it has."""
+    if done.evaluation_due:
+        return ""
+    if done.step and patience_is_used_up(run, done):
+        return "patience"
+    return "steps" if done.step >= run.config.train.steps else ""
 
 
 def validation_loss(run: Run) -> ValidationLoss | None:

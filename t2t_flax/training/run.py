@@ -62,7 +62,7 @@ def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
     programs = {}
     for shape in sorted(run.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
-        struct = _batch_struct(size, run.mesh, mesh_lib.MICRO_ROWS)
+        struct = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
         with mesh_lib.use(run.mesh):
             programs[size] = step.lower(run.abstract, struct).compile(compiler_options(run.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
@@ -79,8 +79,9 @@ def compiler_options(config: Config) -> dict[str, str] | None:
     return None
 
 
-def _batch_struct(size: tuple[int, ...], mesh: jax.sharding.Mesh, spec: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    struct = jax.ShapeDtypeStruct(size, np.int32, sharding=mesh_lib.named(mesh, spec))
+def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch's arrays."""
+    struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
     return {side + name: struct for side in ("source", "target") for name in names}
 
@@ -102,7 +103,7 @@ class ValidationLoss:
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         self.shape, self._batches = validation_batches(store, config.data, shards=shards, tokens=tokens)
-        struct = _batch_struct((self.shape.rows, self.shape.length), mesh, mesh_lib.ROWS)
+        struct = batch_struct((self.shape.rows, self.shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
         shardings = jax.tree.map(lambda x: x.sharding, params)
         step = make_eval_step(config, model, mesh, shardings)
         with mesh_lib.use(mesh):

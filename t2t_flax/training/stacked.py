@@ -4,6 +4,7 @@ vectorised, and divided over the devices. Each keeps a workdir of its own, as if
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +17,15 @@ from t2t_flax.config.scalars import share_a_program
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.parallel.pod import Pod
 from t2t_flax.parallel.watch import StopRequested, Watch
+from t2t_flax.telemetry import memory
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.progress import Progress
-from t2t_flax.training.due import due
+from t2t_flax.training.due import Due, due
 from t2t_flax.training.feed import Feed
-from t2t_flax.training.loop import Outcome, evaluate, note_metric, validation_loss
+from t2t_flax.training.loop import Outcome, evaluate, finished_before, note_metric, patience_is_used_up, validation_loss
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.resume import Progressed, on_disk, open_checkpoints, restore_or_init, save
-from t2t_flax.training.run import Run, compiler_options
+from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.run import Run, batch_struct, compiler_options
 from t2t_flax.training.scalars import scalars, with_scalars
 from t2t_flax.training.state import TrainState
 from t2t_flax.training.step import train_step
@@ -56,7 +58,7 @@ class Stack:
             model = first.model.clone(config=config.model)
             return train_step(config, model, make_optimizer(config))(state, batch)
 
-        self._options = compiler_options(first.config)
+        self._runs = runs
         self._step = jax.jit(
             jax.vmap(one, in_axes=(0, 0, None), spmd_axis_name=TRIAL),
             donate_argnums=0,
@@ -64,7 +66,20 @@ class Stack:
             out_shardings=(self._trials, self._trials),
         )
         self._scalars = self.put([scalars(run.config) for run in runs])
+        self._whole = whole
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
+
+    def compile(self, state: TrainState) -> None:
+        """A program for each shape on the closed list, each weighed against the memory there is."""
+        options, available = compiler_options(self._runs[0].config), memory.device_memory()
+        for shape in sorted(self._runs[0].batches.shapes, key=lambda s: -s.length * s.rows):
+            size = (shape.micro, shape.rows, shape.length)
+            arrays = batch_struct(size, self._whole)
+            with mesh_lib.use(self.mesh):
+                self._programs[size] = self._step.lower(state, self._scalars, arrays).compile(options)
+            advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
+            what = f"the train step of {len(self._runs)} runs for {shape}"
+            memory.weigh(what, memory.program_bytes(self._programs[size]), available, advice)
 
     def put(self, trees: list[Any]) -> Any:
         """The trees of all runs with a trial axis, on the mesh."""
@@ -73,12 +88,7 @@ class Stack:
 
     def step(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run; the state is donated. Metrics have the trial axis."""
-        size = arrays["target"].shape
-        with mesh_lib.use(self.mesh):
-            if size not in self._programs:
-                lowered = self._step.lower(state, self._scalars, arrays)
-                self._programs[size] = lowered.compile(self._options)
-            return self._programs[size](state, self._scalars, arrays)
+        return self._programs[arrays["target"].shape](state, self._scalars, arrays)
 
     @staticmethod
     def of_run(state: TrainState, i: int, run: Run) -> TrainState:
@@ -98,11 +108,11 @@ class _Track:
     score: Callable[..., float] | None
     bar: Progress
     outcome: Outcome | None = None
-    failure: str = ""
+    failure: NonFiniteLoss | None = None
 
     @property
     def running(self) -> bool:
-        return self.outcome is None and not self.failure
+        return self.outcome is None and self.failure is None
 
     @contextlib.contextmanager
     def failing_alone(self):
@@ -110,7 +120,7 @@ class _Track:
         try:
             yield
         except NonFiniteLoss as error:
-            self.failure = str(error)
+            self.failure = error
 
 
 def train_together(
@@ -118,41 +128,55 @@ def train_together(
     scores: list[Callable[..., float] | None],
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
-) -> list[Outcome | str]:
+    ended: Callable[[Run, Outcome], None] = lambda run, outcome: None,
+) -> list[Outcome | NonFiniteLoss]:
     """Trains runs that `share_a_program` from where all of them stand; see `loop.train` for `scores` and `watch`.
 
-    Returns each run's outcome, or what went wrong with it alone. A run that its patience ends is finished; the others go
-    on. Raises ValueError for runs that stand at different updates.
+    Returns each run's outcome, or what went wrong with it alone. A run that its patience ends is finished, the others go
+    on; `ended` is told of each run that is finished, as soon as its checkpoint is whole. Raises ValueError for runs that
+    stand at different updates.
     """
     if watch is None:
         with Watch(Pod(), runs[0].config.distributed) as watch:
-            return train_together(runs, scores, say, watch)
+            return train_together(runs, scores, say, watch, ended)
     config, clock = runs[0].config, Clock({})
-    opened = [open_checkpoints(run) for run in runs]
-    found = [restore_or_init(run, checkpoints, say) for run, checkpoints in zip(runs, opened, strict=True)]
-    if len({done.step for _, done in found}) > 1:
-        raise ValueError(f"the runs stand at different updates: {[done.step for _, done in found]}")
-    stack = Stack(runs, trial_mesh(len(runs)))
-    state, start = stack.put([state for state, _ in found]), found[0][1].step
-    clock.seconds.update(found[0][1].seconds)
-    with contextlib.ExitStack() as open_until_end:
+    with watch.giving_up("restoring and compiling"):
+        opened = [open_checkpoints(run) for run in runs]
+        found = [restore_or_init(run, checkpoints, say) for run, checkpoints in zip(runs, opened, strict=True)]
+        if len({done.step for _, done in found}) > 1:
+            raise ValueError(f"the runs stand at different updates: {[done.step for _, done in found]}")
+        stack = Stack(runs, trial_mesh(len(runs)))
+        state, start = stack.put([state for state, _ in found]), found[0][1].step
+        clock.seconds.update(found[0][1].seconds)
+        with clock.measure("compile"):
+            stack.compile(state)
+            losses = [validation_loss(run) for run in runs]
         bars = [Progress("train", config.train.steps, start=start, quiet=bool(i)) for i in range(len(runs))]
         tracks = [
-            _Track(run, checkpoints, done, UpdateLog(run, clock, start), validation_loss(run), score, bar)
-            for run, checkpoints, (_, done), score, bar in zip(runs, opened, found, scores, bars, strict=True)
+            _Track(run, checkpoints, done, UpdateLog(run, clock, start), valid_loss, score, bar)
+            for run, checkpoints, (_, done), valid_loss, score, bar in zip(
+                runs, opened, found, losses, scores, bars, strict=True
+            )
         ]
-        for bar in bars:
-            open_until_end.enter_context(bar)
-        open_until_end.enter_context(watch.progress())
+    look = functools.partial(_look, tracks, watch=watch, clock=clock, ended=ended)
+    with contextlib.ExitStack() as until_the_end:
+        for track in tracks:
+            until_the_end.enter_context(finish_saves_on_error(track.checkpoints))
+            until_the_end.enter_context(track.bar)
+        until_the_end.enter_context(watch.progress())
+        for i, track in enumerate(tracks):  # a run that was stopped after its last update, or in its last evaluation
+            reason = finished_before(run=track.run, done=track.done)
+            if reason:
+                track.outcome = Outcome(Stack.of_run(state, i, track.run), start, reason, clock.rounded())
+                ended(track.run, track.outcome)
+        if any(track.running and track.done.evaluation_due for track in tracks):
+            look(state, start, due(runs[0], start), resumed=True)
         lengths, batches = runs[0].corpus.train.lengths, runs[0].batches
-        feed = open_until_end.enter_context(Feed(batches, stack.mesh, lengths, start, config.train.steps))
-        for i, track in enumerate(tracks):
-            if track.done.evaluation_due:  # they were stopped before or inside it
-                _look(
-                    track, lambda i=i: Stack.of_run(state, i, runs[i]), start, due(runs[0], start), False, watch, clock
-                )
+        feed = until_the_end.enter_context(Feed(batches, stack.mesh, lengths, start, config.train.steps))
         behind = None
         for step in range(start + 1, config.train.steps + 1):
+            if not any(track.running for track in tracks):
+                break
             with clock.measure("data"):
                 fed = feed.next()
             with clock.measure("step"):
@@ -164,11 +188,7 @@ def train_together(
             if asked or now.evaluation or now.checkpoint or step == config.train.steps:
                 _note_update(tracks, *behind)
                 behind = None
-                for i, track in enumerate(tracks):
-                    if track.running:
-                        _look(track, Stack.of_run(state, i, track.run), step, now, asked, watch, clock)
-            if asked or not any(track.running for track in tracks):
-                break
+                look(state, step, now, asked=asked)
     for track in tracks:
         track.log.close()
         with clock.measure("save"):
@@ -185,31 +205,42 @@ def _note_update(tracks: list[_Track], step: int, fed, metrics) -> None:
                 track.log.took(step, fed, {name: value[i] for name, value in values.items()}, track.bar)
 
 
-def _look(track: _Track, state: TrainState, step: int, now, asked: bool, watch: Watch, clock: Clock) -> None:
-    """What is due for one of the runs after an update: evaluation, checkpoint, end."""
-    run, done = track.run, track.done
-    with track.failing_alone():
-        track.log.flush(track.bar)
-    if track.failure:
-        return
-    metric = None
-    done.evaluation_due = asked and now.evaluation
-    if now.evaluation and not asked:
-        try:
-            with clock.measure("eval"):
-                values = evaluate(now, run.config, state, track.valid_loss, track.score, watch)
-        except StopRequested:
-            asked = done.evaluation_due = True
-        else:
-            metric = note_metric(done, values, step, run.config.eval.metric)
+def _look(
+    tracks: list[_Track], state: TrainState, step: int, now: Due, *, watch: Watch, clock: Clock, ended, asked=False, resumed=False
+) -> None:  # fmt: skip
+    """What is due for the runs after an update: evaluations, checkpoints, ends. A stop in the middle of the evaluations
+    is one for all, at this update.
+    """
+    states, found = {}, {}
+    for i, track in enumerate(tracks):
+        with track.failing_alone():
+            if track.running:
+                track.log.flush(track.bar)
+        if not track.running or resumed and not track.done.evaluation_due:
+            continue
+        states[i], done, values = Stack.of_run(state, i, track.run), track.done, None
+        if now.evaluation and not asked:
+            try:
+                with clock.measure("eval"):
+                    values = evaluate(now, track.run.config, states[i], track.valid_loss, track.score, watch)
+            except StopRequested:
+                asked = True
+        done.evaluation_due = now.evaluation and values is None
+        if values:
+            found[i] = note_metric(done, values, step, track.run.config.eval.metric)
             track.log.write(step, values)
-    patience = run.config.eval.patience
-    stop = bool(patience) and done.evaluations_without_better >= patience
-    last = stop or asked or step == run.config.train.steps
-    if last or now.checkpoint or (metric is not None and run.config.checkpoint.keep_best):
-        with clock.measure("save"):
-            done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
-            save(run, track.checkpoints, state, done, metric)
-    if last:
-        reason = (watch.signal if asked else "patience") if asked or stop else "steps"
-        track.outcome = Outcome(state, step, reason, clock.rounded())
+    for i, own in states.items():
+        track, run, done = tracks[i], tracks[i].run, tracks[i].done
+        stop = patience_is_used_up(run, done)
+        last = stop or asked or step == run.config.train.steps
+        if last or now.checkpoint or (found.get(i) is not None and run.config.checkpoint.keep_best):
+            with clock.measure("save"):
+                done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
+                save(run, track.checkpoints, own, done, found.get(i))
+        if last:
+            reason = watch.signal if asked and not stop else "patience" if stop else "steps"
+            track.outcome = Outcome(own, step, reason, clock.rounded())
+            if track.outcome.finished:
+                track.log.flush(track.bar)
+                on_disk(track.checkpoints, track.checkpoints.wait)
+                ended(run, track.outcome)

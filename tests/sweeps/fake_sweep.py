@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from etils import epath  # noqa: F401  loaded before threads are
 
-from t2t_flax import config as config_lib
 from t2t_flax.sweeps import attempt as attempt_lib
-from t2t_flax.sweeps.folder import open_folder, read_sweep
+from t2t_flax.sweeps.folder import read_sweep
+from t2t_flax.sweeps.opening import open_folder
 from t2t_flax.sweeps.shares import Share
 from t2t_flax.sweeps.trials import expand
 from t2t_flax.sweeps.worker import Listed, work
@@ -21,15 +21,14 @@ TOY = str(Path(__file__).parents[2] / "configs" / "toy.py")
 class FakeSweep:
     """Rows named after what their training does; `behaviours[row]` are the arguments of fake_train.py."""
 
-    def __init__(self, path: Path, behaviours: dict[str, str], seeds: int = 1):
+    def __init__(self, path: Path, behaviours: dict[str, str], seeds: int = 1, **more):
         rows = [{"name": name, "train.steps": 100 + i} for i, name in enumerate(behaviours)]
         self.behaviours, self.said = behaviours, []
         trials = expand(TOY, {}, rows, seeds)
         described = {
             "version": 1, "config": TOY, "fixed": {}, "search": None, "seeds": seeds, "score": "sacrebleu", "baseline": "",
         }  # fmt: skip
-        base = config_lib.load_config(TOY)
-        self.folder = open_folder(path, described, base, trials, extend=False, any_code=False)
+        self.folder, _ = open_folder(path, described, trials, **more)
         self.names = list(read_sweep(path)["trials"])
 
     def command(self, folder, names, share):

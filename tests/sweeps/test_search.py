@@ -8,7 +8,8 @@ from fake_sweep import TOY, FakeSweep
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps.folder import asked, open_folder, read_sweep
+from t2t_flax.sweeps.folder import asked, read_sweep
+from t2t_flax.sweeps.opening import open_folder
 from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.space import Search, choice, log_uniform
 
@@ -25,7 +26,7 @@ class FakeSearch(FakeSweep):
             "baseline": "",
         }  # fmt: skip
         base = config_lib.load_config(TOY)
-        self.folder = open_folder(path, described, base, [], extend=False, any_code=False)
+        self.folder, _ = open_folder(path, described, [], base=base)
 
     @property
     def names(self):

@@ -32,7 +32,7 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(tmp_path, capsys):
 @pytest.mark.parametrize("words, told", [
     (["--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
     (["--set", "model.dropout=x"], "expected float"),
-    (["--set", "model.dropout"], "write --set KEY=VALUE,VALUE"),
+    (["--set", "model.dropout"], "write --set GROUP.KEY=VALUE,VALUE"),
     (["--set", "model.dropout=0.1,0.1"], "both named"),
     (["--seeds=0"], "no trial"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is no row of the sweep: dropout=0.1"),

@@ -138,8 +138,7 @@ def test_gpus_are_shared_out(monkeypatch):
 
 def test_trials_that_share_a_program_are_taken_together(tmp_path):
     """Those that differ in rates, at the same update, that have not failed, up to the number asked for."""
-    from t2t_flax import config as config_lib
-    from t2t_flax.sweeps.folder import open_folder
+    from t2t_flax.sweeps.opening import open_folder
     from t2t_flax.sweeps.space import chain, over
     from t2t_flax.sweeps.trials import expand
     from t2t_flax.sweeps.worker import Listed, _take
@@ -150,7 +149,7 @@ def test_trials_that_share_a_program_are_taken_together(tmp_path):
     )
     trials = expand(toy, {}, rows, 1)
     described = {"config": toy, "fixed": {}, "search": None}
-    folder = open_folder(tmp_path / "s", described, config_lib.load_config(toy), trials, extend=False, any_code=False)
+    folder, _ = open_folder(tmp_path / "s", described | {"version": 1}, trials)
     queue = Listed([trial.name for trial in trials])
     folder.note("dropout=0.2,seed=0", event="failed")
     (folder.workdir("dropout=0.3,seed=0") / "checkpoints" / "250").mkdir(parents=True)

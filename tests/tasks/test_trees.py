@@ -113,8 +113,21 @@ def test_missing_and_empty_corpora_are_refused(tmp_path):
     (tmp_path / "e.mrg").touch()
     with pytest.raises(UserError, match="config.data.train = 'no.mrg': there is no file"):
         open_trees("no.mrg", root=str(tmp_path), key="config.data.train")
-    with pytest.raises(UserError, match="empty"):
-        list(open_trees("e.mrg", root=str(tmp_path), key="k").pairs())
+    (tmp_path / "f.mrg").write_text(TEXT)
+    with pytest.raises(UserError, match="e.mrg holds no tree"):
+        list(open_trees("f.mrg,e.mrg", root=str(tmp_path), key="k").pairs())
+
+
+def test_degenerate_outputs_of_any_depth_are_mended():
+    """A search that repeats itself until its cap."""
+    given = ["a", "(b)"]
+    for text in ("(NP " * 900, "(NP " * 900 + "NN NN " + ")NP " * 900):
+        tree, right = from_linear(text, given)
+        assert words(tree) == given and not right
+        (again,) = read(bracketed(tree))
+        assert words(again) == ["a", "-LRB-b-RRB-"]
+    with pytest.raises(UserError, match="line 1: more than 200"):
+        read("(NP " * 300 + "(NN a)" + ")" * 300)
 
 
 @pytest.mark.real_data

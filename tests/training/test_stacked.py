@@ -11,10 +11,14 @@ from tiny_run import tiny_run
 from t2t_flax.commands.train import adopt_config
 from t2t_flax.config.scalars import share_a_program
 from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.parallel.pod import Pod
+from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry.metrics import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.run import assemble
 from t2t_flax.training.stacked import Stack, train_together, trial_mesh
+from t2t_flax.training.state import init_state
+from t2t_flax.training.update_log import NonFiniteLoss
 
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
@@ -92,7 +96,7 @@ def test_one_that_diverges_or_runs_out_of_patience_leaves_the_others(tmp_path, c
         steps=12,
     )
     fine, broken, stopped = train_together(runs, [None] * 3, say=lambda _: None)
-    assert isinstance(broken, str) and "loss nan" in broken
+    assert isinstance(broken, NonFiniteLoss) and "loss nan" in str(broken)
     assert fine.reason == "steps" and fine.step == 12 and len(losses(runs[0])) == 12
     assert stopped.reason in ("patience", "steps")
     alone = runs_of(tmp_path, cache, "a", VARIANTS[:1], eval=dict(every_steps=2, patience=2, metric="loss"))
@@ -120,3 +124,71 @@ def test_runs_at_different_updates_or_of_other_programs_are_refused(tmp_path, ca
     other = runs_of(tmp_path, cache, "o", [dict(model=dict(d_ff=48))])
     with pytest.raises(ValueError, match="more than scalars"):
         Stack([*runs, *other], trial_mesh(3))
+
+
+def test_a_stack_that_was_stopped_after_its_last_update_is_finished(tmp_path, cache):
+    """Everything was saved, nothing said complete: the next start has nothing to train, and says so of each."""
+    runs = runs_of(tmp_path, cache, "e", VARIANTS[:2], steps=4)
+    train_together(runs, [None] * 2, say=lambda _: None)
+    told = []
+    again = train_together(
+        runs, [None] * 2, say=lambda _: None, ended=lambda run, outcome: told.append(run.workdir.name)
+    )
+    assert [outcome.reason for outcome in again] == ["steps", "steps"] and told == ["0", "1"]
+    assert all(outcome.step == 4 for outcome in again)
+
+
+def test_used_up_patience_is_remembered(tmp_path, cache):
+    """A run that its patience has ended does not train on when it is started again before anybody said complete."""
+    hopeless = [dict(optimizer=dict(constant=1e-9)), dict(optimizer=dict(constant=1e-9), seed=dict(dropout=1))]
+    groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
+    runs = runs_of(tmp_path, cache, "p", hopeless, **groups)
+    first = train_together(runs, [None] * 2, say=lambda _: None)
+    assert [outcome.reason for outcome in first] == ["patience"] * 2
+    again = train_together(runs, [None] * 2, say=lambda _: None)
+    assert [(outcome.reason, outcome.step) for outcome in again] == [
+        (outcome.reason, outcome.step) for outcome in first
+    ]
+    alone = loop.train(runs_of(tmp_path, cache, "p", hopeless, **groups)[0], score=None)
+    assert (alone.reason, alone.step) == (first[0].reason, first[0].step)
+
+
+def test_a_stop_in_the_middle_of_the_evaluations_leaves_all_at_the_same_update(tmp_path, cache):
+    """The first run was evaluated, the second not: both are saved there, and the second begins with it."""
+
+    class Stopping(Watch):
+        """Asks for a stop when the second run's evaluation begins."""
+
+        calls = 0
+
+        def stop_here(self):
+            Stopping.calls += 1
+            if Stopping.calls > batches:
+                self.signal = "SIGTERM"
+                raise StopRequested
+
+    groups = dict(eval=dict(every_steps=4))
+    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:2], **groups)
+    train_together(whole, [None] * 2, say=lambda _: None)
+    runs = runs_of(tmp_path, cache, "cut", VARIANTS[:2], **groups)
+    counted = []
+    loss = loop.validation_loss(runs[0])
+    loss(init(runs[0]), lambda: counted.append(1))
+    batches = len(counted)
+    with Stopping(Pod(), runs[0].config.distributed) as watch:
+        outcomes = train_together(runs, [None] * 2, say=lambda _: None, watch=watch)
+    assert [(outcome.step, outcome.finished) for outcome in outcomes] == [(4, False)] * 2
+    outcomes = train_together(runs, [None] * 2, say=lambda _: None)
+    assert [outcome.reason for outcome in outcomes] == ["steps"] * 2
+    for one, other in zip(whole, runs, strict=True):
+        np.testing.assert_allclose(losses(other), losses(one), rtol=1e-5)
+        valid = [
+            [(line["step"], line["valid_nll"]) for line in read_metrics(run.workdir) if "valid_nll" in line]
+            for run in (one, other)
+        ]
+        assert [step for step, _ in valid[1]] == [4, 8, 12]
+        np.testing.assert_allclose([v for _, v in valid[1]], [v for _, v in valid[0]], rtol=1e-5)
+
+
+def init(run):
+    return init_state(run.config, run.model, run.tx, run.mesh)[0].eval_params

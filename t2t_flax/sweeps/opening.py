@@ -1,0 +1,129 @@
+"""A sweep's folder made, or found again and compared with what is asked for."""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.files import is_remote, write_whole
+from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.sweeps.trials import Trial
+from t2t_flax.version import __version__
+
+_LOCK = "sweep.lock"
+
+
+def open_folder(
+    path: str | os.PathLike,
+    described: dict[str, Any],
+    trials: list[Trial],
+    *,
+    base: Config | None = None,
+    extend: bool = False,
+    any_code: bool = False,
+    dry_run: bool = False,
+) -> tuple[Folder, dict[str, Any]]:
+    """The folder of a sweep, made or found again, and all that its sweep.json says. described: what the sweep is, as JSON
+    values. base: of a search, the config with what all trials override. dry_run: everything is checked, nothing written.
+
+    Raises UserError where another sweep lives there (unless `extend` and it only adds trials), or other code made it
+    (unless `any_code`). Nothing is written in that case.
+    """
+    if is_remote(path):
+        raise UserError(
+            f"--workdir={path}: a sweep's folder must be on a file system with locks, not in an object store."
+        )
+    folder = Folder(Path(path).absolute())
+    listed = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
+    told = described | {"trials": listed, "code": code(), "cwd": os.getcwd()}
+    foreign = folder.path.exists() and {item.name for item in folder.path.iterdir()} - {_LOCK, "base.json", "configs"}
+    if foreign and not (folder.path / "sweep.json").exists():
+        raise UserError(f"--workdir={path} is no sweep and not empty: give a new folder.")
+    if dry_run and not foreign:
+        return folder, told
+    with contextlib.nullcontext() if dry_run else _alone(folder.path):
+        if (folder.path / "sweep.json").exists():
+            stored = read_sweep(folder.path, asked_too=False)
+            _check_same(folder, stored, told, base, trials, extend)
+            check_code(folder.path, stored, any_code)
+            told |= {"code": stored["code"], "cwd": stored["cwd"]}
+        if not dry_run:
+            if base:
+                write_whole(folder.base, config_lib.to_json(base))
+            add_configs(folder, trials)
+            write_whole(folder.path / "sweep.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    return folder, told if dry_run else read_sweep(folder.path)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One worker at a time makes or changes the folder."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:
+    """Raises UserError where other code than this made the sweep."""
+    if stored["code"] != code() and not any_code:
+        raise UserError(
+            f"{path} was made by t2t_flax {_version(stored['code'])}, this is {_version(code())}: its trials would "
+            "not be comparable. Use that code or a new folder, or --any-code where the change does not matter."
+        )
+
+
+def add_configs(folder: Folder, trials: list[Trial]) -> None:
+    """Writes the configs of trials, whose stores lie in the sweep's folder unless the config says where."""
+    for trial in trials:
+        if not folder.config(trial.name).exists():
+            data = trial.config.data
+            if not data.cache:
+                data = dataclasses.replace(data, cache=str(folder.path.absolute() / "data"))
+            write_whole(folder.config(trial.name), config_lib.to_json(dataclasses.replace(trial.config, data=data)))
+
+
+def code() -> dict[str, str]:
+    """The version of this package, and a digest of its source files."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return {"version": __version__, "digest": digest.hexdigest()[:16]}
+
+
+def _version(of: dict[str, str]) -> str:
+    return f"{of['version']} (source {of['digest'][:8]})"
+
+
+def _check_same(
+    folder: Folder, stored: dict, told: dict, base: Config | None, trials: list[Trial], extend: bool
+) -> None:
+    differ = []
+    for key in ("version", "config", "fixed", "search"):
+        a, b = stored.get(key), told[key]
+        if key == "search" and extend and a and b:
+            a, b = a | {"count": 0}, b | {"count": 0}
+        differ += [f"  {key}: {a!r} in the folder, {b!r} now"] if a != b else []
+    here, now = stored["trials"], told["trials"]
+    lost, new = [n for n in here if n not in now], [n for n in now if n not in here]
+    differ += [f"  only in the folder: {', '.join(lost)}"] if lost else []
+    pairs = [(folder.config(t.name), t.config, f"trial {t.name}: ") for t in trials if t.name in here]
+    for path, config, label in [*pairs, *([(folder.base, base, "")] if base else [])]:
+        if path.exists():
+            changed = config_lib.differences(config_lib.from_json(path.read_text()), config)
+            changed.pop("data.cache", None)
+            differ += [f"  {label}{key}: {a!r} in the folder, {b!r} now" for key, (a, b) in changed.items()]
+    grown = [f"  only now: {', '.join(new)}"] if new else []
+    if differ or new and not extend:
+        hint = "or the sweep of this one" if differ else "or add them to this one with --extend"
+        lines = "\n".join(dict.fromkeys(differ + grown))
+        raise UserError(f"{folder.path} holds another sweep:\n{lines}\nUse another --workdir, {hint}.")

@@ -1,0 +1,28 @@
+"""By which scores the trials of a sweep can be told apart."""
+
+from t2t_flax.config import Config
+from t2t_flax.data.task import task_class
+from t2t_flax.errors import UserError
+
+
+def default_score(config: Config) -> str:
+    """The task's own on the test set, where there is one; else the validation loss."""
+    return next(iter(task_class(config.data.task).spoken)) if config.data.test else "valid_nll"
+
+
+def check_score(name: str, config: Config) -> None:
+    """Raises UserError where a run of this config will not have the score."""
+    task = task_class(config.data.task)
+    final = (*task.names, "nll", "perplexity")
+    losses, score = ("valid_nll", "valid_ppl", "valid_loss"), f"valid_{task.score}"
+    if name not in (*final, *losses, score):
+        known = ", ".join([*final, *losses, score])
+        raise UserError(f"there is no score {name!r} in data.task = {config.data.task}; there are {known}.")
+    if name in final and not config.data.test:
+        raise UserError(f"the score {name} is of the test set, and config.data.test is empty.")
+    if name not in final and not config.data.valid:
+        raise UserError(f"the score {name} is of the validation set, and config.data.valid is empty.")
+    if name in losses and not (config.eval.every_steps or config.eval.every_epochs):
+        raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
+    if name == score and not config.eval.bleu_every_steps:
+        raise UserError(f"the score {name} needs config.eval.bleu_every_steps.")
