@@ -12,7 +12,8 @@ from t2t_flax.evaluation.compare import compare
 from t2t_flax.evaluation.compare_seeds import compare_seeds
 from t2t_flax.sweeps.folder import read_sweep
 from t2t_flax.sweeps.report import report
-from t2t_flax.sweeps.results import rows, trial_score
+from t2t_flax.sweeps.results import curve, rows, trial_score
+from t2t_flax.sweeps.worker import Listed
 
 
 @pytest.fixture
@@ -73,6 +74,27 @@ def test_pictures_are_in_the_page(done):
     report(done.folder.path)
     page = (done.folder.path / "report" / "index.html").read_text()
     assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
+
+
+def test_a_row_on_another_test_set_does_not_lose_the_others(done):
+    path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"data": content["data"] | {"digest": "e" * 64}}))
+    text = report(done.folder.path, pictures=False)
+    assert "the records are of different test sets" in text and "worse" in text
+
+
+def test_what_runs_is_said_to_run_and_its_curve_is_shown(fake_sweep):
+    sweep = fake_sweep({"good": "ok 1", "slow": "long"})
+    sweep.work(stop=None, queue=Listed(["good,seed=0"]))
+    claim = sweep.folder.claim("slow,seed=0")
+    sweep.folder.workdir("slow,seed=0").mkdir(parents=True)
+    (sweep.folder.workdir("slow,seed=0") / "metrics.jsonl").write_text(
+        '{"step": 5, "valid_nll": 2.0}\n{"step": 9, "valid_nll": NaN}\n'
+    )
+    (table, _) = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
+    claim.release()
+    assert table[1].states == {"running": 1} and curve(sweep.folder, "slow,seed=0") == [(5, 2.0)]
 
 
 def test_failures_are_in_the_page_with_the_end_of_their_log(fake_sweep):

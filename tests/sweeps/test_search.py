@@ -128,3 +128,41 @@ def test_a_missing_optuna_is_told(fake_search, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 't2t-flax\[sweep\]'"):
         sweep.queue()
+
+
+def test_combinations_that_are_impossible_are_asked_for_anew(fake_search):
+    """Three heads do not divide d_model = 128."""
+    sweep = fake_search(Search({"model.num_heads": choice(3, 4)}, 4, "valid_nll", method="tpe"))
+    sweep.work(queue=sweep.queue())
+    assert len(sweep.names) == 4 and all("num_heads=4" in name for name in sweep.names)
+    assert all(sweep.folder.state(name) == "complete" for name in sweep.names)
+    hopeless = Search({"model.num_heads": choice(3, 5)}, 1, "valid_nll", method="tpe")
+    sweep.search = hopeless
+    with pytest.raises(UserError, match="100 proposals of the search were no possible config"):
+        from t2t_flax.sweeps.search import Searched
+
+        (sweep.folder.path / "optuna.journal").unlink()
+        for file in (sweep.folder.path / "asked").iterdir():
+            file.unlink()
+        Searched(sweep.folder, hopeless).more()
+
+
+def test_a_trial_at_its_last_update_is_not_pruned(fake_search):
+    """At the last update there is nothing left to save: the third rung of halving would lie there."""
+    sweep = fake_search(Search({"optimizer.peak_lr": log_uniform(1e-3, 1e-1)}, 3, "valid_nll", prune=True))
+    queue = sweep.queue()
+    asked_of = []
+    real = queue._running
+
+    def running(name):
+        trial = real(name)
+        if trial is None:
+            return None
+        trial.should_prune = lambda: asked_of.append(1) or False
+        trial.report = lambda value, step: asked_of.append(step)
+        return trial
+
+    queue._running = running
+    sweep.work(queue=queue)
+    steps = {step for step in asked_of if step > 1}
+    assert steps and max(steps) < 1000

@@ -33,6 +33,7 @@ def test_product_zip_and_chain():
     (lambda: Search({}, 3, "valid_nll"), "empty"),
     (lambda: Search({"model.dropout": choice(0.1)}, 3, "sacrebleu", prune=True), "valid_nll"),
     (lambda: Search({"model.dropout": choice(0.1)}, 3, "valid_nll", method="bayes"), "random or tpe"),
+    (lambda: Search({"model.dropout": [0.1, 0.2]}, 3, "nll"), "give choice"),
     (lambda: log_uniform(0, 1), "above 0"),
     (lambda: integers(5, 5), "empty"),
 ])  # fmt: skip
@@ -55,6 +56,24 @@ def test_a_random_search_is_a_function_of_its_seed():
     assert {row["model.num_heads"] for row in rows} == {1, 2, 4} and {row["train.steps"] for row in rows} == {3, 4, 5}
     search = Search(ranges, 2, "valid_nll")
     assert Search.from_json(search.as_json()).as_json() == search.as_json()
+
+
+@pytest.mark.parametrize("ranges, told", [
+    ({"model.width": choice(1, 2)}, "unknown config key"),
+    ({"model.norm": choice("post", "prex")}, "expected one of"),
+    ({"model.dropout": space.uniform(0.1, 1.5)}, "at most"),
+    ({"train.steps": space.uniform(1, 2.5)}, "expected int"),
+])  # fmt: skip
+def test_every_choice_and_both_ends_of_a_range_are_checked(ranges, told):
+    with pytest.raises(UserError, match=told):
+        Search(ranges, 3, "nll").check()
+    Search({"train.steps": integers(3, 9), "model.dropout": space.uniform(0, 0.5)}, 3, "nll").check()
+
+
+def test_a_search_may_draw_a_row_twice():
+    rows = Search({"model.num_heads": choice(1, 2)}, 6, "nll").rows()
+    names = [trial.row for trial in expand(TOY, {}, rows, 1, numbered=True)]
+    assert len(set(names)) == 6 and names[3].startswith("003,num_heads=")
 
 
 def test_rows_are_named_after_their_overrides():
@@ -80,6 +99,8 @@ def test_a_seed_is_added_to_the_configs_seeds():
     (over("model.dropout", ["much"]), {}, 1, "row dropout=much.*expected float"),
     (over("model.num_heads", [3]), {}, 1, "row num_heads=3.*not a multiple"),
     (over("model.dropout", [0.1, 0.1]), {}, 1, "both named 'dropout=0.1'"),
+    (over("model.dropout", ["0.1", "0.10"]), {}, 1, "'dropout=0.1' and 'dropout=0.10' of the sweep are the same config"),
+    ([{"name": 3}], {}, 1, "a name is text"),
     (over("model.dropout", [0.1]), {"model.dropout": "0.2"}, 1, "varied by the sweep and fixed"),
     (over("seed.init", [1, 2]), {}, 2, "one seed a row"),
 ])  # fmt: skip

@@ -34,6 +34,13 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(tmp_path, capsys):
     (["--set", "model.dropout=x"], "expected float"),
     (["--set", "model.dropout"], "write --set GROUP.KEY=VALUE,VALUE"),
     (["--set", "model.dropout=0.1,0.1"], "both named"),
+    (["--set", "name=a,b"], "write --set GROUP.KEY"),
+    (["--retries=-1"], "must be at least 0"),
+    (["--stack=0"], "must be at least 1"),
+    (["--score=rouge"], "there is no score 'rouge'"),
+    (["--score=valid_bleu"], "needs config.eval.bleu_every_steps"),
+    (["--config.data.test=", "--score=sacrebleu"], "config.data.test is empty"),
+    (["--report", "--seeds=2"], "leave out --config, --seeds"),
     (["--seeds=0"], "no trial"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is no row of the sweep: dropout=0.1"),
     (["--set", "model.dropout=0.1", "--jobs=999"], "needs a core for each"),
@@ -49,6 +56,9 @@ def test_mistakes_are_told_without_a_traceback(tmp_path, capsys, words, told):
     ("x = 1", "defines no get_sweep"),
     ("def get_sweep():\n  return 3", "returned int, expected a Sweep"),
     ("def get_sweep(:", "line 1"),
+    ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
+    ("def get_sweep():\n  return int('x')", "line 2: ValueError"),
+    ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(over('a.b', [1]), config='x', search=1)", "rows or a search"),
     ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "names no config"),
     ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
 ])  # fmt: skip
@@ -66,6 +76,70 @@ def test_a_search_over_an_unknown_key_is_refused_before_it_proposes(tmp_path, ca
     )
     assert sweep(f"--sweep={tmp_path}/s.py", f"--config={TOY}", f"--workdir={tmp_path}/s") == 2
     assert "unknown config key 'model.width'" in capsys.readouterr().err and not (tmp_path / "s").exists()
+
+
+def test_the_score_follows_from_the_task(tmp_path, capsys):
+    from t2t_flax.config import load_config
+    from t2t_flax.sweeps.scores import default_score
+
+    assert default_score(load_config(str(ROOT / "configs" / "parsing.py"))) == "f1"
+    assert (
+        default_score(load_config(TOY)) == "sacrebleu"
+        and default_score(load_config(TOY, {"data.test": ""})) == "valid_nll"
+    )
+
+
+def test_a_dry_run_looks_at_the_folder_and_joining_looks_at_the_code(tmp_path, capsys, monkeypatch):
+    """Nothing trains here: the worker is told to."""
+    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: None)
+    words = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
+    assert sweep(*words, "model.dropout=0.1,0.2") == 0
+    content = (tmp_path / "s" / "sweep.json").read_text()
+    assert sweep(*words, "model.dropout=0.1,0.2", "--dry-run") == 0
+    assert sweep(*words, "model.dropout=0.1,0.3", "--dry-run") == 2
+    assert "only in the folder: dropout=0.2,seed=0" in capsys.readouterr().err
+    assert sweep(*words, "model.dropout=0.1,0.2", "--config.train.steps=9") == 2
+    assert "fixed: {} in the folder, {'train.steps': '9'} now" in capsys.readouterr().err
+    assert sweep(f"--workdir={tmp_path}/s") == 0
+    stored = json.loads(content)
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(stored | {"code": {"version": "0", "digest": "0" * 16}}))
+    assert sweep(f"--workdir={tmp_path}/s") == 2 and "--any-code" in capsys.readouterr().err
+    assert sweep(f"--workdir={tmp_path}/s", "--any-code") == 0
+    assert sweep(*words, "model.dropout=0.1,0.2", "--any-code") == 0
+    assert json.loads((tmp_path / "s" / "sweep.json").read_text())["code"]["version"] == "0"  # what it was made by
+
+
+def test_rows_need_not_be_possible_without_their_overrides(tmp_path, capsys):
+    """peak_lr is refused with the noam schedule of the preset, which no row has."""
+    words = [
+        "--config=aiayn_base",
+        "--config.optimizer.peak_lr=1e-3",
+        "--set",
+        "optimizer.schedule=inverse_sqrt,constant",
+    ]
+    assert sweep(*words, f"--workdir={tmp_path}/s", "--dry-run") == 0
+
+
+def test_the_sweep_of_table_3_has_the_presets_and_the_papers_ratios(tmp_path):
+    from t2t_flax import config as config_lib
+    from t2t_flax.config.presets import TABLE3_ROWS
+    from t2t_flax.sweeps.trials import expand
+
+    file = str(ROOT / "configs" / "sweeps" / "table3.py")
+    whole = config_lib.from_python_file("--sweep", file, "get_sweep", "")
+    for trial in expand(whole.config, {}, whole.rows, whole.seeds):
+        assert trial.config == config_lib.load_config(f"table3_{trial.row}"), trial.row
+    assert len(whole.rows) == len(TABLE3_ROWS) == 20
+    small = config_lib.from_python_file("--sweep", f"{file}:multi30k", "get_sweep", "")
+    trials = {t.row: t.config.model for t in expand(str(ROOT / small.config), {}, small.rows, 1)}
+    paper = {t.row: t.config.model for t in expand(whole.config, {}, whole.rows, 1)}
+    for row, model in trials.items():
+        for key in ("d_model", "d_ff"):
+            assert getattr(model, key) * 8 == getattr(paper[row], key), row
+        for key in ("d_k", "d_v"):
+            width = lambda m, key=key: getattr(m, key) or m.d_model // m.num_heads  # noqa: E731
+            assert width(model) * 8 == width(paper[row]), row
+        assert (model.num_heads, model.num_encoder_layers) == (paper[row].num_heads, paper[row].num_encoder_layers)
 
 
 def test_a_folder_that_is_no_sweep_and_a_bucket_are_refused(tmp_path, capsys):

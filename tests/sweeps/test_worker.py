@@ -14,7 +14,7 @@ from fake_sweep import FakeSweep
 
 from t2t_flax.errors import UserError
 from t2t_flax.sweeps.shares import Share, shares
-from t2t_flax.sweeps.worker import counts
+from t2t_flax.sweeps.worker import Listed, counts, work
 
 
 def test_all_are_trained_and_nothing_is_trained_twice(fake_sweep):
@@ -31,12 +31,113 @@ def test_a_failing_trial_is_tried_again_and_then_given_up_with_its_log(fake_swee
     states = {name.split(",")[0]: sweep.folder.state(name) for name in sweep.names}
     assert states == {"bad": "failed", "wrong": "failed", "flaky": "complete", "good": "complete"}
     starts = {name.split(",")[0]: sweep.starts(name) for name in sweep.names}
-    assert starts == {"bad": 3, "wrong": 1, "flaky": 2, "good": 1}  # a user's mistake stays one
+    assert starts == {"bad": 3, "wrong": 1, "flaky": 2, "good": 1}  # a mistake waits for somebody to see to it
     told = "\n".join(sweep.said)
     assert "out of something" in told and "there is no file x" in told
     sweep.folder.note("bad,seed=0", event="try again")
     sweep.work(retries=0)
     assert sweep.starts("bad,seed=0") == 4 and sweep.folder.state("bad,seed=0") == "failed"
+
+
+def test_what_a_mistake_ended_is_tried_again_by_the_next_worker(fake_sweep):
+    """A full disk, a missing file: exit code 2. Room is made, the same command given again."""
+    sweep = fake_sweep({"disk": "mistake", "bad": "fail"})
+    sweep.work(retries=0)
+    sweep.behaviours["disk"] = "ok"
+    for name in sweep.names:
+        sweep.folder.try_again(name, given_up=False)
+    sweep.work(retries=0)
+    assert [sweep.folder.state(name) for name in sweep.names] == ["complete", "failed"] and sweep.starts(
+        "bad,seed=0"
+    ) == 1
+    for name in sweep.names:
+        sweep.folder.try_again(name, given_up=True)
+    sweep.work(retries=0)
+    assert sweep.starts("disk,seed=0") == 2 and sweep.starts("bad,seed=0") == 2
+
+
+def test_only_failures_in_a_row_by_itself_count(fake_sweep):
+    folder, name = fake_sweep({"one": "ok"}).folder, "one,seed=0"
+    folder.note(name, event="failed")
+    folder.note(name, event="failed", together=["one", "two"])
+    assert folder.failures(name) == 1
+    folder.note(name, event="stopped")
+    assert folder.failures(name) == 0
+    folder.note(name, event="pruning")
+    assert folder.state(name) == "pruned"  # decided before the training was told
+
+
+def test_a_worker_stops_when_its_code_changes_under_it(fake_sweep, monkeypatch):
+    sweep = fake_sweep({"one": "ok", "two": "ok"})
+    digests = iter(["a", "b"])
+    monkeypatch.setattr("t2t_flax.sweeps.worker.code_of", lambda: {"digest": next(digests)})
+    with pytest.raises(UserError, match="changed while the sweep ran"):
+        work(
+            sweep.folder,
+            Listed(sweep.names),
+            [Share()],
+            retries=0,
+            stop=threading.Event(),
+            say=lambda _: None,
+            code="a",
+        )
+    assert sweep.folder.state("one,seed=0") == "complete" and sweep.folder.state("two,seed=0") == "waiting"
+
+
+def test_a_sweep_grows_only_when_asked_to(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    sweep.work()
+    grown = FakeSweep(sweep.folder.path, {"one": "ok", "two": "ok"}, seeds=2, extend=True)
+    assert grown.names == ["one,seed=0", "one,seed=1", "two,seed=0", "two,seed=1"]
+    assert [grown.folder.state(name) for name in grown.names] == ["complete", "waiting", "waiting", "waiting"]
+
+
+def test_a_folder_whose_making_was_cut_short_is_made_whole(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    (sweep.folder.path / "sweep.json").unlink()
+    assert FakeSweep(sweep.folder.path, {"one": "ok"}).names == ["one,seed=0"]
+
+
+def test_the_live_table(fake_sweep):
+    import io
+
+    import rich.console
+
+    from t2t_flax.sweeps.live import table
+
+    sweep = fake_sweep({f"row{i}": "ok" for i in range(40)} | {"bad": "fail"})
+    claim = sweep.folder.claim("row1,seed=0")
+    (sweep.folder.workdir("row1,seed=0")).mkdir(parents=True)
+    (sweep.folder.workdir("row1,seed=0") / "metrics.jsonl").write_text('{"step": 50, "loss": 2.5}\n')
+    out = io.StringIO()
+    console = rich.console.Console(file=out, width=150)
+    console.print(table(sweep.folder, sweep.names, lambda name: 1000))
+    claim.release()
+    lines = out.getvalue().splitlines()
+    assert "0 of 41 trials have ended" in lines[0] and "and 11 more" in lines[-1]
+    (running,) = [line for line in lines if "running" in line]
+    assert "row1,seed=0" in running and "50 / 1,000" in running and "2.500" in running and "process" in running
+
+
+def test_a_slurm_worker_saves_within_the_handler_of_a_signal(tmp_path):
+    """submitit calls `checkpoint` on top of the call that it interrupts."""
+    pytest.importorskip("submitit")
+    script = (
+        "import signal, sys, threading, os\n"
+        "from t2t_flax.sweeps.submit import SlurmWorker\n"
+        "child = 'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); print(1, flush=True); time.sleep(60)'\n"
+        "worker = SlurmWorker([sys.executable, '-c', child])\n"
+        "def save(*_):\n"
+        "    again = worker.checkpoint()\n"
+        "    print('again', again.function.command == worker.command, flush=True)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR2, save)\n"
+        "threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGUSR2]).start()\n"
+        "worker()\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    assert "again True" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_stop_lets_the_running_ones_save_and_they_go_first_afterwards(fake_sweep):
@@ -141,7 +242,7 @@ def test_trials_that_share_a_program_are_taken_together(tmp_path):
     from t2t_flax.sweeps.opening import open_folder
     from t2t_flax.sweeps.space import chain, over
     from t2t_flax.sweeps.trials import expand
-    from t2t_flax.sweeps.worker import Listed, _take
+    from t2t_flax.sweeps.worker import _take
 
     toy = str(Path(__file__).parents[2] / "configs" / "toy.py")
     rows = chain(
