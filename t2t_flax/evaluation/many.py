@@ -27,8 +27,9 @@ def existing_record(
     asked, digest = asked_for(workdir, step, average), split_source(config, split).fingerprint()
     for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
         record = json.loads(path.read_text())
-        same = record["checkpoint"].get("asked") == asked and record["data"]["digest"] == digest
-        if same and record["config"] == config_lib.as_json(config):
+        checkpoint = record["checkpoint"]
+        chosen = checkpoint.get("asked") == asked or average <= 1 and checkpoint["averaged"] == [step]
+        if chosen and record["data"]["digest"] == digest and record["config"] == config_lib.as_json(config):
             return path
     return None
 
