@@ -6,58 +6,37 @@ The vocabulary is what the segmented training text holds, most frequent piece fi
 import collections
 import gzip
 import io
-import json
 import logging
 import re
 from collections.abc import Iterable
 
 from etils import epath
 
-from t2t_flax.data.tokenizer import EOS, PAD, UNK, Tokenizer
+from t2t_flax.data.symbols import ListTokenizer
+from t2t_flax.data.tokenizer import UNK
 from t2t_flax.errors import UserError
 
-SPECIAL = ("<pad>", "</s>", "<unk>")
-_KIND = "subword-nmt codes and vocabulary"
 _MARK = "@@"
 _LOOKED_AT = 2000
 log = logging.getLogger("t2t_flax")
 
 
-class SubwordNmtTokenizer(Tokenizer):
+class SubwordNmtTokenizer(ListTokenizer):
     """Splits at spaces and applies the codes; `decode` joins pieces that end in @@ with the next one."""
+
+    KIND, PIECES = "subword-nmt codes and vocabulary", "vocabulary"
 
     def __init__(self, data: bytes):
         from subword_nmt.apply_bpe import BPE
 
         super().__init__(data)
-        content = json.loads(data)
-        self._bpe = BPE(io.StringIO(content["codes"]))
-        self._pieces = [*SPECIAL, *content["vocabulary"]]
-        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-
-    @property
-    def vocab_size(self):
-        return len(self._pieces)
+        self._bpe = BPE(io.StringIO(self.content["codes"]))
 
     def encode(self, text):
-        return [self._ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
+        return [self.ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
 
     def decode(self, ids):
-        text = " ".join(self.pieces([i for i in ids if i not in (PAD, EOS)]))
-        return re.sub(rf"{_MARK}( |$)", "", text)
-
-    def pieces(self, ids):
-        for i in ids:
-            if not 0 <= i < len(self._pieces):
-                raise IndexError(f"token id {i} is outside the vocabulary of {len(self._pieces)}")
-        return [self._pieces[i] for i in ids]
-
-    @classmethod
-    def recognizes(cls, data):
-        try:
-            return json.loads(data).get("kind") == _KIND
-        except (ValueError, AttributeError):
-            return False
+        return re.sub(rf"{_MARK}( |$)", "", super().decode(ids))
 
 
 def read_codes(path: epath.Path) -> str:
@@ -102,5 +81,4 @@ def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer
         for piece in bpe.segment_tokens([word]):
             pieces[piece] += count
     vocabulary = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
-    content = {"kind": _KIND, "codes": codes, "vocabulary": vocabulary}
-    return SubwordNmtTokenizer(json.dumps(content, ensure_ascii=False).encode())
+    return SubwordNmtTokenizer(SubwordNmtTokenizer.write(vocabulary, codes=codes))

@@ -1,4 +1,4 @@
-"""A tokenizer whose pieces are the words of the text, split at spaces: for targets that are symbols, such as trees."""
+"""Tokenizers whose file lists their pieces, and the plainest of them: symbols that are split at spaces, such as trees."""
 
 import json
 from collections import Counter
@@ -6,31 +6,29 @@ from collections.abc import Iterable
 
 from t2t_flax.data.tokenizer import EOS, PAD, UNK, Tokenizer
 
-_KIND = "symbols split at spaces"
-_SPECIAL = ("<pad>", "</s>", "<unk>")
+SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
-class SymbolTokenizer(Tokenizer):
-    """Every symbol is a piece; one that training has not seen is UNK."""
+class ListTokenizer(Tokenizer):
+    """Reads `{"kind": KIND, ..., PIECES: [...]}`; ids are places in the list, after those of PAD, EOS and UNK."""
+
+    KIND: str
+    PIECES: str
 
     def __init__(self, data: bytes):
         super().__init__(data)
-        self._pieces = [*_SPECIAL, *json.loads(data)["symbols"]]
-        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self.content = json.loads(data)
+        self._pieces = [*SPECIAL, *self.content[self.PIECES]]
+        self.ids = {piece: i for i, piece in enumerate(self._pieces)}
 
-    @staticmethod
-    def of(texts: Iterable[str]) -> "SymbolTokenizer":
-        """The tokenizer of all symbols of the texts, the most frequent first."""
-        found = Counter(symbol for text in texts for symbol in text.split())
-        symbols = sorted(found, key=lambda symbol: (-found[symbol], symbol))
-        return SymbolTokenizer(json.dumps({"kind": _KIND, "symbols": symbols}, ensure_ascii=False).encode())
+    @classmethod
+    def write(cls, pieces: list[str], **more: str) -> bytes:
+        """The file of a tokenizer with these pieces."""
+        return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
 
     @property
     def vocab_size(self):
         return len(self._pieces)
-
-    def encode(self, text):
-        return [self._ids.get(symbol, UNK) for symbol in text.split()]
 
     def decode(self, ids):
         return " ".join(self.pieces([i for i in ids if i not in (PAD, EOS)]))
@@ -44,6 +42,21 @@ class SymbolTokenizer(Tokenizer):
     @classmethod
     def recognizes(cls, data):
         try:
-            return json.loads(data).get("kind") == _KIND
+            return json.loads(data).get("kind") == cls.KIND
         except (ValueError, AttributeError):
             return False
+
+
+class SymbolTokenizer(ListTokenizer):
+    """Every symbol is a piece; one that training has not seen is UNK."""
+
+    KIND, PIECES = "symbols split at spaces", "symbols"
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> "SymbolTokenizer":
+        """The tokenizer of all symbols of the texts, the most frequent first."""
+        found = Counter(symbol for text in texts for symbol in text.split())
+        return SymbolTokenizer(SymbolTokenizer.write(sorted(found, key=lambda symbol: (-found[symbol], symbol))))
+
+    def encode(self, text):
+        return [self.ids.get(symbol, UNK) for symbol in text.split()]
