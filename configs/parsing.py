@@ -25,12 +25,12 @@ def get_config(size: str = "small"):
     # Of CRAFT's trees 99.8 % have at most 256 symbols; a sentence of 24 words, the median, has 60.
     c.data.max_length, c.data.row_length = 256, 256
     c.data.batch_tokens = 4096
-    c.model.num_encoder_layers = c.model.num_decoder_layers = 3
+    c.model.num_encoder_layers = c.model.num_decoder_layers = 2
     c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4
     c.model.dropout = 0.1
     c.model.vocab_multiple = 8
     c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "inverse_sqrt", 3e-3, 500
-    c.train.steps = 6000
+    c.train.steps = 5000
     c.eval.every_steps = 300
     c.checkpoint.every_steps = 300
     c.checkpoint.keep_last, c.checkpoint.average_last = 5, 5
