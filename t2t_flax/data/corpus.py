@@ -18,7 +18,7 @@ from t2t_flax.data.source import Source
 from t2t_flax.data.store import TokenStore
 from t2t_flax.data.subword import read_codes, with_vocabulary
 from t2t_flax.data.task import task_of
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.files import check_reachable
 

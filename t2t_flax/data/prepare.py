@@ -20,7 +20,8 @@ from t2t_flax.data import workers
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.source import Source
 from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore
-from t2t_flax.data.tokenizer import EOS, TokenizerPair, train_sentencepiece
+from t2t_flax.data.tokenizer import EOS, train_sentencepiece
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 
 CHUNK_PAIRS = 2000

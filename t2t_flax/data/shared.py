@@ -24,7 +24,7 @@ from t2t_flax.data.prepare import (
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.source import Source, Survey
 from t2t_flax.data.store import TokenStore
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote, write_whole
 

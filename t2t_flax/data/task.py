@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.source import Source
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 
 Counts = tuple[np.ndarray, Callable[[np.ndarray], float]]
 """int64 [sentences, n], and the score in percent of their sum over sentences: what a bootstrap resamples."""

@@ -1,14 +1,13 @@
 """Text to token ids and back. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer.
 
-A tokenizer is one file that says itself what kind it is (`Tokenizer.recognizes`), so `Tokenizer.load` needs only the
-path. The SentencePiece kind is a plain SentencePiece model, readable by every tool that reads those.
+A tokenizer is one file that says itself what kind it is (`Tokenizer.recognizes`), so `tokenizers.load_tokenizer` needs
+only the path. The SentencePiece kind is a plain SentencePiece model, readable by every tool that reads those.
 """
 
 import abc
 import hashlib
 import io
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from etils import epath
 
 from t2t_flax.data.hashing import mix
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote, write_whole
+from t2t_flax.files import write_whole
 
 PAD, EOS, UNK = 0, 1, 2
 
@@ -55,21 +54,6 @@ class Tokenizer(abc.ABC):
 
     def save(self, path: epath.PathLike) -> None:
         write_whole(path, self.data)
-
-    @staticmethod
-    def load(path: epath.PathLike) -> "Tokenizer":
-        """Raises UserError if there is no such file or no kind recognizes it."""
-        path = epath.Path(path)
-        if not path.exists():
-            raise UserError(f"there is no tokenizer at {path}")
-        from t2t_flax.data.subword import SubwordNmtTokenizer
-        from t2t_flax.data.symbols import SymbolTokenizer
-
-        data = path.read_bytes()
-        for kind in (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer):
-            if kind.recognizes(data):
-                return kind(data)
-        raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model")
 
     def __reduce__(self):
         return type(self), (self.data,)
@@ -175,62 +159,6 @@ def train_sentencepiece(
             ) from None
         raise
     return SentencePieceTokenizer(model.getvalue())
-
-
-class TokenizerPair:
-    """The tokenizers of both sides; with a joint vocabulary they are the same object."""
-
-    def __init__(self, source: Tokenizer, target: Tokenizer):
-        self.source, self.target = source, target
-        self.digest = hashlib.sha256(f"{source.digest}\n{target.digest}".encode()).hexdigest()
-
-    @property
-    def joint(self) -> bool:
-        return self.source is self.target
-
-    def save(self, folder: epath.PathLike) -> None:
-        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object
-        store it is complete (`is_complete`) when its last file is there.
-        """
-        folder = epath.Path(folder)
-        files = {"tokenizer.model": self.source}
-        if not self.joint:
-            files = {"source.model": self.source, "target.model": self.target}
-        in_place = is_remote(folder) or folder.exists()
-        into = folder if in_place else folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
-        for name, tokenizer in files.items():
-            tokenizer.save(into / name)
-        for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
-            (into / name).unlink(missing_ok=True)
-        if into == folder:
-            return
-        try:
-            into.rename(folder)
-        except OSError:  # another process made the folder meanwhile
-            into.rmtree()
-            if not folder.exists():
-                raise
-            self.save(folder)
-
-    @staticmethod
-    def is_complete(folder: epath.PathLike) -> bool:
-        """Whether the folder holds all that `save` wrote."""
-        folder = epath.Path(folder)
-        joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
-        return joint.exists() or all(side.exists() for side in sides)
-
-    @staticmethod
-    def load(path: epath.PathLike) -> "TokenizerPair":
-        """Reads what `save` wrote, or one model file as the joint tokenizer. Raises UserError if there is none."""
-        path = epath.Path(path)
-        joint = path / "tokenizer.model" if path.is_dir() else path
-        if joint.exists():
-            tokenizer = Tokenizer.load(joint)
-            return TokenizerPair(tokenizer, tokenizer)
-        sides = path / "source.model", path / "target.model"
-        if not all(side.exists() for side in sides):
-            raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
-        return TokenizerPair(*map(Tokenizer.load, sides))
 
 
 def _sample(sentences: Iterable[str], size: int) -> list[str]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.forced import PairIds, rows_of
 from t2t_flax.errors import UserError
 from t2t_flax.files import write_whole

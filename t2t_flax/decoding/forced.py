@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_flax.data.tokenizer import EOS, TokenizerPair
+from t2t_flax.data.tokenizer import EOS
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import SOURCE_LENGTHS, padded, round_up
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Decode
-from t2t_flax.data.tokenizer import EOS, TokenizerPair
+from t2t_flax.data.tokenizer import EOS
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.beam import BeamOptions, beam_search
 from t2t_flax.decoding.sampling import SampleOptions, sample
 from t2t_flax.errors import UserError

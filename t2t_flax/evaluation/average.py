@@ -11,7 +11,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.load import Loaded, load, stored_config
 from t2t_flax.files import move_folder, write_whole

@@ -11,7 +11,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator

@@ -8,7 +8,8 @@ import numpy as np
 from t2t_flax.data.prepare import tokenizer_settings
 from t2t_flax.data.symbols import SymbolTokenizer
 from t2t_flax.data.task import Counts, Task
-from t2t_flax.data.tokenizer import TokenizerPair, train_sentencepiece
+from t2t_flax.data.tokenizer import train_sentencepiece
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.tasks.brackets import HOW, bracket_counts, f1
 from t2t_flax.tasks.tree_source import open_trees
 from t2t_flax.tasks.trees import Node, bracketed, from_linear, read_trees

@@ -257,7 +257,8 @@ def test_other_commands_name_mistakes(trained, tmp_path, capsys):
 def test_a_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys):
     import shutil
 
-    from t2t_flax.data.tokenizer import TokenizerPair, train_sentencepiece
+    from t2t_flax.data.tokenizer import train_sentencepiece
+    from t2t_flax.data.tokenizers import TokenizerPair
 
     copy = shutil.copytree(trained[1], tmp_path / "copy")
     other = train_sentencepiece(

@@ -12,7 +12,8 @@ from t2t_flax.data import prepare, workers
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import TokenStore
-from t2t_flax.data.tokenizer import EOS, TokenizerPair
+from t2t_flax.data.tokenizer import EOS
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 
 TRAINING = dict(kind="bpe", byte_fallback=True, normalization="identity")
@@ -213,7 +214,7 @@ KILLED = """
 import sys
 from t2t_flax.data import prepare, workers
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 
 if __name__ == "__main__":
     prepare.CHUNK_PAIRS, prepare.INLINE_PAIRS = 2, 2

@@ -10,7 +10,7 @@ from small import small_config
 from t2t_flax.data.corpus import prepare_corpus
 from t2t_flax.data.sources import lines
 from t2t_flax.data.subword import read_codes, with_vocabulary
-from t2t_flax.data.tokenizer import Tokenizer
+from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.errors import UserError
 
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"
@@ -26,7 +26,7 @@ def test_codes_split_words_and_decoding_joins_them(tmp_path):
         {p for s in ("a dog and a dogma", "and sand") for p in tokenizer.pieces(tokenizer.encode(s))}
     )
     tokenizer.save(tmp_path / "t")
-    again = Tokenizer.load(tmp_path / "t")
+    again = load_tokenizer(tmp_path / "t")
     assert (again.digest, again.encode("dogma")) == (tokenizer.digest, tokenizer.encode("dogma"))
     with pytest.raises(IndexError):
         tokenizer.decode([999])

@@ -4,7 +4,8 @@ import pickle
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from t2t_flax.data.tokenizer import EOS, PAD, UNK, Tokenizer, TokenizerPair, train_sentencepiece
+from t2t_flax.data.tokenizer import EOS, PAD, UNK, train_sentencepiece
+from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
 from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
@@ -99,7 +100,7 @@ def test_text_must_not_be_empty():
 def test_a_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "new" / "t.model")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
-    for copy in (pickle.loads(pickle.dumps(tokenizer)), Tokenizer.load(tmp_path / "new" / "t.model")):
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
         assert copy.digest == tokenizer.digest and copy.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
     # It is a model that SentencePiece itself reads, with the same ids.
     plain = SentencePieceProcessor(model_file=str(tmp_path / "new" / "t.model"))
@@ -113,7 +114,7 @@ def test_a_model_with_other_special_ids_is_renumbered(tmp_path, ids):
         sentence_iterator=iter(TEXT), model_writer=model, vocab_size=60, model_type="bpe", minloglevel=2, **ids
     )
     (tmp_path / "other.model").write_bytes(model.getvalue())
-    tokenizer = Tokenizer.load(tmp_path / "other.model")
+    tokenizer = load_tokenizer(tmp_path / "other.model")
     plain = SentencePieceProcessor(model_proto=model.getvalue())
     ours = tokenizer.encode(TEXT[2])
     assert min(ours) > UNK and max(ours) < tokenizer.vocab_size
@@ -126,11 +127,11 @@ def test_a_model_with_other_special_ids_is_renumbered(tmp_path, ids):
 
 def test_what_is_no_tokenizer(tmp_path):
     with pytest.raises(UserError, match="there is no tokenizer at .*none.model"):
-        Tokenizer.load(tmp_path / "none.model")
+        load_tokenizer(tmp_path / "none.model")
     for content in (b"", b"some text\n"):
         (tmp_path / "bad.model").write_bytes(content)
         with pytest.raises(UserError, match="bad.model is not a tokenizer; expected a SentencePiece model"):
-            Tokenizer.load(tmp_path / "bad.model")
+            load_tokenizer(tmp_path / "bad.model")
     with pytest.raises(UserError, match="expected tokenizer.model, or source.model and target.model"):
         TokenizerPair.load(tmp_path)
 

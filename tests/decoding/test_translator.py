@@ -10,7 +10,8 @@ from small import devices_mesh, model_and_state, rows_alone, small_config
 
 from t2t_flax.config import Decode
 from t2t_flax.data import toy
-from t2t_flax.data.tokenizer import TokenizerPair, train_sentencepiece
+from t2t_flax.data.tokenizer import train_sentencepiece
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 

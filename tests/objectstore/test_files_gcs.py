@@ -12,7 +12,7 @@ from etils import epath
 from t2t_flax import files
 from t2t_flax.data.prepare import train_tokenizers
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizer import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.telemetry import mirror
 from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics

@@ -10,7 +10,8 @@ from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.data.symbols import SymbolTokenizer
 from t2t_flax.data.task import task_of
-from t2t_flax.data.tokenizer import EOS, UNK, Tokenizer
+from t2t_flax.data.tokenizer import EOS, UNK
+from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare
 from t2t_flax.evaluation.compare_seeds import compare_seeds
@@ -57,7 +58,7 @@ def test_symbols_are_pieces_of_their_own(tmp_path):
     assert tokenizer.decode([*tokenizer.encode("(S VB )S"), EOS]) == "(S VB )S"
     assert tokenizer.encode("(S QQ") == [tokenizer.encode("(S")[0], UNK]
     tokenizer.save(tmp_path / "t.model")
-    loaded = Tokenizer.load(tmp_path / "t.model")
+    loaded = load_tokenizer(tmp_path / "t.model")
     assert loaded.digest == tokenizer.digest and loaded.pieces([3]) == tokenizer.pieces([3])
     with pytest.raises(IndexError):
         loaded.decode([99])
