@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import input_page
-from benchmarks.scaling import CHIPS, POINTS, ROWS, SIZES, Point, machine, point
+from benchmarks.scaling_points import CHIPS, POINTS, ROWS, SIZES, Point, machine, point
 
 GIB, MIB = 2.0**30, 2.0**20
 _COMPILED_AT = {("base", "v5e", 8): "base, v5e-8", ("big", "v5e", 8): "big, v5e-8"}
