@@ -194,6 +194,9 @@ matrix product, reads its operands and writes its result once). What the compile
   to 15 % over it, so the memory column of the tables by formula is no better than that.
 - With ZeRO-1 and FSDP over 16 chips the formula's HBM traffic is 2.5 and 3.5 times too low: parameters that are gathered are
   written and read once more. The memory column of the ZeRO-1 rows by formula below is that much too small.
+- Over four slices a gradient is summed within each slice first; a chip then exchanges its 256th part, 4.0 MiB in all, with its
+  peers over the network while it computes. Within the slice the program sends 1.9 times what the formula says: a part of
+  the gradients is scattered and gathered in separate steps, and the tied table is summed twice.
 - The batch of the preset leaves one row for each chip of a v5e-256, or two on 64 chips, and so little work that
   HBM traffic of parameters and moments is most of an update."""
 
