@@ -213,7 +213,7 @@ def test_the_whole_corpus_by_two_hosts(tmp_path, monkeypatch):
     trained = []
     real = train_tokenizers
     note = lambda *args, **keys: trained.append(threading.current_thread()) or real(*args, **keys)  # noqa: E731
-    monkeypatch.setattr("t2t_flax.data.corpus.train_tokenizers", note)
+    monkeypatch.setattr("t2t_flax.tasks.translation.train_tokenizers", note)
     for found in Hosts(2).run(lambda pod: prepare_corpus(config, tmp_path / "two", pod=pod)):
         assert found.tokenizers.digest == alone.tokenizers.digest
         for mine, other in ((found.train, alone.train), (found.valid, alone.valid)):

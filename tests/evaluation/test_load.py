@@ -89,20 +89,24 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
 
 def test_record_holds_what_led_to_the_score(finished):
     workdir, _ = finished
-    record, triples = evaluate(load(workdir, overrides=ONE_DEVICE), "test")
+    loaded = load(workdir, overrides=ONE_DEVICE)
+    record, triples = evaluate(loaded, "test")
     stored = json.loads((workdir / "eval" / "test-6.json").read_text())
     assert stored == json.loads(json.dumps(record))
     assert record["counts"]["sentences"] == 30 == len(triples)
     assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed")
     assert record["scores"]["perplexity"] == pytest.approx(np.exp(record["scores"]["nll"]), rel=1e-5)
-    assert record["counts"]["hit_max_length"] == sum(t.hit_cap for _, _, t in triples)
-    assert record["checkpoint"] == {"step": 6, "averaged": [6]}
+    found = loaded.translate([source for source, _, _ in triples])
+    assert [t.text for t in found] == [output for _, _, output in triples]
+    assert record["counts"]["hit_max_length"] == sum(t.hit_cap for t in found)
+    asked = {"step": None, "average": 0, "of": [2, 4, 6]}
+    assert record["checkpoint"] == {"step": 6, "averaged": [6], "asked": asked}
     assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
     assert record["data"]["corpus"] == "the built-in one"
     for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
         assert len(digest) == 64
     hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]
-    assert hypotheses == [t.text for _, _, t in triples]
+    assert hypotheses == [output for _, _, output in triples]
     text = summary(record)
     assert "BLEU" in text and "30 sentences" in text
     if record["counts"]["hit_max_length"]:
