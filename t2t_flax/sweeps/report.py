@@ -8,15 +8,16 @@ from typing import Any
 from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
+from t2t_flax.sweeps.pictures import pictures
 from t2t_flax.sweeps.results import Row, compared, rows, shown_state, told_difference, verdict
 from t2t_flax.sweeps.trials import command
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
 
 
-def report(path: Path, *, score: str = "", baseline: str = "", pictures: bool = True) -> str:
-    """Writes SWEEP/report/table.csv, trials.csv and index.html (with curves where matplotlib is installed); returns the
-    table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
+def report(path: Path, *, score: str = "", baseline: str = "") -> str:
+    """Writes SWEEP/report/table.csv, trials.csv and index.html, where matplotlib is installed curves.svg and effects.svg;
+    returns the table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, described = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or described["score"], baseline or described["baseline"]
@@ -25,8 +26,10 @@ def report(path: Path, *, score: str = "", baseline: str = "", pictures: bool = 
     out = path / "report"
     write_whole(out / "table.csv", _csv(COLUMNS, lines))
     write_whole(out / "trials.csv", _csv(*_trials(folder, described, table)))
-    html = page(folder, described, table, score, COLUMNS, lines, pictures=pictures)
-    write_whole(out / "index.html", html)
+    drawn = pictures(folder, table, score)
+    for name, svg in drawn.items():
+        write_whole(out / f"{name}.svg", svg)
+    write_whole(out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn))
     return "\n".join(
         [heading(described, score, chosen), "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"]
     )

@@ -73,6 +73,7 @@ def test_pictures_are_in_the_page(done):
     pytest.importorskip("matplotlib")
     report(done.folder.path)
     page = (done.folder.path / "report" / "index.html").read_text()
+    assert sorted(path.name for path in (done.folder.path / "report").glob("*.svg")) == ["curves.svg", "effects.svg"]
     assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
 
 
@@ -80,7 +81,7 @@ def test_a_row_on_another_test_set_does_not_lose_the_others(done):
     path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"data": content["data"] | {"digest": "e" * 64}}))
-    text = report(done.folder.path, pictures=False)
+    text = report(done.folder.path)
     assert "the records are of different test sets" in text and "worse" in text
 
 
@@ -100,7 +101,7 @@ def test_what_runs_is_said_to_run_and_its_curve_is_shown(fake_sweep):
 def test_failures_are_in_the_page_with_the_end_of_their_log(fake_sweep):
     sweep = fake_sweep({"bad": "fail", "good": "ok 1"})
     sweep.work(retries=0)
-    text = report(sweep.folder.path, pictures=False)
+    text = report(sweep.folder.path)
     assert "1 failed" in text and "1 complete" in text
     assert "Traceback: out of something" in (sweep.folder.path / "report" / "index.html").read_text()
 

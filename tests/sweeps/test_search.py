@@ -71,7 +71,7 @@ def test_a_search_trains_its_count_and_goes_on_after_a_stop(fake_search, tmp_pat
     assert len(whole.names) == 6 and all(whole.folder.state(name) == "complete" for name in whole.names)
     values = [trial.value for trial in whole.queue()._study.get_trials()]
     assert values == [1.5] * 6
-    assert "1.5000" in report(whole.folder.path, pictures=False)
+    assert "1.5000" in report(whole.folder.path)
     assert list(read_sweep(whole.folder.path)["trials"]) == whole.names
 
 
