@@ -44,7 +44,7 @@ def curves(learned: dict[str, list[list[tuple[int, float]]]]) -> Any:
     for i, (name, trials) in enumerate(shown.items()):
         for n, points in enumerate(trials):
             colour = colormaps["viridis"](i / max(1, len(shown) - 1))
-            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name)
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, marker="o", ms=2.5, label=None if n else name)
     axes.set_xlabel("update")
     axes.set_ylabel("validation nll")
     values = sorted(value for trials in shown.values() for points in trials for _, value in points)
