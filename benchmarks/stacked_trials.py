@@ -61,6 +61,7 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
         ]
         stack = Stack(runs, trial_mesh(trials))
         state = stack.put([init_state(run.config, run.model, run.tx, run.mesh)[0] for run in runs])
+        stack.compile(state)
         place, step, batches = stack.mesh, stack.step, runs[0].batches
     else:
         run = assemble(configs[0], workdir, corpus)
@@ -100,7 +101,10 @@ def in_processes(size: str, how: str, trials: int, updates: int, folder: str) ->
         subprocess.Popen(["taskset", "-c", ",".join(map(str, own)), *words], stdout=subprocess.PIPE, text=True)
         for own in sets
     ]
-    return sum(json.loads(process.communicate()[0].splitlines()[-1]) for process in started)
+    said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        sys.exit(f"{' '.join(words)} failed")
+    return sum(json.loads(text.splitlines()[-1]) for text in said)
 
 
 def main() -> None:
