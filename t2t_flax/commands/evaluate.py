@@ -1,8 +1,6 @@
 """`evaluate`: restores runs, decodes a split, writes the records; compares them."""
 
 import argparse
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -113,7 +111,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Each in a process of its own: what must be set before JAX starts differs from run to run."""
     from t2t_flax.evaluation.many import COLUMNS, check_comparable, comparison, existing_record
     from t2t_flax.parallel.start import alone
-    from t2t_flax.sweeps.report import text_table
+    from t2t_flax.sweeps.report import csv_text, text_table
 
     alone("an evaluation of several runs")
     split = args.split or "test"
@@ -122,7 +120,8 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     records, names, failed = [], [], []
     for workdir, step in wanted:
         which = workdir, split, step, args.average, overrides
-        if not existing_record(*which):
+        record = existing_record(*which)
+        if record is None:
             words = [f"--workdir={workdir}", f"--split={split}", f"--average={args.average}"]
             words += [f"--step={step}"] if step is not None else []
             words += [f"--config.{key}={value}" for key, value in overrides.items()]
@@ -131,7 +130,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
             if code:
                 failed.append(f"{workdir}{'' if step is None else f' step {step}'} (exit code {code})")
                 continue
-        record = existing_record(*which)
+            record = existing_record(*which)
         if record is None:
             failed.append(f"{workdir} (its checkpoints changed meanwhile)")
             continue
@@ -141,9 +140,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
         lines = comparison(records, names, args.compare_score or "")
         print(text_table(COLUMNS, lines))
         if args.table:
-            out = io.StringIO()
-            csv.writer(out, lineterminator="\n").writerows([COLUMNS, *lines])
-            write_whole(args.table, out.getvalue())
+            write_whole(args.table, csv_text(COLUMNS, lines))
     if failed:
         print(f"t2t_flax evaluate: not evaluated: {', '.join(failed)}", file=sys.stderr)
     return FAILURE if failed else OK

@@ -1,7 +1,7 @@
 """A sweep's folder: what it is made of, and how far each trial has come. Workers on several hosts may share it.
 
 sweep.json            the sweep: config, overrides, rows, seeds, the code that made it
-base.json             the config with what all trials override, resolved
+base.json             of a search: the config with what all trials override
 configs/TRIAL.json    the resolved config of a trial
 trials/TRIAL/         its workdir, as `train` makes it
 logs/TRIAL.log        what its attempts printed
@@ -11,12 +11,14 @@ data/                 tokenised stores, shared by all
 asked/                trials of a search, in the order in which it proposed them
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,15 @@ class Folder:
             except BlockingIOError:
                 return file.read().strip() or "another worker"
         return None
+
+
+@contextlib.contextmanager
+def one_at_a_time(lock: Path) -> Iterator[None]:
+    """Waits until no other worker is within a block of this lock file."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def asked(path: str | os.PathLike) -> dict[str, dict[str, Any]]:

@@ -2,11 +2,9 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote, write_whole
-from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.sweeps.folder import Folder, one_at_a_time, read_sweep
 from t2t_flax.sweeps.trials import Trial
 from t2t_flax.version import __version__
 
@@ -49,7 +47,7 @@ def open_folder(
         raise UserError(f"--workdir={path} is no sweep and not empty: give a new folder.")
     if dry_run and not foreign:
         return folder, told
-    with contextlib.nullcontext() if dry_run else _alone(folder.path):
+    with contextlib.nullcontext() if dry_run else one_at_a_time(folder.path / _LOCK):
         if (folder.path / "sweep.json").exists():
             stored = read_sweep(folder.path, asked_too=False)
             _check_same(folder, stored, told, base, trials, extend)
@@ -61,15 +59,6 @@ def open_folder(
             add_configs(folder, trials)
             write_whole(folder.path / "sweep.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     return folder, told if dry_run else read_sweep(folder.path)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One worker at a time makes or changes the folder."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / _LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:

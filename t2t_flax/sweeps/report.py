@@ -24,8 +24,8 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     table, chosen = rows(folder, described, score, baseline)
     lines = [cells(row, chosen) for row in table]
     out = path / "report"
-    write_whole(out / "table.csv", _csv(COLUMNS, lines))
-    write_whole(out / "trials.csv", _csv(*_trials(folder, described, table)))
+    write_whole(out / "table.csv", csv_text(COLUMNS, lines))
+    write_whole(out / "trials.csv", csv_text(*_trials(folder, described, table)))
     drawn = pictures(folder, table, score)
     for name, svg in drawn.items():
         write_whole(out / f"{name}.svg", svg)
@@ -85,7 +85,8 @@ def _trials(folder: Folder, described: dict[str, Any], table: list[Row]) -> tupl
     return header, lines
 
 
-def _csv(header: tuple[str, ...], lines: list[list[Any]]) -> str:
+def csv_text(header: tuple[str, ...], lines: list[list[Any]]) -> str:
+    """A table as the text of a CSV file."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([header, *lines])
     return out.getvalue()

@@ -3,15 +3,13 @@ folder, so that any worker goes on from it.
 """
 
 import contextlib
-import fcntl
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.files import write_whole
-from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked
+from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked, one_at_a_time
 from t2t_flax.sweeps.opening import add_configs
 from t2t_flax.sweeps.results import trial_score
 from t2t_flax.sweeps.space import Range, Search, minimized, rounded
@@ -148,11 +146,8 @@ class Searched(Queue):
             return None
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self._folder.path / "search.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _locked(self) -> contextlib.AbstractContextManager:
+        return one_at_a_time(self._folder.path / "search.lock")
 
 
 def _suggest(trial: Any, key: str, of: Range) -> Any:

@@ -66,16 +66,16 @@ def work(
     def slot(share: Share) -> None:
         waiting = False
         while not stop.is_set():
-            if code and code_of()["digest"] != code:
-                raise UserError(
-                    "the source of t2t_flax was changed while the sweep ran: the next trials would not be comparable. Give "
-                    "the command again, with --any-code if the change does not matter."
-                )
             with taking:
                 taken = _take(folder, queue, stack)
             if taken:
                 waiting = False
                 try:
+                    if code and code_of()["digest"] != code:
+                        raise UserError(
+                            "the source of t2t_flax was changed while the sweep ran: the next trials would not be comparable. "
+                            "Give the command again, with --any-code if the change does not matter."
+                        )
                     _train(folder, queue, taken, share, retries, stop, say, code, cwd)
                 finally:
                     for claim in taken.values():
