@@ -22,6 +22,7 @@ from t2t_flax.sweeps.scores import check_score, default_score
 from t2t_flax.sweeps.search import NO_OPTUNA, Searched
 from t2t_flax.sweeps.shares import Share, shares
 from t2t_flax.sweeps.space import Search, Sweep
+from t2t_flax.sweeps.submit import NO_SUBMITIT, submit
 from t2t_flax.sweeps.trials import expand
 from t2t_flax.sweeps.worker import Listed, Queue, counts, work
 
@@ -240,6 +241,8 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], p
 def _slurm(args: argparse.Namespace) -> dict[str, str]:
     if args.slurm and not args.submit:
         raise UserError("--slurm says how jobs are submitted: give --submit=N too.")
+    if args.submit and importlib.util.find_spec("submitit") is None:
+        raise UserError(NO_SUBMITIT)
     options = dict(text.partition("=")[::2] for text in args.slurm)
     if not all(options.values()):
         raise UserError(f"--slurm {' '.join(args.slurm)}: write --slurm OPTION=VALUE.")
@@ -247,8 +250,6 @@ def _slurm(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _submit(args: argparse.Namespace, folder: Folder, options: dict[str, str]) -> int:
-    from t2t_flax.sweeps.submit import submit
-
     worker = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path.absolute()}"]
     worker += [f"--jobs={args.jobs}", f"--stack={args.stack}", f"--retries={args.retries}"] + (
         ["--any-code"] if args.any_code else []

@@ -34,7 +34,7 @@ def _read(path: str) -> ml_collections.ConfigDict:
 def _stored(path: str) -> ml_collections.ConfigDict:
     try:
         return to_config_dict(from_json(Path(path).read_text()))
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"--config={path} is not the config.json of a run.") from None
 
 

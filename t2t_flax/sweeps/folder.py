@@ -31,6 +31,8 @@ COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
 MISTAKE = "mistake"
 """How an attempt ended that a user must see to; it counts as failed until a worker is started anew."""
 ENDED = (COMPLETE, FAILED, PRUNED)
+KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
+"""Of sweep.json."""
 
 
 class Claim:
@@ -131,10 +133,7 @@ class Folder:
             return None
         except OSError as error:
             os.close(descriptor)
-            raise UserError(
-                f"the file system of {self.path} has no locks ({error.strerror}), which keep two workers from training one "
-                "trial: put the sweep on local disk or a shared file system with locks (NFS 4)."
-            ) from None
+            raise no_locks(self.path, error) from None
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{socket.gethostname()} process {os.getpid()}\n".encode(), 0)
         return Claim(descriptor)
@@ -154,11 +153,22 @@ class Folder:
 
 @contextlib.contextmanager
 def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Waits until no other worker is within a block of this lock file."""
+    """Waits until no other worker is within a block of this lock file. Raises UserError where nothing can be locked."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise no_locks(lock.parent, error) from None
         yield
+
+
+def no_locks(path: Path, error: OSError) -> UserError:
+    """What to do where a file could not be locked."""
+    return UserError(
+        f"the file system of {path} has no locks ({error.strerror}), which keep two workers from training one trial: "
+        "put the sweep on local disk or a shared file system with locks (NFS 4)."
+    )
 
 
 def asked(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
@@ -174,10 +184,12 @@ def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, 
     file = Path(path) / "sweep.json"
     try:
         stored = json.loads(file.read_text())
-        return stored | {"trials": stored["trials"] | (asked(path) if asked_too else {})}
     except FileNotFoundError:
         raise UserError(
             f"{path} holds no sweep: there is no sweep.json. Give the --workdir of a `sweep` command."
         ) from None
     except ValueError:
         raise UserError(f"{file} is damaged: it is not JSON.") from None
+    if not isinstance(stored, dict) or not KEYS <= stored.keys():
+        raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(KEYS))}.")
+    return stored | {"trials": stored["trials"] | (asked(path) if asked_too else {})}

@@ -10,6 +10,7 @@ from t2t_flax.errors import OK, STOPPED, UserError
 
 _RESTARTS = 1000
 """How often a job whose time ends is queued again."""
+NO_SUBMITIT = "--submit needs submitit: pip install 't2t-flax[sweep]'."
 
 
 class SlurmWorker:
@@ -48,7 +49,7 @@ def submit(
     try:
         import submitit
     except ImportError:
-        raise UserError("--submit needs submitit: pip install 't2t-flax[sweep]'.") from None
+        raise UserError(NO_SUBMITIT) from None
     try:
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster, slurm_max_num_timeout=_RESTARTS)
         executor.update_parameters(**{key: int(v) if v.isdecimal() else v for key, v in options.items()})

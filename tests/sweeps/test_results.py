@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,14 @@ def test_pictures_are_in_the_page(done):
     assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
 
 
+def test_a_page_without_matplotlib_says_what_to_install(done, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    report(done.folder.path)
+    page = (done.folder.path / "report" / "index.html").read_text()
+    assert "pip install &#x27;t2t-flax[plot]&#x27;" in page or "pip install 't2t-flax[plot]'" in page
+    assert "<svg" not in page and page.count("<tr") == 4 and not list((done.folder.path / "report").glob("*.svg"))
+
+
 def test_a_row_on_another_test_set_does_not_lose_the_others(done):
     path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
     content = json.loads(path.read_text())
@@ -109,6 +118,10 @@ def test_failures_are_in_the_page_with_the_end_of_their_log(fake_sweep):
 def test_a_report_of_what_is_no_sweep_is_refused(tmp_path):
     with pytest.raises(UserError, match="no sweep.json"):
         report(tmp_path)
+    for text in ("", '{"config": "toy"', "[]", '{"config": "toy"}'):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(UserError, match="sweep.json is damaged"):
+            report(tmp_path)
 
 
 def record(folder: Path, name: str, said: list[str], references: list[str]) -> Path:

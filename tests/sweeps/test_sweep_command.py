@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax.__main__ import main
+from t2t_flax.errors import UserError
 from t2t_flax.sweeps.folder import Folder, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,39 @@ def test_a_dry_run_looks_at_the_folder_and_joining_looks_at_the_code(tmp_path, c
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["code"]["version"] == "0"  # what it was made by
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {}}', '{"letters": 1}'])
+def test_a_config_json_of_no_run_is_refused(tmp_path, capsys, text):
+    (tmp_path / "c.json").write_text(text)
+    assert sweep(f"--config={tmp_path}/c.json", f"--workdir={tmp_path}/s") == 2
+    assert "c.json is not the config.json of a run" in capsys.readouterr().err and not (tmp_path / "s").exists()
+
+
+def test_a_missing_submitit_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", "--submit=1") == 2
+    assert "pip install 't2t-flax[sweep]'" in capsys.readouterr().err and not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("changes, told", [
+    ([{}], "1 configs and 2 workdirs"),
+    ([{}, {"model.d_ff": "64"}], "differ in more than scalars: model.d_ff"),
+    ([{"mesh.data": "2"}, {"mesh.data": "2"}], "one device each and no profile"),
+    ([{"log.profile_steps": "(1,2)"}, {"log.profile_steps": "(1,2)"}], "one device each and no profile"),
+])  # fmt: skip
+def test_runs_that_cannot_train_together_are_refused(tmp_path, changes, told):
+    from t2t_flax import config as config_lib
+    from t2t_flax.commands import train_together
+
+    words = []
+    for i, keys in enumerate(changes):
+        path = tmp_path / f"{i}.json"
+        path.write_text(config_lib.to_json(config_lib.load_config(TOY, keys)))
+        words += [f"--config={path}"]
+    with pytest.raises(UserError, match=told):
+        train_together.run([*words, f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/b"])
+    assert not (tmp_path / "a").exists()
+
+
 def test_rows_need_not_be_possible_without_their_overrides(tmp_path, capsys):
     """peak_lr is refused with the noam schedule of the preset, which no row has."""
     words = [
@@ -139,7 +173,9 @@ def test_the_sweep_of_table_3_has_the_presets_and_the_papers_ratios(tmp_path):
         for key in ("d_k", "d_v"):
             width = lambda m, key=key: getattr(m, key) or m.d_model // m.num_heads  # noqa: E731
             assert width(model) * 8 == width(paper[row]), row
-        assert (model.num_heads, model.num_encoder_layers) == (paper[row].num_heads, paper[row].num_encoder_layers)
+        assert model.num_heads == paper[row].num_heads
+        for key in ("num_encoder_layers", "num_decoder_layers"):
+            assert getattr(model, key) * 2 == getattr(paper[row], key), row
 
 
 def test_a_folder_that_is_no_sweep_and_a_bucket_are_refused(tmp_path, capsys):

@@ -237,8 +237,8 @@ def test_trials_that_share_a_program_are_taken_together(tmp_path):
         over("model.dropout", [0.1, 0.2, 0.3, 0.4, 0.5]), over("model.d_ff", [256]), over("optimizer.peak_lr", [1e-3])
     )
     trials = expand(toy, {}, rows, 1)
-    described = {"config": toy, "fixed": {}, "search": None}
-    folder, _ = open_folder(tmp_path / "s", described | {"version": 1}, trials)
+    described = dict(version=1, config=toy, fixed={}, search=None, seeds=1, score="sacrebleu", baseline="")
+    folder, _ = open_folder(tmp_path / "s", described, trials)
     queue = Listed([trial.name for trial in trials])
     folder.note("dropout=0.2,seed=0", event="failed")
     (folder.workdir("dropout=0.3,seed=0") / "checkpoints" / "250").mkdir(parents=True)
@@ -290,3 +290,21 @@ def wait_for(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_file_system_without_locks_is_refused(fake_sweep, monkeypatch):
+    """Two workers would train one trial there."""
+    import errno
+    import fcntl
+
+    sweep = fake_sweep({"a": "ok"})
+
+    def no_flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with pytest.raises(UserError, match="has no locks .No locks available.*NFS 4"):
+        sweep.work()
+    with pytest.raises(UserError, match="has no locks"):
+        FakeSweep(sweep.folder.path, {"a": "ok"})
+    assert not sweep.folder.attempts("a,seed=0")
