@@ -147,6 +147,27 @@ def noisy(references: list[str], share: float, seed: int) -> list[str]:
     return [" ".join("x" if rng.random() < share else w for w in r.split()) for r in references]
 
 
+def test_a_sweep_of_parsers_is_told_by_f1(fake_sweep):
+    """The same table for the other task: labelled F1, and its paired bootstrap."""
+    sweep = fake_sweep({"good": "ok", "poor": "ok"})
+    sweep.work()
+    right = [f"(TOP (S (NP (DT the) (NN w{i})) (VP (VBD ran))))" for i in range(40)]
+    for name, wrong in (("good,seed=0", 2), ("poor,seed=0", 20)):
+        said = [tree.replace("VP", "XP") if i < wrong else tree for i, tree in enumerate(right)]
+        made = record(sweep.folder.workdir(name) / "eval", "test-3", said, right)
+        f1 = 100 * (1 - wrong / 120)
+        content = json.loads(made.read_text())
+        content["config"]["data"]["task"] = "parsing"
+        made.write_text(json.dumps(content | {"scores": {"f1": {"score": f1}}}))
+        marker = sweep.folder.workdir(name) / "complete.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"record": "test-3.json"}))
+    (good, poor), chosen = rows(sweep.folder, read_sweep(sweep.folder.path), "f1")
+    assert chosen == "good" == good.name
+    assert poor.against["difference"] == pytest.approx(poor.mean - good.mean, abs=1e-3)
+    assert poor.against["score"] == "f1" and poor.against["p_value"] < 0.01
+    assert "worse" in report(sweep.folder.path, score="f1")
+
+
 def test_one_seed_is_the_paired_bootstrap_over_sentences(tmp_path):
     """With one pair of runs nothing but the sentences is drawn: what `compare` does with other draws."""
     references = [f"a sentence of eight words is number {i} here" for i in range(300)]
