@@ -1,11 +1,16 @@
-"""Settings of the process that must be made before JAX starts."""
+"""Settings of the process that must be made before JAX starts, and of the processes that it starts."""
 
 import ctypes
 import logging
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.errors import STOPPED
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -51,6 +56,37 @@ def keep_freed_memory() -> str:
     for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 2**28)):
         mallopt(name, value)
     return "allocator: freed memory is kept (train.cpu_allocator)"
+
+
+ALONE = "T2T_ALONE"
+"""Set for a child that is a run of its own, whatever pod or cluster surrounds its parent."""
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """This process's environment with `more`, and with this package where a child's `python -m` finds it."""
+    package = str(Path(__file__).parents[1])
+    path = os.pathsep.join(dict.fromkeys([package, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return os.environ | {"PYTHONPATH": path} | more
+
+
+def in_child(*words: str) -> int:
+    """The exit code of `python -m t2t_flax WORDS` in a process of its own; STOPPED where this one was asked to end, upon
+    which the child is ended too.
+    """
+    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment())
+    asked = []
+
+    def stop(number: int, frame: Any) -> None:
+        asked.append(number)
+        child.terminate()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return STOPPED if asked else code
 
 
 def _cpu_is_likely() -> bool:

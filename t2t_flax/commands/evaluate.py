@@ -2,20 +2,19 @@
 
 import argparse
 import json
-import subprocess
 import sys
 
 from etils import epath
 
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
-from t2t_flax.errors import FAILURE, OK, UserError
+from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.files import write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import check_shared
 from t2t_flax.parallel.watch import Watch
-from t2t_flax.process import prepare_process
+from t2t_flax.process import in_child, prepare_process
 
 
 def run(argv: list[str]) -> int:
@@ -25,8 +24,9 @@ def run(argv: list[str]) -> int:
         "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json (for an average of n\n"
         "<split>-<step>-mean<n>.json) beside the hypotheses and the references. Needs the workdir and the split's\n"
         "text; runs on any hardware.",
-        epilog="The record holds three BLEUs, each with a sentence that says how it was computed: sacrebleu (detokenised\n"
-        "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored).\n\n"
+        epilog="The record of a translation holds three BLEUs, each with a sentence that says how it was computed: sacrebleu\n"
+        "(detokenised text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); that of a\n"
+        "parser labelled F1 by EVALB's rules.\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.\n\n"
         "Several --workdir and --step: each run's every step, one after the other, and a table with differences to the\n"
         "first. What is there already is not decoded again; give the same command to go on after a kill.",
@@ -68,14 +68,14 @@ def run(argv: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
-    from t2t_flax.evaluation.compare import read_record
-
-    if args.compare:
-        read_record(args.compare)  # a wrong path is told before the decoding, not after it
-
+    from t2t_flax.evaluation.compare import check_comparable, planned, read_record
     from t2t_flax.evaluation.load import stored_config
 
+    other = read_record(args.compare) if args.compare else None
     config = stored_config(args.workdir, overrides)
+    if other:  # what cannot be compared is told before the decoding, not after it
+        ours = planned(config, args.split or "test")
+        check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
     return run_job(config.distributed, lambda watch: _job(args, overrides, watch))
 
@@ -109,14 +109,14 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
 
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Each in a process of its own: what must be set before JAX starts differs from run to run."""
-    from t2t_flax.evaluation.many import COLUMNS, check_comparable, comparison, existing_record
+    from t2t_flax.evaluation.many import COLUMNS, check_runs, comparison, existing_record
     from t2t_flax.parallel.start import alone
     from t2t_flax.sweeps.report import csv_text, text_table
 
     alone("an evaluation of several runs")
     split = args.split or "test"
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
-    check_comparable(args.workdir, split, args.compare_score or "", overrides)  # told before any decoding
+    check_runs(args.workdir, split, args.compare_score or "", overrides)  # told before any decoding
     records, names, failed = [], [], []
     for workdir, step in wanted:
         which = workdir, split, step, args.average, overrides
@@ -126,17 +126,17 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
             words += [f"--step={step}"] if step is not None else []
             words += [f"--config.{key}={value}" for key, value in overrides.items()]
             print(f"== {' '.join(words)}", flush=True)
-            code = subprocess.run([sys.executable, "-m", "t2t_flax", "evaluate", *words]).returncode
-            if code:
-                failed.append(f"{workdir}{'' if step is None else f' step {step}'} (exit code {code})")
-                continue
-            record = existing_record(*which)
-        if record is None:
-            failed.append(f"{workdir} (its checkpoints changed meanwhile)")
-            continue
+            code = in_child("evaluate", *words)
+            if code == STOPPED:
+                print("stopped; give the same command again to go on")
+                return STOPPED
+            record = None if code else existing_record(*which)
+            if record is None:
+                why = f"exit code {code}" if code else "its checkpoints changed meanwhile"
+                failed.append(f"{workdir}{'' if step is None else f' step {step}'} ({why})")
         records.append(record)
         names.append(workdir)
-    if records:
+    if any(records):
         lines = comparison(records, names, args.compare_score or "")
         print(text_table(COLUMNS, lines))
         if args.table:

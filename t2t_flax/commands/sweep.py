@@ -11,7 +11,8 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
-from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
+from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.parallel.start import alone
 from t2t_flax.sweeps import space
 from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.live import live
@@ -23,24 +24,30 @@ from t2t_flax.sweeps.search import NO_OPTUNA, Searched
 from t2t_flax.sweeps.shares import Share, shares
 from t2t_flax.sweeps.space import Search, Sweep
 from t2t_flax.sweeps.submit import NO_SUBMITIT, submit
-from t2t_flax.sweeps.trials import expand
+from t2t_flax.sweeps.trials import expand, folder_name
 from t2t_flax.sweeps.worker import Listed, Queue, counts, work
 
 SWEEP_VERSION = 1
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial is complete (or pruned), 1 when some failed, 75 when stopped with everything saved."""
+    """Exit code 0 when every trial is complete (or pruned), 2 when some failed for good: somebody must look, and no restart
+    helps; 75 when stopped with everything saved.
+    """
     args, fixed = flags.parse(_arguments(), argv)
     if args.report:
         return _report(args, fixed)
     for flag, low in (("jobs", 1), ("stack", 1), ("retries", 0), ("submit", 0)):
         if getattr(args, flag) < low:
             raise UserError(f"--{flag}={getattr(args, flag)}: must be at least {low}.")
+    if not args.submit:
+        alone("sweep")
     parts, options = shares(1 if args.submit else args.jobs), _slurm(args)
     folder, described = _opened(args, fixed)
     if args.dry_run:
         return OK
+    for name in described["trials"]:
+        folder.try_again(name, given_up=args.retry_failed)
     if args.submit:
         return _submit(args, folder, options)
     return _work(args, folder, described, parts)
@@ -68,7 +75,7 @@ def _arguments() -> argparse.ArgumentParser:
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "A value that holds a comma: part the values by semicolons, --set 'log.profile_steps=(0,0);(5,9)'.\n"
         "Each trial is a workdir of `train` in DIR/trials; DIR/report gets the table. Exit codes: 0 all complete,\n"
-        "1 some failed, 75 stopped by a signal with everything saved, 2 a mistake in the input.",
+        "75 stopped by a signal with everything saved, 2 a mistake in the input, or trials that were given up.",
     )
     flags.add_workdir(arguments, "folder of the sweep; made if it is not there")
     what = arguments.add_argument_group("what is trained")
@@ -113,9 +120,16 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
             raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
         described = read_sweep(args.workdir)
         check_code(Path(args.workdir), described, args.any_code)
-        _check_search(args, described["search"] and Search.from_json(described["search"]), bool(args.baseline))
+        search = described["search"] and Search.from_json(described["search"])
+        _check_search(args, search, bool(args.baseline))
+        folder = Folder(Path(args.workdir).absolute())
+        if args.score:
+            files = [folder.base] if search and not search.known else map(folder.config, described["trials"])
+            for file in files:
+                check_score(args.score, config_lib.from_json(file.read_text()))
+        args.baseline = _baseline(args.baseline, [trial["row"] for trial in described["trials"].values()])
         _list(described, brief=not args.dry_run)
-        return Folder(Path(args.workdir).absolute()), described
+        return folder, described
     sweep = _sweep(args)
     if not sweep.config:
         raise UserError("the sweep names no config: give --config=FILE.py or the name of a preset.")
@@ -137,9 +151,7 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         check_score(score, config)
         if sweep.search:
             check_score(sweep.search.metric, config)
-    names = dict.fromkeys(trial.row for trial in trials)
-    if baseline and not adaptive and baseline not in names:
-        raise UserError(f"the baseline {baseline!r} is no row of the sweep: {', '.join(names)}.")
+    baseline = _baseline(baseline, [trial.row for trial in trials])
     described = {
         "version": SWEEP_VERSION,
         "config": sweep.config,
@@ -153,6 +165,13 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
     folder, described = open_folder(args.workdir, described, trials, **how)
     _list(described, brief=not args.dry_run)
     return folder, described
+
+
+def _baseline(name: str, rows: list[str]) -> str:
+    """The row of that name, as folders have it. Raises UserError where there is none."""
+    if name and folder_name(name) not in rows:
+        raise UserError(f"the baseline {name!r} is no row of the sweep: {', '.join(dict.fromkeys(rows))}.")
+    return name and folder_name(name)
 
 
 def _check_search(args: argparse.Namespace, search: Search | None, baseline: bool) -> None:
@@ -209,8 +228,6 @@ def _queue(folder: Folder, described: dict[str, Any]) -> Queue:
 
 
 def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], parts: list[Share]) -> int:
-    for name in described["trials"]:
-        folder.try_again(name, given_up=args.retry_failed)
     queue = _queue(folder, described)
     stop = threading.Event()
     before = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -231,11 +248,11 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], p
             signal.signal(number, handler)
     found = counts(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in found.items() if count))
-    print(report(folder.path, score=args.score, baseline=args.baseline))
-    if stop.is_set():
+    if stop.is_set():  # without a report, which may take longer than whoever stops it waits
         print("stopped, everything saved; give the same command again to go on")
         return STOPPED
-    return FAILURE if found[FAILED] else OK
+    print(report(folder.path, score=args.score, baseline=args.baseline))
+    return USER_ERROR if found[FAILED] else OK
 
 
 def _slurm(args: argparse.Namespace) -> dict[str, str]:
@@ -251,9 +268,9 @@ def _slurm(args: argparse.Namespace) -> dict[str, str]:
 
 def _submit(args: argparse.Namespace, folder: Folder, options: dict[str, str]) -> int:
     worker = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path.absolute()}"]
-    worker += [f"--jobs={args.jobs}", f"--stack={args.stack}", f"--retries={args.retries}"] + (
-        ["--any-code"] if args.any_code else []
-    )
+    worker += [f"--jobs={args.jobs}", f"--stack={args.stack}", f"--retries={args.retries}"]
+    worker += ["--any-code"] * args.any_code + [f"--score={args.score}"] * bool(args.score)
+    worker += [f"--baseline={args.baseline}"] * bool(args.baseline)
     ids = submit(folder.path, worker, args.submit, options)
     print(f"submitted {len(ids)} workers: jobs {', '.join(ids)}; their logs: {folder.path / 'slurm'}")
     print(f"python -m t2t_flax sweep --workdir={folder.path} --report tells how far they are")

@@ -83,9 +83,12 @@ PRESETS: dict[str, Preset] = {
         "41.0 paper BLEU on newstest2014 (Table 2; 41.8 in later versions)",
     ),
     "aiayn_parsing": Preset(
-        "the paper, 6.3; heads, d_ff and tying, which it leaves open, as base with d_model 1024, untied",
+        "the paper, 6.3; heads, d_ff and tying, which it leaves open, as base with d_model 1024, untied; longest target as "
+        "tensor2tensor's parsing problems",
         {
             "data.task": "parsing",
+            "data.max_length": 512,
+            "data.row_length": 512,
             "model.num_encoder_layers": 4,
             "model.num_decoder_layers": 4,
             "model.d_model": 1024,

@@ -241,6 +241,11 @@ def _check_task(c: Config) -> None:
             "config.data.task = parsing has words on one side and symbols of trees on the other: set data.joint_vocabulary = "
             "false and model.tying = decoder or none, and no data.tokenizer_model."
         )
+    if d.task == "parsing" and d.too_long == "cut":
+        raise UserError(
+            "config.data.too_long = 'cut' would leave trees that are not over their sentences: use drop or keep with "
+            "config.data.task = parsing."
+        )
 
 
 def _check_schedule(o: schema.Optimizer) -> None:

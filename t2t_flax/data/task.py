@@ -21,11 +21,13 @@ class Task(abc.ABC):
     """A task under the keys of a config; examples and outputs are text, a source and a target side."""
 
     score: str
-    """Name of its main score: in `scores`, and as `valid_...` in training."""
+    """As `valid_...` its main score in training: the first of `spoken` on the validation set."""
     names: tuple[str, ...]
     """What `scores` has."""
     spoken: dict[str, str]
     """Those that two systems can be compared by (`counts`), the main one first, each as one says it."""
+    prefixes = True
+    """Whether users can give the beginning of an output."""
 
     def __init__(self, data: Data):
         self.data = data
@@ -37,6 +39,16 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def train_tokenizers(self, source: Source) -> TokenizerPair:
         """What makes token sequences of both sides, learned from the training examples."""
+
+    def source(self, text: str) -> str:
+        """A line of a user's as the examples have their source."""
+        return text
+
+    def target(self, source: str, text: str) -> str:
+        """A user's answer to a source, in the form of `answer`, as the examples have their target. Raises UserError where
+        it cannot be one.
+        """
+        return text
 
     def answer(self, source: str, output: str) -> str:
         """One line: what a user gets for an output of the model; of a target the reference."""
@@ -59,7 +71,7 @@ class Task(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def summary(scores: dict[str, Any]) -> list[str]:
-        """The scores in a few lines for people."""
+        """Scores, and with them `perplexity`, in a few lines for people."""
 
     @abc.abstractmethod
     def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:

@@ -23,7 +23,7 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
     for kind in KINDS:
         if kind.recognizes(data):
             return kind(data)
-    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model")
+    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, BPE pieces or symbols")
 
 
 class TokenizerPair:

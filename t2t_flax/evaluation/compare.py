@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from t2t_flax.config import Data
-from t2t_flax.data.task import task_class
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config, Data
+from t2t_flax.data.corpus import split_source
+from t2t_flax.data.task import Task, task_class
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import VARIANTS, Variant, variant
 
@@ -58,6 +60,7 @@ def compare(
     low, high = np.percentile(differences, (2.5, 97.5))
     return {
         "score": score,
+        "spoken": task.spoken[score],
         "a": {"record": os.fspath(record_a), "score": round(score_a, 4)},
         "b": {"record": os.fspath(record_b), "score": round(score_b, 4)},
         "difference": round(score_a - score_b, 4),
@@ -87,7 +90,7 @@ def paired_statistics(
 def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: str):
     """(the task, the score, both systems' answers, references)."""
     a, b = read_record(record_a), read_record(record_b)
-    _check_same_test_set(a, b, record_a, record_b)
+    score = check_comparable(a, b, record_a, record_b, score)
     (said_a, references), (said_b, other) = (_texts(r, at) for r, at in ((a, record_a), (b, record_b)))
     if references != other:
         raise UserError(
@@ -96,11 +99,6 @@ def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: s
     known = {item.name for item in dataclasses.fields(Data)}
     data = Data(**{key: value for key, value in a["config"]["data"].items() if key in known})
     task = task_class(data.task)(data)
-    score = score or next(iter(task.spoken))
-    if score not in task.spoken:
-        raise UserError(
-            f"systems of data.task = {data.task} are compared by {', '.join(task.spoken)}, not by {score!r}."
-        )
     return task, score, (said_a, said_b), references
 
 
@@ -116,7 +114,7 @@ def describe(comparison: dict[str, Any]) -> str:
     low, high = c["interval"]["low"], c["interval"]["high"]
     return "\n".join(
         [
-            f"{VARIANTS.get(c['score'], c['score'])} of two systems on the same {c['sentences']} sentences:",
+            f"{c['spoken']} of two systems on the same {c['sentences']} sentences:",
             *(f"  {name} {c[name]['score']:6.2f}   {c[name]['record']}" for name in "ab"),
             f"  a - b {c['difference']:+.2f}, 95 % interval [{low:+.2f}, {high:+.2f}], p = {c['p_value']:.3g} "
             f"(paired bootstrap, {c['resamples']} resamples)",
@@ -144,23 +142,45 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
     return record
 
 
-def _check_same_test_set(a: dict, b: dict, at_a: Any, at_b: Any) -> None:
+def planned(config: Config, split: str) -> dict[str, Any]:
+    """What a record of this evaluation will say of its data and its config. Raises UserError where the text is not there."""
+    source = split_source(config, split)
+    data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
+    return {"data": data, "config": config_lib.as_json(config)}
+
+
+def task_of_record(record: dict[str, Any]) -> type[Task]:
+    """The task of an evaluation record; the oldest do not name one."""
+    return task_class(record["config"]["data"].get("task", "translation"))
+
+
+def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") -> str:
+    """The score by which two records, or `planned` ones, are compared: `score`, or their task's own.
+
+    Raises UserError for another task, test set or kind of text, and for a score that their task does not have.
+    """
+
     def name(record: dict) -> str:
         data = record["data"]
         spec = f"{data['corpus']}, {data['spec']}" if data.get("corpus") else data["spec"]
-        return f"{spec} ({data['sentences']} sentences, digest {data['digest'][:12]})"
+        sentences = f"{data['sentences']} sentences, " if "sentences" in data else ""
+        return f"{spec} ({sentences}digest {data['digest'][:12]})"
 
-    if any(a["data"][key] != b["data"][key] for key in ("digest", "sentences")):
+    if a["data"]["digest"] != b["data"]["digest"]:
         raise UserError(
             f"the records are of different test sets: {at_a} of {name(a)}, {at_b} of {name(b)}. "
             "A paired test needs two systems on the same sentences."
         )
-    for key in ("tokenized", "target_language"):
-        one, other = (record["config"]["data"][key] for record in (a, b))
+    for key, default in (("task", "translation"), ("tokenized", None), ("target_language", None)):
+        one, other = (record["config"]["data"].get(key, default) for record in (a, b))
         if one != other:
-            raise UserError(
-                f"config.data.{key} is {one} in {at_a} and {other} in {at_b}: their texts cannot be compared."
-            )
+            raise UserError(f"config.data.{key} is {one} in {at_a} and {other} in {at_b}: they cannot be compared.")
+    spoken = task_of_record(a).spoken
+    score = score or next(iter(spoken))
+    if score not in spoken:
+        task = a["config"]["data"].get("task", "translation")
+        raise UserError(f"systems of data.task = {task} are compared by {', '.join(spoken)}, not by {score!r}.")
+    return score
 
 
 def _texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[str]]:

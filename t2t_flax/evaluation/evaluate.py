@@ -14,7 +14,9 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.corpus import split_source, split_store
-from t2t_flax.data.task import task_class, task_of
+from t2t_flax.data.task import task_of
+from t2t_flax.data.tokenizer import UNK
+from t2t_flax.evaluation.compare import task_of_record
 from t2t_flax.evaluation.load import Loaded
 from t2t_flax.files import write_whole
 from t2t_flax.parallel.pod import Pod
@@ -64,6 +66,7 @@ def evaluate(
             "source_cut": sum(t.source_cut for t in translations),
             "hit_max_length": sum(t.hit_cap for t in translations),
             "empty_source": sum(not s.strip() for s, _ in pairs),
+            "unknown_target_tokens": sum(loaded.tokenizers.target.encode(t).count(UNK) for t in targets),
         },
         "checkpoint": {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.asked},
         "hypotheses": f"{name}.hyp.txt",
@@ -105,11 +108,15 @@ def summary(record: dict[str, Any]) -> str:
     what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     corpus = f"{data['corpus']}, " if data.get("corpus") else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {what}:"]
-    lines += task_class(record["config"]["data"].get("task", "translation")).summary(scores)
+    lines += task_of_record(record).summary(scores)
+    if counts["unknown_target_tokens"]:
+        lines.append(
+            f"  {counts['unknown_target_tokens']} tokens of the references are unknown to the model: it cannot say them"
+        )
     if counts["source_cut"]:
         lines.append(f"  {counts['source_cut']} sources were cut to config.decode.max_source_length")
     if counts["hit_max_length"]:
-        lines.append(f"  {counts['hit_max_length']} translations hit their length cap without ending")
+        lines.append(f"  {counts['hit_max_length']} outputs hit their length cap without ending")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
@@ -49,7 +50,13 @@ class Loaded:
         prefixes: Sequence[str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation for each line, in order; see `decoding.translator`."""
+        """One Translation for each line, in order; see `decoding.translator`. Raises UserError for prefixes where the run's
+        task has none.
+        """
+        task = task_of(self.config)
+        if prefixes and not task.prefixes:
+            raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
+        lines = [task.source(line) for line in lines]
         eos = self.config.data.source_eos
         translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
         return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
@@ -59,7 +66,8 @@ class Loaded:
     ) -> list[PairScore]:
         """The log-probability of each target given its source, in order; see `decoding.forced`.
 
-        Raises UserError, naming `where(number)`, for a pair with an empty side or one that is too long.
+        Raises UserError, naming `where(number)`, for a pair with an empty side, one that is too long, and a target that
+        the task cannot have.
         """
         ids = self._ids(pairs, where)
         batch_size = self.config.decode.batch_size
@@ -71,17 +79,25 @@ class Loaded:
         Raises UserError for an empty or too long side.
         """
         if target is None:
-            self._ids([(source, source)], "source {}".format)
-            target = self.translate([source])[0].text
+            if not source.strip():
+                raise UserError("source 1: the source is empty.")
+            target = task_of(self.config).answer(source, self.translate([source])[0].text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
         (pair,) = self._ids([(source, target)], "pair {}".format)
         return attention_maps(self.model, self.params, self.tokenizers, pair)
 
     def _ids(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+        task, made = task_of(self.config), []
+        for number, (source, target) in enumerate(pairs, 1):
+            try:
+                told = task.target(source, target) if source.strip() and target.strip() else target
+            except UserError as error:
+                raise UserError(f"{where(number)}: {error}") from None
+            made.append((task.source(source), told))
         limit, model = self.config.decode.max_source_length, self.config.model
         limit = min(limit, model.position_max) if model.position == "learned" else limit
-        return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
+        return encode_pairs(self.tokenizers, made, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:

@@ -1,6 +1,5 @@
 """Which evaluations of many runs and checkpoints are there already, and how they compare."""
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +8,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.corpus import split_source
-from t2t_flax.data.task import task_class
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import compare, read_record
+from t2t_flax.evaluation.compare import check_comparable, compare, planned, read_record, task_of_record
 from t2t_flax.evaluation.load import asked_for, stored_config
 
 COLUMNS = ("run", "checkpoint", "score", "difference", "p", "sentences")
@@ -26,7 +24,10 @@ def existing_record(
     config = stored_config(workdir, overrides)
     asked, digest = asked_for(workdir, step, average), split_source(config, split).fingerprint()
     for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
-        record = json.loads(path.read_text())
+        try:
+            record = read_record(path)
+        except UserError:  # a file that is no record is made anew
+            continue
         checkpoint = record["checkpoint"]
         chosen = checkpoint.get("asked") == asked or average <= 1 and checkpoint["averaged"] == [step]
         if chosen and record["data"]["digest"] == digest and record["config"] == config_lib.as_json(config):
@@ -34,39 +35,28 @@ def existing_record(
     return None
 
 
-def check_comparable(workdirs: Sequence[str], split: str, score: str, overrides: dict[str, str]) -> None:
+def check_runs(workdirs: Sequence[str], split: str, score: str, overrides: dict[str, str]) -> None:
     """Raises UserError for runs of different tasks or test sets, or a score that their task does not have."""
-    first = None
+    first = planned(stored_config(workdirs[0], overrides), split)
     for workdir in workdirs:
-        config = stored_config(workdir, overrides)
-        spoken = task_class(config.data.task).spoken
-        if score and score not in spoken:
-            raise UserError(
-                f"{workdir} is of data.task = {config.data.task}, compared by {', '.join(spoken)}, not {score!r}."
-            )
-        told = {
-            "config.data.task": config.data.task,
-            f"the text of {split}": split_source(config, split).fingerprint()[:12],
-        }
-        first = first or told
-        differ = [
-            f"{what} is {told[what]}, in {workdirs[0]} {first[what]}" for what in told if told[what] != first[what]
-        ]
-        if differ:
-            raise UserError(f"{workdir} cannot be compared with {workdirs[0]}: {'; '.join(differ)}.")
+        check_comparable(planned(stored_config(workdir, overrides), split), first, workdir, workdirs[0], score)
 
 
-def comparison(records: Sequence[os.PathLike], names: Sequence[str], score: str) -> list[list[str]]:
-    """A line of `COLUMNS` for each record: its score, and the paired difference to the first one.
+def comparison(records: Sequence[os.PathLike | None], names: Sequence[str], score: str) -> list[list[str]]:
+    """A line of `COLUMNS` for each record: its score, and the paired difference to the first one. None where there is no
+    record: without the first there are no differences.
 
     Raises UserError for records of different test sets or tasks.
     """
     lines = []
     for path, name in zip(records, names, strict=True):
+        if path is None:
+            lines.append([name, "", "not evaluated", "", "", ""])
+            continue
         record = read_record(path)
-        chosen = score or next(iter(task_class(record["config"]["data"].get("task", "translation")).spoken))
+        chosen = score or next(iter(task_of_record(record).spoken))
         difference = p_value = ""
-        if path != records[0]:
+        if records[0] is not None and path != records[0]:
             told = compare(path, records[0], score=chosen)
             interval = told["interval"]
             difference = f"{told['difference']:+.2f} [{interval['low']:+.2f}, {interval['high']:+.2f}]"

@@ -2,6 +2,7 @@
 
 T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234     set by launch/local_pod.sh or by hand
 SLURM (srun with several tasks), TPU VMs, GKE, several slices              found by JAX
+T2T_ALONE=1                                                                a trial of a sweep: one of none of them
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, UserError
 from t2t_flax.parallel.pod import Pod
 from t2t_flax.parallel.watch import end
+from t2t_flax.process import ALONE
 
 _OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 
@@ -33,7 +35,7 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
     others do not come within `initialization_timeout`.
     """
     own = _from_environment()
-    if own is None and not _cluster():
+    if os.environ.get(ALONE) or own is None and not _cluster():
         return Pod()
     import jax
 
@@ -77,6 +79,8 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
 
 def alone(command: str) -> None:
     """Raises UserError where this process is one of several, which `command` cannot use."""
+    if os.environ.get(ALONE):
+        return
     own = _from_environment()
     told = f"process {own[1]} of {own[0]}" if own else _cluster()
     if told and told != "TPU VM":

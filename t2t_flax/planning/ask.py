@@ -13,6 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.planning.topology import Topology
+from t2t_flax.process import child_environment
 
 _TAIL = 15
 
@@ -57,13 +58,10 @@ def ask(
 
 def environment(topology: Topology) -> dict[str, str]:
     """The worker's: JAX runs on the CPU, asks no metadata server about a TPU, and keeps no compiled program."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     dropped = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-    kept = {k: v for k, v in os.environ.items() if k not in dropped}
+    kept = {k: v for k, v in child_environment().items() if k not in dropped}
     devices = topology.devices if topology.platform != "tpu" else 1
     return kept | {
-        "PYTHONPATH": path,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "TPU_SKIP_MDS_QUERY": "1",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from t2t_flax import errors
+from t2t_flax.process import ALONE, child_environment
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
 from t2t_flax.sweeps.shares import Share
 
@@ -32,8 +33,9 @@ def attempt(
     numbers = {name: 1 + sum(line["event"] == "begin" for line in folder.attempts(name)) for name in names}
     together = names if len(names) > 1 else []
     for name in names:
-        folder.note(name, event="begin", attempt=numbers[name], code=code, share=share.told, together=together)
-        _say(
+        begun = dict(attempt=numbers[name], code=code, share=share.told, together=together)
+        folder.note(name, event="begin", at=folder.newest(name), **begun)
+        say_in_log(
             folder,
             name,
             f"== attempt {numbers[name]}, {share.told}" + (f", log: {names[0]}" if name != names[0] else ""),
@@ -45,7 +47,7 @@ def attempt(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment(share),
+            env=child_environment(**share.environment, **{ALONE: "1"}),
             cwd=cwd if cwd and os.path.isdir(cwd) else None,
             pass_fds=[claim.descriptor for claim in claims],
             start_new_session=True,
@@ -61,21 +63,25 @@ def attempt(
         time.sleep(POLL)
     ended = exit_code == errors.STOPPED or asked and exit_code == -signal.SIGTERM  # the latter before it could save
     outcome = (PRUNED if pruned else STOPPED) if ended else COMPLETE if exit_code == errors.OK else FAILED
+    if outcome == COMPLETE:  # where it left no marker, it was not
+        outcome = FAILED
     outcomes = {name: COMPLETE if folder.state(name) == COMPLETE else outcome for name in names}
     for name, found in outcomes.items():
         seconds = round(time.monotonic() - began, 1)
-        folder.note(name, event=found, attempt=numbers[name], exit=exit_code, seconds=seconds, together=together)
+        told = dict(attempt=numbers[name], exit=exit_code, asked=asked, seconds=seconds, together=together)
+        folder.note(name, event=found, **told)
         if found == FAILED and not together:
             if exit_code == errors.USER_ERROR:
                 folder.note(name, event=MISTAKE, attempt=numbers[name])
             elif folder.failures(name) > retries:
                 folder.note(name, event="given up", attempt=numbers[name])
         if found == FAILED and name != names[0]:
-            _say(folder, name, log_tail(folder, names[0]))
+            say_in_log(folder, name, log_tail(folder, names[0]))
     return outcomes
 
 
-def _say(folder: Folder, name: str, text: str) -> None:
+def say_in_log(folder: Folder, name: str, text: str) -> None:
+    """Adds to a trial's log."""
     folder.log(name).parent.mkdir(parents=True, exist_ok=True)
     with folder.log(name).open("ab") as log:
         log.write(f"{text}\n".encode())
@@ -89,13 +95,6 @@ def command(folder: Folder, names: list[str], share: Share) -> list[str]:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     leash = str(Path(__file__).with_name("leash.py"))
     return [sys.executable, "-S", leash, str(os.getpid()), cores, sys.executable, "-m", *train]
-
-
-def environment(share: Share) -> dict[str, str]:
-    """The worker's, with the devices of the share, and this package where its processes find it."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(dict.fromkeys([package, *filter(None, [os.environ.get("PYTHONPATH")])]))
-    return dict(os.environ) | share.environment | {"PYTHONPATH": path}
 
 
 def log_tail(folder: Folder, name: str) -> str:

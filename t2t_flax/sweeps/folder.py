@@ -25,7 +25,7 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.config import scalars
 from t2t_flax.errors import UserError
-from t2t_flax.files import numbered
+from t2t_flax.files import is_full, numbered
 
 COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
 MISTAKE = "mistake"
@@ -67,32 +67,54 @@ class Folder:
         return self.path / "logs" / f"{name}.log"
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
-        """The ends of a trial's attempts, and `{"event": "begin"}` for each; the oldest first."""
-        path = self._attempts(name)
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+        """The ends of a trial's attempts, and `{"event": "begin"}` for each; the oldest first. A line that a full disk or a
+        crash of its host cut short is left out.
+        """
+        path, found = self._attempts(name), []
+        for line in path.read_text(errors="replace").split("\n") if path.exists() else []:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
 
     def note(self, name: str, **values: Any) -> None:
-        """One line more in attempts/TRIAL.jsonl, whole or not at all."""
+        """One line more in attempts/TRIAL.jsonl. Raises UserError where the disk is full."""
         path = self._attempts(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"time": round(time.time(), 1), "host": socket.gethostname()} | values) + "\n"
-        with path.open("ab") as file:
-            file.write(line.encode())
+        try:
+            with path.open("ab+") as file:
+                if file.tell() and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
+                    line = "\n" + line  # the last line was cut short
+                file.write(line.encode())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise UserError(
+                f"{path} cannot be written ({error.strerror}): make room, then give the same command."
+            ) from None
 
     def _attempts(self, name: str) -> Path:
         return self.path / "attempts" / f"{name}.jsonl"
 
     def state(self, name: str) -> str:
         """`complete`, `failed` for good, `pruned`, `stopped` (saved, goes on later), or `waiting`."""
-        if (self.workdir(name) / "complete.json").exists():
+        if self._has_marker(name):
             return COMPLETE
         outcomes = [line["event"] for line in self.attempts(name)]
-        last = next((event for event in reversed(outcomes) if event != "begin"), None)
-        if last in (PRUNED, "pruning"):
+        since = outcomes[len(outcomes) - outcomes[::-1].index("try again") :] if "try again" in outcomes else outcomes
+        if PRUNED in since or "pruning" in since:
             return PRUNED
+        last = next((event for event in reversed(outcomes) if event != "begin"), None)
         if last in ("given up", MISTAKE):
             return FAILED
         return STOPPED if outcomes and (self.workdir(name) / "checkpoints").exists() else "waiting"
+
+    def _has_marker(self, name: str) -> bool:
+        """By the folder's list, which NFS asks its server for anew; that a file was not there it would remember."""
+        try:
+            return "complete.json" in os.listdir(self.workdir(name))
+        except FileNotFoundError:
+            return False
 
     def failures(self, name: str) -> int:
         """Attempts by itself that failed since the last that did not, or since somebody asked for new ones."""
@@ -100,8 +122,20 @@ class Folder:
         for line in self.attempts(name):
             if line["event"] == FAILED and not line.get("together"):
                 count += 1
-            elif line["event"] in (STOPPED, "try again"):
+            elif line["event"] == STOPPED and line.get("asked", True) or line["event"] == "try again":
                 count = 0
+        return count
+
+    def lost(self, name: str) -> int:
+        """Attempts in a row that ended without being asked to and with no checkpoint more than they began with: their
+        worker died with them, or somebody else stopped them.
+        """
+        count, at = 0, self.newest(name)
+        for line in reversed(self.attempts(name)):
+            if line["event"] == "begin" and line.get("at") == at:
+                count += 1
+            elif line["event"] != STOPPED or line.get("asked", True):
+                break
         return count
 
     def try_again(self, name: str, *, given_up: bool) -> None:
@@ -113,12 +147,13 @@ class Folder:
     def share_a_program(self, name: str, other: str) -> bool:
         """Whether both can train together: they differ in scalars alone, stand at the same update, and have not failed."""
         failed = any(line["event"] == FAILED for n in (name, other) for line in self.attempts(n))
-        if failed or self._newest(name) != self._newest(other):
+        if failed or self.newest(name) != self.newest(other):
             return False
         a, b = (config_lib.from_json(self.config(n).read_text()) for n in (name, other))
         return scalars.share_a_program(a, b) and scalars.can_train_together(a)
 
-    def _newest(self, name: str) -> int:
+    def newest(self, name: str) -> int:
+        """The update of the newest checkpoint; 0 where there is none."""
         return max(numbered(self.workdir(name) / "checkpoints"), default=0)
 
     def claim(self, name: str) -> Claim | None:
@@ -135,7 +170,7 @@ class Folder:
             os.close(descriptor)
             raise no_locks(self.path, error) from None
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{socket.gethostname()} process {os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{this_worker()}\n".encode(), 0)
         return Claim(descriptor)
 
     def holder(self, name: str) -> str | None:
@@ -149,6 +184,11 @@ class Folder:
             except BlockingIOError:
                 return file.read().strip() or "another worker"
         return None
+
+
+def this_worker() -> str:
+    """What a claim says of its holder."""
+    return f"{socket.gethostname()} process {os.getpid()}"
 
 
 @contextlib.contextmanager

@@ -42,13 +42,11 @@ def open_folder(
     folder = Folder(Path(path).absolute())
     listed = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
     told = described | {"trials": listed, "code": code(), "cwd": os.getcwd()}
-    foreign = folder.path.exists() and {item.name for item in folder.path.iterdir()} - {_LOCK, "base.json", "configs"}
-    if foreign and not (folder.path / "sweep.json").exists():
+    if _is_foreign(folder.path):  # before the lock, which would be a file in a folder of something else
         raise UserError(f"--workdir={path} is no sweep and not empty: give a new folder.")
-    if dry_run and not foreign:
-        return folder, told
     with contextlib.nullcontext() if dry_run else one_at_a_time(folder.path / _LOCK):
-        if (folder.path / "sweep.json").exists():
+        found = (folder.path / "sweep.json").exists()
+        if found:
             stored = read_sweep(folder.path, asked_too=False)
             _check_same(folder, stored, told, base, trials, extend)
             check_code(folder.path, stored, any_code)
@@ -56,7 +54,7 @@ def open_folder(
         if not dry_run:
             if base:
                 write_whole(folder.base, config_lib.to_json(base))
-            add_configs(folder, trials)
+            add_configs(folder, trials, anew=not found)
             write_whole(folder.path / "sweep.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     return folder, told if dry_run else read_sweep(folder.path)
 
@@ -70,10 +68,20 @@ def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:
         )
 
 
-def add_configs(folder: Folder, trials: list[Trial]) -> None:
-    """Writes the configs of trials, whose stores lie in the sweep's folder unless the config says where."""
+def _is_foreign(path: Path) -> bool:
+    """Whether the folder holds something else than a sweep, or one whose making was cut short or goes on."""
+    if not path.exists() or (path / "sweep.json").exists():
+        return False
+    names = {item.name for item in path.iterdir() if ".partial-" not in item.name}
+    return bool(names - {_LOCK, "sweep.json", "base.json", "configs"})
+
+
+def add_configs(folder: Folder, trials: list[Trial], *, anew: bool = False) -> None:
+    """Writes the configs of trials that have none yet (`anew`: of all), whose stores lie in the sweep's folder unless the
+    config says where.
+    """
     for trial in trials:
-        if not folder.config(trial.name).exists():
+        if anew or not folder.config(trial.name).exists():
             data = trial.config.data
             if not data.cache:
                 data = dataclasses.replace(data, cache=str(folder.path.absolute() / "data"))

@@ -19,9 +19,9 @@ NO_PICTURES = "Pictures need matplotlib: pip install 't2t-flax[plot]', then the 
 
 def page(
     folder: Folder, described: dict[str, Any], table: list[Row], score: str, columns: Sequence[str], lines: list[list[str]],
-    drawn: dict[str, str],
+    drawn: dict[str, str], told: str,
 ) -> str:  # fmt: skip
-    """The page: table, pictures (`drawn`), failures with their logs, commands."""
+    """The page: table with what it says (`told`), pictures (`drawn`), failures with their logs, commands."""
     captions = {
         "curves": ("Learning curves", "Validation loss (nats a token); a line for each trial."),
         "effects": ("Effects", f"{score} by each varied key; a dot for each trial."),
@@ -34,7 +34,7 @@ def page(
         figures.append(f"<p>{NO_PICTURES}</p>")
     parts = [
         f"<h1>{_safe(described['config'])}</h1>",
-        f"<p>{_safe(_introduction(described, score))}</p>",
+        f"<p>{_safe(_introduction(described, told))}</p>",
         _table(columns, lines),
         *figures,
         *_failures(folder, described),
@@ -48,12 +48,11 @@ def page(
     )
 
 
-def _introduction(described: dict[str, Any], score: str) -> str:
+def _introduction(described: dict[str, Any], told: str) -> str:
     fixed = ", ".join(f"{k} = {v}" for k, v in described["fixed"].items())
     code = described["code"]
     return (
-        f"{len(described['trials'])} trials{f' with {fixed}' if fixed else ''}. score: {score}, mean over seeds; spread: their "
-        "standard deviation; difference: 95 % interval and two-sided p by paired bootstrap over sentences and seeds. "
+        f"{len(described['trials'])} trials{f' with {fixed}' if fixed else ''}. {told}. "
         f"t2t_flax {code['version']}, source {code['digest']}."
     )
 

@@ -9,7 +9,7 @@ from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
 from t2t_flax.sweeps.pictures import pictures
-from t2t_flax.sweeps.results import Row, compared, rows, shown_state, told_difference, verdict
+from t2t_flax.sweeps.results import Row, rows, shown_state, told_difference, verdict
 from t2t_flax.sweeps.trials import command
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
@@ -22,6 +22,7 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     folder, described = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or described["score"], baseline or described["baseline"]
     table, chosen = rows(folder, described, score, baseline)
+    told = heading(described, table, score, chosen)
     lines = [cells(row, chosen) for row in table]
     out = path / "report"
     write_whole(out / "table.csv", csv_text(COLUMNS, lines))
@@ -29,17 +30,22 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     drawn = pictures(folder, table, score)
     for name, svg in drawn.items():
         write_whole(out / f"{name}.svg", svg)
-    write_whole(out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn))
-    return "\n".join(
-        [heading(described, score, chosen), "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"]
-    )
+    write_whole(out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn, told))
+    return "\n".join([told, "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"])
 
 
-def heading(described: dict[str, Any], score: str, chosen: str) -> str:
+def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str) -> str:
     """What the table says."""
     told = f"{described['config']}, {score}: mean over seeds, spread = their standard deviation"
-    if chosen and compared(score):
-        told += f"; difference: to {chosen}, with its 95 % interval and p by paired bootstrap over sentences and seeds"
+    compared = [row for row in table if row.against]
+    if compared:
+        seeds = min(len(row.against["seeds"]) for row in compared)
+        chance = (
+            "sentences and seeds" if seeds > 1 else "sentences alone: with one seed, what a seed changes is not known"
+        )
+        told += (
+            f"; difference: to {chosen}, its 95 % interval over {chance}; p: corrected for {len(compared)} comparisons"
+        )
     return told
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bleu import VARIANTS
-from t2t_flax.evaluation.compare import read_record
+from t2t_flax.evaluation.compare import read_record, task_of_record
 from t2t_flax.evaluation.compare_seeds import compare_seeds
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.space import minimized
+from t2t_flax.sweeps.trials import folder_name
 from t2t_flax.telemetry.metrics import read_metrics
 
 
@@ -33,8 +33,8 @@ class Result:
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row's trials together. trials: their names. spread: standard deviation over seeds (n - 1); None for one seed.
-    against: of the paired bootstrap with the baseline on the seeds that both have; None for the baseline itself, or without
-    records. apart: why it cannot be compared.
+    against: of `compare_seeds` with the baseline on the seeds that both have, and `p_corrected`; None for the baseline
+    itself, or without records. apart: why it cannot be compared.
     """
 
     name: str
@@ -92,6 +92,7 @@ def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str =
     or the best. Raises UserError for a baseline that is no row.
     """
     names = list(dict.fromkeys(trial["row"] for trial in described["trials"].values()))
+    baseline = baseline and folder_name(baseline)
     if baseline and baseline not in names:
         raise UserError(f"there is no row {baseline!r} to compare with; rows: {', '.join(names)}.")
     complete = results(folder, described, metric)
@@ -112,7 +113,7 @@ def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str =
     chosen = baseline or (table[0].name if table and table[0].mean is not None else "")
     base = next((row for row in table if row.name == chosen), None)
     if base:
-        table = [_compared(row, base, metric) for row in table]
+        table = _corrected([_compared(row, base, metric) for row in table], named=bool(baseline))
     return table, chosen
 
 
@@ -120,11 +121,6 @@ def shown_state(folder: Folder, name: str) -> str:
     """`running` where a worker trains it now, else its state."""
     state = folder.state(name)
     return "running" if state not in ENDED and folder.holder(name) else state
-
-
-def compared(metric: str) -> bool:
-    """Whether two systems can be compared by the score, sentence by sentence."""
-    return metric in (*VARIANTS, "f1")
 
 
 def _compared(row: Row, base: Row, metric: str) -> Row:
@@ -139,9 +135,26 @@ def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
         return None
     pairs = {r.seed: r.record for r in row.results if r.record}, {r.seed: r.record for r in base.results if r.record}
     seeds = sorted(pairs[0].keys() & pairs[1].keys())
-    if not seeds or not compared(metric):
+    if not seeds or metric not in task_of_record(read_record(pairs[0][seeds[0]])).spoken:
         return None
     return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
+
+
+def _corrected(table: list[Row], *, named: bool) -> list[Row]:
+    """With `p_corrected` for the number of comparisons: Holm's for rows against a named one; against the best, which was
+    chosen among all pairs, Bonferroni's for all pairs.
+    """
+    compared = sorted((row.against["p_value"], row.name) for row in table if row.against)
+    count, found, largest = len(compared), {}, 0.0
+    for i, (p_value, name) in enumerate(compared):
+        largest = max(largest, min(1.0, p_value * (count - i if named else count * (count + 1) // 2)))
+        found[name] = largest
+    return [
+        dataclasses.replace(row, against=row.against | {"p_corrected": round(found[row.name], 6)})
+        if row.against
+        else row
+        for row in table
+    ]
 
 
 def _record(folder: Folder, name: str) -> str:
@@ -150,20 +163,20 @@ def _record(folder: Folder, name: str) -> str:
 
 
 def told_difference(row: Row) -> str:
-    """A row's comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1`, or why there is none."""
+    """A row's comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1` (corrected), or why there is none."""
     against = row.against
     if not against:
         return row.apart.splitlines()[0] if row.apart else ""
     low, high = against["interval"]["low"], against["interval"]["high"]
-    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] p {against['p_value']:.2g}"
+    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] p {against['p_corrected']:.2g}"
 
 
 def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:
-    """Whether the row differs from the one it is compared with, at 5 %."""
+    """Whether the row differs from the one it is compared with, at 5 % for the whole table."""
     if row.name == chosen:
         return "compared with"
     if not row.against:
         return ""
-    if row.against["p_value"] >= 0.05:
+    if row.against["p_corrected"] >= 0.05:
         return names[2]
     return names[0] if row.against["difference"] > 0 else names[1]

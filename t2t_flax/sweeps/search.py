@@ -122,14 +122,19 @@ class Searched(Queue):
 
     def _settle(self) -> None:
         """Tells Optuna how trials ended of which it does not know yet, also those of a worker that died before it could."""
-        states = self._optuna.trial.TrialState
-        running = {trial.number for trial in self._study.get_trials(deepcopy=False) if trial.state == states.RUNNING}
+        states, trials = self._optuna.trial.TrialState, self._study.get_trials(deepcopy=False)
+        running = {trial.number for trial in trials if trial.state == states.RUNNING}
+        failed = {trial.number: trial for trial in trials if trial.state == states.FAIL}
+        again = {trial.user_attrs.get("again") for trial in trials}
         proposals = asked(self._folder.path)
         for number in running - {told["number"] for told in proposals.values()}:  # whose worker died before it noted it
             self._study.tell(number, state=states.FAIL)
         for name, told in proposals.items():
-            state = self._folder.state(name) if told["number"] in running else ""
-            if state not in ENDED:
+            number = told["number"]
+            state = self._folder.state(name) if number in running or number in failed.keys() - again else ""
+            if number in failed and state == COMPLETE:  # it was told as failed, and then tried again
+                self._tell_again(failed[number], trial_score(self._folder, name, self._search.metric))
+            if state not in ENDED or number in failed:
                 continue
             value = trial_score(self._folder, name, self._search.metric) if state == COMPLETE else None
             if state == PRUNED:
@@ -138,6 +143,12 @@ class Searched(Queue):
                 self._study.tell(told["number"], state=states.FAIL)
             else:
                 self._study.tell(told["number"], value)
+
+    def _tell_again(self, failed: Any, value: float | None) -> None:
+        """What Optuna was told of a trial stays: this is one more with the same parameters."""
+        if value is not None:
+            told = dict(params=failed.params, distributions=failed.distributions, user_attrs={"again": failed.number})
+            self._study.add_trial(self._optuna.trial.create_trial(value=value, **told))
 
     def _running(self, name: str) -> Any:
         number = asked(self._folder.path)[name]["number"]

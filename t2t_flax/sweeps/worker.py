@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps.attempt import attempt, log_tail
-from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, Claim, Folder
+from t2t_flax.sweeps.attempt import attempt, log_tail, say_in_log
+from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, Claim, Folder, this_worker
 from t2t_flax.sweeps.opening import code as code_of
 from t2t_flax.sweeps.results import shown_state
 from t2t_flax.sweeps.shares import Share
 
+LOST = 10
+"""Attempts at a trial in a row that may end without a word or a checkpoint (each may have taken its worker along)."""
 WAIT = 1.0
 """Seconds between looks for a trial that has become free."""
 
@@ -83,7 +85,7 @@ def work(
             elif _all_ended(folder, queue):
                 return
             else:
-                if not waiting and share is shares[0] and (others := _held(folder, queue)):
+                if not waiting and share is shares[0] and (others := _held_by_others(folder, queue)):
                     say(f"waiting for {len(others)} trials of other workers: {'; '.join(others)}")
                 waiting = True
                 stop.wait(WAIT)
@@ -125,17 +127,22 @@ def _train(folder, queue, taken, share, retries, stop, say, code, cwd) -> None:
 
 def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
     """The next trial to train, claimed, with those that can train together with it; empty where there is none. A trial
-    that was stopped goes before one that has not begun, one that has failed trains alone.
+    that was stopped goes before one that has not begun, one whose worker died with it after all others; one that has
+    failed trains alone.
     """
     while True:
         open_ones = [(name, state) for name in queue.names() if (state := folder.state(name)) not in ENDED]
         taken: dict[str, Claim] = {}
-        for name, _ in sorted(open_ones, key=lambda item: item[1] != "stopped"):
+        for name, _ in sorted(open_ones, key=lambda item: (folder.lost(item[0]) > 0, item[1] != "stopped")):
             if taken and not folder.share_a_program(next(iter(taken)), name):
                 continue
             claim = folder.claim(name)
             if claim is None:
                 continue
+            if folder.lost(name) >= LOST:
+                told = f"== given up: {LOST} attempts in a row ended without a word or a new checkpoint"
+                say_in_log(folder, name, told)
+                folder.note(name, event="given up")
             if folder.state(name) in ENDED:
                 claim.release()  # it ended between the look and the claim
                 continue
@@ -150,9 +157,9 @@ def _all_ended(folder: Folder, queue: Queue) -> bool:
     return queue.finished() and all(folder.state(name) in ENDED for name in queue.names())
 
 
-def _held(folder: Folder, queue: Queue) -> list[str]:
-    open_ones = [name for name in queue.names() if folder.state(name) not in ENDED]
-    return [f"{name} ({holder})" for name in open_ones if (holder := folder.holder(name))]
+def _held_by_others(folder: Folder, queue: Queue) -> list[str]:
+    held = {name: folder.holder(name) for name in queue.names() if folder.state(name) not in ENDED}
+    return [f"{name} ({holder})" for name, holder in held.items() if holder and holder != this_worker()]
 
 
 def counts(folder: Folder, names: Sequence[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Labelled bracket scores by the rules of EVALB (Sekine and Collins) with its COLLINS.prm."""
+"""Labelled bracket scores by the rules of EVALB (Sekine and Collins) with its COLLINS.prm, but over all sentences."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,15 +10,20 @@ from t2t_flax.tasks.trees import ROOT, Leaf, Node, leaves
 DELETED_TAGS = (",", ":", "``", "''", ".")
 """Tags whose words do not count; so brackets that hold nothing else do not, either."""
 EQUIVALENT = {"PRT": "ADVP"}
-NAMES = ("matched", "gold", "found", "tags right", "words", "exact")
+NAMES = ("matched", "gold", "found", "tags right", "words", "exact", "refused")
 HOW = (
     "EVALB's rules with COLLINS.prm: labelled brackets over words, TOP and parts of speech left out, punctuation (by the "
-    "reference's tags) deleted, ADVP and PRT the same; precision, recall and F1 over the whole set."
+    "reference's tags) deleted, ADVP and PRT the same; precision, recall and F1 over the whole set. EVALB itself leaves out "
+    "of all sums the sentences whose punctuation the answer tags as something else, or the reverse; here none is left out, "
+    "and evalb_f1 is F1 without them."
 )
+EXACT = "brackets all right; tags and punctuation are not looked at"
 
 
 def bracket_counts(answer: Node, reference: Node) -> np.ndarray:
-    """int64 [6], `NAMES`: of one sentence, both trees over the same words. Raises ValueError where the words differ."""
+    """int64 [7], `NAMES`: of one sentence, both trees over the same words; refused: whether EVALB would leave it out, as
+    the two trees' own tags delete different words. Raises ValueError where the words differ.
+    """
     found, gold = leaves(answer), leaves(reference)
     if [leaf.word for leaf in found] != [leaf.word for leaf in gold]:
         raise ValueError("the trees are over different words")
@@ -26,8 +31,8 @@ def bracket_counts(answer: Node, reference: Node) -> np.ndarray:
     a, b = brackets(answer, kept), brackets(reference, kept)
     matched = sum((a & b).values())
     tags = sum(x.tag == y.tag for x, y, keep in zip(found, gold, kept, strict=True) if keep)
-    exact = a == b
-    return np.array([matched, sum(b.values()), sum(a.values()), tags, sum(kept), exact], np.int64)
+    refused = kept != [leaf.tag not in DELETED_TAGS for leaf in found]
+    return np.array([matched, sum(b.values()), sum(a.values()), tags, sum(kept), a == b, refused], np.int64)
 
 
 def brackets(tree: Node, kept: Sequence[bool]) -> Counter[tuple[str, int, int]]:

@@ -10,17 +10,19 @@ from t2t_flax.data.symbols import SymbolTokenizer
 from t2t_flax.data.task import Counts, Task
 from t2t_flax.data.tokenizer import train_sentencepiece
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.tasks.brackets import HOW, bracket_counts, f1
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.brackets import EXACT, HOW, bracket_counts, f1
 from t2t_flax.tasks.tree_source import open_trees
-from t2t_flax.tasks.trees import Node, bracketed, from_linear, read_trees
+from t2t_flax.tasks.trees import Node, bracketed, escaped, from_linear, leaves, linear, read_trees
 
 _SEED = 12345
 
 
 class Parsing(Task):
     score = "f1"
-    names = ("f1", "precision", "recall", "exact_match", "tagging_accuracy", "well_formed")
+    names = ("f1", "precision", "recall", "evalb_f1", "exact_match", "tagging_accuracy", "well_formed")
     spoken = {"f1": "F1"}
+    prefixes = False
 
     def read(self, spec, *, seed, key):
         return open_trees(spec, root=self.data.root, key=key)
@@ -28,6 +30,19 @@ class Parsing(Task):
     def train_tokenizers(self, source):
         words = train_sentencepiece((sentence for sentence, _ in source.pairs()), **tokenizer_settings(self.data))
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
+
+    def source(self, text):
+        return escaped(text)
+
+    def target(self, source, text):
+        found = [tree for _, tree in read_trees([text], "the target")]
+        if len(found) != 1:
+            raise UserError(f"the target holds {len(found)} trees, expected one: (TOP (S ...)).")
+        tree = found[0]
+        words = [leaf.word for leaf in leaves(tree)]
+        if words != self.source(source).split():
+            raise UserError(f"the target is a tree over other words than the source: {' '.join(words)}")
+        return linear(tree)
 
     def answer(self, source, output):
         return bracketed(from_linear(output, source.split())[0]) if source.strip() else ""
@@ -37,13 +52,15 @@ class Parsing(Task):
         made = [from_linear(output, source.split()) for source, output, _ in pairs]
         gold = [from_linear(target, source.split())[0] for source, _, target in pairs]
         counts = np.array([bracket_counts(tree, reference) for (tree, _), reference in zip(made, gold, strict=True)])
-        matched, in_gold, found, tags, words, exact = (int(n) for n in counts.sum(0))
-        percent = lambda part, of: round(100.0 * part / of, 4) if of else 100.0  # noqa: E731
+        matched, in_gold, found, tags, words, exact, refused = (int(n) for n in counts.sum(0))
+        percent = lambda part, of: round(100.0 * part / of, 4) if of else 0.0  # noqa: E731
+        taken = counts[counts[:, -1] == 0]
         scores: dict[str, Any] = {
             "f1": {"score": round(f1(counts.sum(0)), 4), "how": HOW},
             "precision": {"score": percent(matched, found)},
             "recall": {"score": percent(matched, in_gold)},
-            "exact_match": {"score": percent(exact, len(pairs)), "sentences": exact},
+            "evalb_f1": {"score": round(f1(taken.sum(0)), 4), "sentences": len(taken), "left_out": refused},
+            "exact_match": {"score": percent(exact, len(pairs)), "sentences": exact, "how": EXACT},
             "tagging_accuracy": {"score": percent(tags, words)},
             "well_formed": {"score": percent(sum(right for _, right in made), len(pairs))},
         }
@@ -61,7 +78,8 @@ class Parsing(Task):
         told = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
         return [
             f"  F1 {scores['f1']['score']:.2f}{told}   precision {scores['precision']['score']:.2f}   recall "
-            f"{scores['recall']['score']:.2f}   (EVALB's rules, COLLINS.prm)",
+            f"{scores['recall']['score']:.2f}   (EVALB's rules, COLLINS.prm)   as EVALB: {scores['evalb_f1']['score']:.2f}, "
+            f"{scores['evalb_f1']['left_out']} left out",
             f"  exactly right {scores['exact_match']['score']:.1f} %   tags right {scores['tagging_accuracy']['score']:.2f} %   "
             f"well-formed outputs {scores['well_formed']['score']:.2f} %   perplexity {scores['perplexity']:.3f}",
         ]

@@ -35,8 +35,9 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
     """(line on which it begins, tree) for each tree of a bracket file: one a line, or over several lines as in .mrg.
 
     Traces (-NONE-) and what is empty without them go, as do function tags and indices (NP-SBJ-1 becomes NP); the node
-    above the sentence is always TOP. Raises UserError, with file and line, for brackets that do not match, an empty
-    constituent, a tree without words, or text outside of trees.
+    above the sentence is always TOP; the Penn Treebank's \\/ and \\* are the / and * of other text. Raises UserError, with
+    file and line, for brackets that do not match, an empty constituent or label, a tree without words, or text outside of
+    trees.
     """
     stack: list[tuple[int, list]] = []  # (line of the bracket, what it holds so far)
     for number, line in enumerate(lines, 1):
@@ -67,9 +68,12 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
 def _made(held: list, where: str, top: bool) -> Node | Leaf:
     words, children = [x for x in held if isinstance(x, str)], [x for x in held if not isinstance(x, str)]
     if not children and len(words) == 2:
-        return Leaf(*words)
+        return Leaf(words[0], words[1].replace("\\/", "/").replace("\\*", "*"))
     if children and held[: len(words)] == words and (len(words) == 1 or not words and top):
-        return Node(words[0] if words else "", tuple(children))
+        label = _label(words[0]) if words else ""
+        if words and not label:
+            raise UserError(f"{where}: ({words[0]} ...) has no label before its function tags.")
+        return Node(label, tuple(children))
     if not held or not children and len(words) == 1:
         raise UserError(f"{where}: ({' '.join(words)}) is empty: expected (TAG word) or (LABEL (...) ...).")
     raise UserError(f"{where}: ({' '.join(words)} ...) is neither (TAG word) nor (LABEL (...) ...).")
@@ -79,8 +83,12 @@ def _cleaned(tree: Node | Leaf) -> Node | Leaf | None:
     if isinstance(tree, Leaf):
         return None if tree.tag == "-NONE-" else tree
     children = tuple(kept for child in tree.children if (kept := _cleaned(child)) is not None)
-    label = tree.label if tree.label.startswith("-") else re.split(r"[-=|]", tree.label)[0]
-    return Node(label, children) if children else None
+    return Node(tree.label, children) if children else None
+
+
+def _label(text: str) -> str:
+    """Without function tags and indices."""
+    return text if text.startswith("-") else re.split(r"[-=|]", text)[0]
 
 
 def _rooted(tree: Node | Leaf | None) -> Node | None:
@@ -94,11 +102,15 @@ def leaves(tree: Node | Leaf) -> list[Leaf]:
     return [tree] if isinstance(tree, Leaf) else [leaf for child in tree.children for leaf in leaves(child)]
 
 
+def escaped(text: str) -> str:
+    """The words with their round brackets as treebanks write them, where brackets are something else."""
+    return text.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
 def bracketed(tree: Node | Leaf) -> str:
     """One line, `(TOP (S (NP (DT The) ...`: what `read_trees` reads."""
     if isinstance(tree, Leaf):
-        word = tree.word.replace("(", "-LRB-").replace(")", "-RRB-")  # as the Penn Treebank writes them
-        return f"({tree.tag} {word})"
+        return f"({tree.tag} {escaped(tree.word)})"
     return f"({tree.label} {' '.join(map(bracketed, tree.children))})"
 
 

@@ -162,7 +162,7 @@ def note_metric(done: Progressed, values: dict[str, float], step: int, name: str
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = value if name in ("bleu", "f1") else -value
+    metric = -value if name in ("nll", "loss") else value
     if done.best_metric is None or metric > done.best_metric:
         done.best_metric, done.best_step, done.evaluations_without_better = metric, step, 0
     else:

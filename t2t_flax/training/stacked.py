@@ -114,6 +114,10 @@ class _Track:
     def running(self) -> bool:
         return self.outcome is None and self.failure is None
 
+    def seconds(self) -> dict[str, float]:
+        """The run's own part of the time so far; see `_share_out`."""
+        return {name: round(value, 3) for name, value in self.done.seconds.items()}
+
     @contextlib.contextmanager
     def failing_alone(self):
         """A loss that is not finite ends this run, not the others."""
@@ -145,20 +149,20 @@ def train_together(
         found = [restore_or_init(run, checkpoints, say) for run, checkpoints in zip(runs, opened, strict=True)]
         if len({done.step for _, done in found}) > 1:
             raise ValueError(f"the runs stand at different updates: {[done.step for _, done in found]}")
-        stack = Stack(runs, trial_mesh(len(runs)))
-        state, start = stack.put([state for state, _ in found]), found[0][1].step
-        clock.seconds.update(found[0][1].seconds)
+        stack, progressed = Stack(runs, trial_mesh(len(runs))), [done for _, done in found]
+        state, start = stack.put([state for state, _ in found]), progressed[0].step
+        del found  # the stack holds what they held
         with clock.measure("compile"):
             stack.compile(state)
             losses = [validation_loss(run) for run in runs]
         bars = [Progress("train", config.train.steps, start=start, quiet=bool(i)) for i in range(len(runs))]
         tracks = [
             _Track(run, checkpoints, done, UpdateLog(run, clock, start), valid_loss, score, bar)
-            for run, checkpoints, (_, done), valid_loss, score, bar in zip(
-                runs, opened, found, losses, scores, bars, strict=True
+            for run, checkpoints, done, valid_loss, score, bar in zip(
+                runs, opened, progressed, losses, scores, bars, strict=True
             )
         ]
-    look = functools.partial(_look, tracks, watch=watch, clock=clock, ended=ended)
+    look = functools.partial(_look, tracks, watch=watch, clock=clock, shared={}, ended=ended)
     with contextlib.ExitStack() as until_the_end:
         for track in tracks:
             until_the_end.enter_context(finish_saves_on_error(track.checkpoints))
@@ -167,7 +171,7 @@ def train_together(
         for i, track in enumerate(tracks):  # a run that was stopped after its last update, or in its last evaluation
             reason = finished_before(run=track.run, done=track.done)
             if reason:
-                track.outcome = Outcome(Stack.of_run(state, i, track.run), start, reason, clock.rounded())
+                track.outcome = Outcome(Stack.of_run(state, i, track.run), start, reason, track.seconds())
                 ended(track.run, track.outcome)
         if any(track.running and track.done.evaluation_due for track in tracks):
             look(state, start, due(runs[0], start), resumed=True)
@@ -206,41 +210,69 @@ def _note_update(tracks: list[_Track], step: int, fed, metrics) -> None:
 
 
 def _look(
-    tracks: list[_Track], state: TrainState, step: int, now: Due, *, watch: Watch, clock: Clock, ended, asked=False, resumed=False
+    tracks: list[_Track], state: TrainState, step: int, now: Due, *, watch: Watch, clock: Clock, shared: dict[str, float], ended,
+    asked=False, resumed=False,
 ) -> None:  # fmt: skip
     """What is due for the runs after an update: evaluations, checkpoints, ends. A stop in the middle of the evaluations
-    is one for all, at this update.
+    is one for all, at this update. Where one run ends, the others are saved too before its last evaluation, in which the
+    process may be ended. Of the runs' own states there is one at a time.
     """
-    states, found = {}, {}
+    looked, found = [], {}
     for i, track in enumerate(tracks):
         with track.failing_alone():
             if track.running:
                 track.log.flush(track.bar)
         if not track.running or resumed and not track.done.evaluation_due:
             continue
-        states[i], done, values = Stack.of_run(state, i, track.run), track.done, None
+        looked.append(i)
+        done, values = track.done, None
         if now.evaluation and not asked:
+            own = Stack.of_run(state, i, track.run)
             try:
                 with clock.measure("eval"):
-                    values = evaluate(now, track.run.config, states[i], track.valid_loss, track.score, watch)
+                    values = evaluate(now, track.run.config, own, track.valid_loss, track.score, watch)
             except StopRequested:
                 asked = True
         done.evaluation_due = now.evaluation and values is None
         if values:
             found[i] = note_metric(done, values, step, track.run.config.eval.metric)
             track.log.write(step, values)
-    for i, own in states.items():
+    _share_out(tracks, clock, shared)
+    reasons = {i: _reason(tracks[i], step, watch.signal if asked else "") for i in looked}
+    finished = [i for i in looked if reasons[i] in ("patience", "steps")]
+    for i in looked:
         track, run, done = tracks[i], tracks[i].run, tracks[i].done
-        stop = patience_is_used_up(run, done)
-        last = stop or asked or step == run.config.train.steps
-        if last or now.checkpoint or (found.get(i) is not None and run.config.checkpoint.keep_best):
+        own = Stack.of_run(state, i, run)
+        if reasons[i] or finished or now.checkpoint or (found.get(i) is not None and run.config.checkpoint.keep_best):
             with clock.measure("save"):
-                done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
+                done.step, done.scheduled = step, now.checkpoint or reasons[i] == "patience"
                 save(run, track.checkpoints, own, done, found.get(i))
-        if last:
-            reason = watch.signal if asked and not stop else "patience" if stop else "steps"
-            track.outcome = Outcome(own, step, reason, clock.rounded())
-            if track.outcome.finished:
-                track.log.flush(track.bar)
-                on_disk(track.checkpoints, track.checkpoints.wait)
-                ended(run, track.outcome)
+        if reasons[i]:
+            track.outcome = Outcome(own, step, reasons[i], track.seconds())
+    for track in tracks:
+        if asked and track.running:  # it was not looked at: it stands where it was restored
+            track.outcome = Outcome(
+                Stack.of_run(state, tracks.index(track), track.run), step, watch.signal, track.seconds()
+            )
+        if finished:
+            on_disk(track.checkpoints, track.checkpoints.wait)
+    for i in finished:
+        tracks[i].log.flush(tracks[i].bar)
+        ended(tracks[i].run, tracks[i].outcome)
+
+
+def _reason(track: _Track, step: int, signal: str) -> str:
+    """Why a run ends at this update; empty where it goes on."""
+    if patience_is_used_up(track.run, track.done):
+        return "patience"
+    return signal or ("steps" if step == track.run.config.train.steps else "")
+
+
+def _share_out(tracks: list[_Track], clock: Clock, shared: dict[str, float]) -> None:
+    """Adds to each run's seconds its part of those that have passed since the last time."""
+    running = [track for track in tracks if track.running]
+    for name, total in clock.seconds.items():
+        for track in running:
+            part = (total - shared.get(name, 0.0)) / len(running)
+            track.done.seconds[name] = track.done.seconds.get(name, 0.0) + part
+    shared.update(clock.seconds)

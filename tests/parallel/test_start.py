@@ -4,7 +4,18 @@ import jax
 import pytest
 
 from t2t_flax.config import Distributed
+from t2t_flax.errors import UserError
 from t2t_flax.parallel import start
+
+
+def test_a_trial_of_a_sweep_is_alone_whatever_surrounds_it(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
+    with pytest.raises(UserError, match="sweep runs as one process, this is SLURM"):
+        start.alone("sweep")
+    monkeypatch.setenv("T2T_ALONE", "1")
+    start.alone("sweep")
+    assert start.start(Distributed()).count == 1
 
 
 def test_an_initialisation_that_fails_is_said_with_its_cause(monkeypatch):

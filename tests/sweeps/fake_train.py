@@ -1,6 +1,8 @@
 """Stands in for `train` in tests of the worker: seconds instead of minutes, and it fails where it is told to.
 
-python fake_train.py WORKDIR BEHAVIOUR...       BEHAVIOUR: ok, fail, mistake, once (fails at the first attempt), long
+python fake_train.py WORKDIR BEHAVIOUR...
+
+BEHAVIOUR: ok, fail, mistake, once (fails at the first attempt), long, silent (ends as if all were well), 75 (stops by itself)
 """
 
 import hashlib
@@ -13,7 +15,7 @@ from pathlib import Path
 
 workdir, behaviour = Path(sys.argv[1]), sys.argv[2]
 (workdir / "eval").mkdir(parents=True, exist_ok=True)
-print("training", behaviour, "cores", sorted(os.sched_getaffinity(0)), flush=True)
+print("alone", os.environ.get("T2T_ALONE"), "training", behaviour, "cores", sorted(os.sched_getaffinity(0)), flush=True)
 with (workdir / "starts").open("a") as file:
     file.write(f"{os.getpid()}\n")
 
@@ -24,6 +26,8 @@ def stop(number, frame):
 
 
 signal.signal(signal.SIGTERM, stop)
+if behaviour in ("silent", "75"):
+    sys.exit(0 if behaviour == "silent" else 75)
 if behaviour == "mistake":
     print("t2t_flax train: there is no file x")
     sys.exit(2)

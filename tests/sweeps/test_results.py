@@ -10,17 +10,17 @@ import pytest
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare
-from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.evaluation.compare_seeds import compare_seeds, over_seeds
 from t2t_flax.sweeps.folder import read_sweep
 from t2t_flax.sweeps.report import report
-from t2t_flax.sweeps.results import curve, rows, trial_score
+from t2t_flax.sweeps.results import Row, _corrected, curve, rows, trial_score
 from t2t_flax.sweeps.worker import Listed
 
 
 @pytest.fixture
 def done(fake_sweep):
-    """Three rows with two seeds: 2 and 12, 3 and 13, 30 and 31 of 40 sentences wrong."""
-    sweep = fake_sweep({"good": "ok {seed}2", "same": "ok {seed}3", "poor": "ok 3{seed}"}, seeds=2)
+    """Three rows with two seeds: 0 and 1, 1 and 11, 20 and 21 of 40 sentences wrong."""
+    sweep = fake_sweep({"good": "ok {seed}", "same": "ok {seed}1", "poor": "ok 2{seed}"}, seeds=2)
     sweep.work()
     return sweep
 
@@ -28,7 +28,7 @@ def done(fake_sweep):
 def test_mean_and_spread_over_seeds(done):
     table, chosen = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
     assert [row.name for row in table] == ["good", "same", "poor"] and chosen == "good"
-    for row, wrong in zip(table, ([2, 12], [3, 13], [30, 31]), strict=True):
+    for row, wrong in zip(table, ([0, 1], [1, 11], [20, 21]), strict=True):
         assert row.mean == pytest.approx(100 - np.mean(wrong)) and row.spread == pytest.approx(np.std(wrong, ddof=1))
     assert table[0].against is None
     assert table[2].against["p_value"] < 0.01 and table[2].against["interval"]["high"] < 0
@@ -37,7 +37,7 @@ def test_mean_and_spread_over_seeds(done):
 
 def test_less_is_better_for_nll(done):
     table, chosen = rows(done.folder, read_sweep(done.folder.path), "nll")
-    assert chosen == "good" and table[0].mean == pytest.approx(0.7) and table[0].against is None
+    assert chosen == "good" and table[0].mean == pytest.approx(0.05) and table[0].against is None
     assert trial_score(done.folder, "poor,seed=1", "valid_nll") == 1.5
 
 
@@ -57,10 +57,10 @@ def test_report_as_text_csv_and_page(done):
     out = done.folder.path / "report"
     with (out / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "93.00"
+    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "99.50"
     with (out / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
-    assert len(trials) == 6 and trials[1]["score"] == "88.0" and trials[1]["train.steps"] == "100"
+    assert len(trials) == 6 and trials[1]["score"] == "99.0" and trials[1]["train.steps"] == "100"
     assert (
         trials[1]["command"].startswith("python -m t2t_flax train --config=")
         and "--config.seed.init=1" in trials[1]["command"]
@@ -177,6 +177,27 @@ def test_one_seed_is_the_paired_bootstrap_over_sentences(tmp_path):
     assert seeds["difference"] == plain["difference"]
     for end in ("low", "high"):
         assert seeds["interval"][end] == pytest.approx(plain["interval"][end], abs=0.5)
+
+
+@pytest.mark.parametrize("seeds, most", [(2, 0.15), (3, 0.1), (5, 0.08)])
+@pytest.mark.parametrize("sentences", [0.0, 0.2, 0.5, 1.0, 3.0])
+def test_equal_recipes_are_rarely_told_apart(seeds, most, sentences):
+    """False alarms at 5 %, for any share of chance that comes from the sentences; a bootstrap over two seeds has 52 %."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(1500):
+        low, high, p_value = over_seeds(rng.normal(size=seeds) + sentences * rng.normal(), sentences**2)
+        assert (p_value < 0.05) == (not low <= 0 <= high)
+        alarms += p_value < 0.05
+    assert alarms / 1500 < most
+
+
+def test_p_values_are_corrected_for_the_number_of_comparisons():
+    found = [Row(str(i), {}, (), {}, (), against={"p_value": p}) for i, p in enumerate((0.03, 0.01, 0.2))]
+    base = Row("base", {}, (), {}, ())
+    told = lambda named: [row.against and row.against["p_corrected"] for row in _corrected([base, *found], named=named)]  # noqa: E731
+    assert told(True) == [None, pytest.approx(0.06), pytest.approx(0.03), pytest.approx(0.2)]
+    assert told(False) == [None, pytest.approx(0.18), pytest.approx(0.06), pytest.approx(1.0)]
 
 
 def test_seeds_that_disagree_widen_the_interval(tmp_path):

@@ -103,6 +103,21 @@ def test_a_worker_that_died_before_it_could_tell_is_made_good(fake_search):
     assert [t.value for t in queue._study.get_trials()] == [1.5, 1.5]
 
 
+def test_a_trial_that_is_tried_again_counts_in_the_search(fake_search):
+    sweep = fake_search(Search(SPACE, 2, "valid_nll", method="tpe"))
+    queue = sweep.queue()
+    assert queue.more()
+    (name,) = sweep.names
+    sweep.folder.note(name, event="given up")
+    queue.ended(name, "failed")
+    sweep.folder.try_again(name, given_up=True)
+    sweep.work(queue=queue)
+    sweep.queue().ended("", "")
+    found = [(t.state.name, t.value, t.params) for t in sweep.queue()._study.get_trials()]
+    assert sorted(state for state, _, _ in found) == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert sum(params == found[0][2] for _, _, params in found) == 2
+
+
 def test_bad_trials_are_pruned(fake_search):
     sweep = fake_search(Search({"optimizer.peak_lr": log_uniform(1e-3, 1e-1)}, 12, "valid_nll", prune=True))
     sweep.work(queue=sweep.queue())

@@ -143,6 +143,40 @@ def test_runs_that_cannot_train_together_are_refused(tmp_path, changes, told):
     assert not (tmp_path / "a").exists()
 
 
+def test_a_worker_that_joins_is_told_of_mistakes_before_it_trains(tmp_path, capsys, monkeypatch):
+    begun = []
+    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: begun.append(words))
+    (tmp_path / "s.py").write_text(
+        "from t2t_flax.sweeps.space import *\n"
+        "def get_sweep(): return Sweep(chain(named('no dropout', {'model.dropout': 0.0}), named('base')), baseline='no dropout')"
+    )
+    here = f"--workdir={tmp_path}/s"
+    assert sweep(here, f"--sweep={tmp_path}/s.py", f"--config={TOY}") == 0 and len(begun) == 1
+    assert read_sweep(tmp_path / "s")["baseline"] == "no_dropout"
+    assert sweep(here, "--baseline=nope") == 2 and "is no row of the sweep: no_dropout, base" in capsys.readouterr().err
+    assert sweep(here, "--score=rouge") == 2 and "there is no score 'rouge'" in capsys.readouterr().err
+    assert len(begun) == 1 and sweep(here, "--baseline=no dropout") == 0
+    monkeypatch.setenv("T2T_NUM_PROCESSES", "2")
+    monkeypatch.setenv("T2T_PROCESS_ID", "1")
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
+    assert sweep(here) == 2 and "sweep runs as one process" in capsys.readouterr().err and len(begun) == 2
+
+
+def test_given_up_trials_are_opened_before_workers_are_submitted(tmp_path, monkeypatch):
+    submitted = []
+    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: None)
+    monkeypatch.setattr(
+        "t2t_flax.commands.sweep.submit", lambda folder, worker, *words: submitted.append(worker) or ["1"]
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    words = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
+    assert sweep(*words) == 0
+    folder = Folder(tmp_path / "s")
+    folder.note("base,seed=0", event="given up")
+    assert sweep(*words, "--submit=1", "--retry-failed", "--score=chrf") == 0
+    assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]
+
+
 def test_rows_need_not_be_possible_without_their_overrides(tmp_path, capsys):
     """peak_lr is refused with the noam schedule of the preset, which no row has."""
     words = [

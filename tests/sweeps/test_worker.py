@@ -93,9 +93,63 @@ def test_a_sweep_grows_only_when_asked_to(fake_sweep):
 
 
 def test_a_folder_whose_making_was_cut_short_is_made_whole(fake_sweep):
-    sweep = fake_sweep({"one": "ok"})
-    (sweep.folder.path / "sweep.json").unlink()
+    """With the configs of the sweep that is made now, not of the one that was not finished."""
+    sweep = fake_sweep({"zero": "ok", "one": "ok"})
+    (sweep.folder.path / "sweep.json").rename(sweep.folder.path / "sweep.json.partial-1")
+    assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 101
     assert FakeSweep(sweep.folder.path, {"one": "ok"}).names == ["one,seed=0"]
+    assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 100
+
+
+def test_an_end_without_a_result_is_a_failure(fake_sweep):
+    sweep = fake_sweep({"silent": "silent", "good": "ok"})
+    sweep.work(retries=1)
+    assert counts(sweep.folder, sweep.names)["failed"] == 1 and sweep.starts("silent,seed=0") == 2
+
+
+def test_what_ends_without_a_word_goes_last_and_not_for_ever(fake_sweep, monkeypatch):
+    """Somebody else stops it, or it takes its worker along."""
+    from t2t_flax.sweeps import worker
+
+    monkeypatch.setattr(worker, "LOST", 3)
+    sweep = fake_sweep({"lost": "75", "good": "ok", "other": "ok"})
+    sweep.folder.note("lost,seed=0", event="begin", at=0)
+    sweep.work()
+    assert sweep.folder.state("lost,seed=0") == "failed" and sweep.starts("lost,seed=0") == 2
+    begun = [text.split(":")[0] for text in sweep.said if "begins" in text or "goes on" in text]
+    assert begun == ["good,seed=0", "other,seed=0", "lost,seed=0", "lost,seed=0"]
+    assert "3 attempts in a row" in sweep.folder.log("lost,seed=0").read_text()
+    sweep.folder.try_again("lost,seed=0", given_up=True)
+    assert sweep.folder.lost("lost,seed=0") == 0
+
+
+def test_a_line_that_was_cut_short_is_left_out(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    sweep.folder.note("one,seed=0", event="begin")
+    with sweep.folder._attempts("one,seed=0").open("a") as file:
+        file.write('{"event": "fai')
+    sweep.work()
+    assert [line["event"] for line in sweep.folder.attempts("one,seed=0")] == ["begin", "begin", "complete"]
+
+
+def test_a_full_disk_is_told(fake_sweep, monkeypatch):
+    import errno
+
+    sweep = fake_sweep({"one": "ok"})
+
+    def full(*words, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match="make room"):
+        sweep.folder.note("one,seed=0", event="begin")
+
+
+def test_a_decision_to_prune_outlives_how_the_training_ended(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    for event in ("begin", "pruning", "failed"):
+        sweep.folder.note("one,seed=0", event=event)
+    assert sweep.folder.state("one,seed=0") == "pruned"
 
 
 def test_the_live_table(fake_sweep):
@@ -202,6 +256,12 @@ def test_two_workers_share_a_folder(fake_sweep):
     [t.join(60) for t in threads]
     assert [sweep.starts(name) for name in sweep.names] == [1] * 12
     assert sweep.said and other.said
+
+
+def test_a_trial_is_no_part_of_the_pod_around_its_worker(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    sweep.work()
+    assert "alone 1" in sweep.folder.log("one,seed=0").read_text()
 
 
 def test_attempts_are_noted(fake_sweep):

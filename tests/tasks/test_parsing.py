@@ -83,6 +83,31 @@ def test_scores_and_their_interval():
     assert of(counts.sum(0)) == pytest.approx(scores["f1"]["score"], abs=1e-4)
 
 
+def test_nothing_found_is_no_precision():
+    task = task_of(config_of())
+    scores = task.scores(["the dog"], [""], ["(NP DT NN )NP"], samples=0)
+    assert scores["precision"]["score"] == scores["recall"]["score"] == scores["f1"]["score"] == 0
+
+
+def test_sentences_that_evalb_leaves_out_are_counted():
+    """The answer tags the full stop as a noun: EVALB would find sentences of different lengths."""
+    task, words = task_of(config_of()), "it ran ."
+    target, wrong = "(S (NP PRP )NP (VP VBD )VP . )S", "(S (NP PRP )NP (VP VBD )VP NN )S"
+    scores = task.scores([words] * 3, [target, wrong, "(S PRP VBD . )S"], [target] * 3, samples=0)
+    assert scores["evalb_f1"] == {"score": pytest.approx(80.0), "sentences": 2, "left_out": 1}
+    assert scores["f1"]["score"] == pytest.approx(100 * 2 * 7 / (9 + 7), abs=1e-3)
+
+
+def test_what_users_give_becomes_what_the_examples_have():
+    task = task_of(config_of())
+    assert task.source("mice ( n = 5 ) died") == "mice -LRB- n = 5 -RRB- died"
+    tree = "(TOP (NP (NNS mice) (-LRB- -LRB-) (CD 5) (-RRB- -RRB-)))"
+    assert task.target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
+    for text, told in (("(NP", "too few"), ("(NP (NN a)) (NP (NN b))", "2 trees"), ("(NP (NN rats))", "other words")):
+        with pytest.raises(UserError, match=told):
+            task.target("mice ( 5 )", text)
+
+
 def test_an_empty_source_has_an_empty_answer():
     task = task_of(config_of())
     assert task.answer("", "(S NN )S") == ""
@@ -93,6 +118,7 @@ def test_an_empty_source_has_an_empty_answer():
 @pytest.mark.parametrize("groups, told", [
     (dict(data=dict(task="parsing"), model=dict(tying="all")), "joint_vocabulary"),
     (dict(eval=dict(metric="bleu", bleu_every_steps=5)), "not the score of config.data.task = parsing"),
+    (dict(data=dict(task="parsing", joint_vocabulary=False, too_long="cut")), "not over their sentences"),
 ])  # fmt: skip
 def test_impossible_combinations_are_refused(groups, told):
     with pytest.raises(UserError, match=told):
@@ -132,12 +158,26 @@ def test_a_small_grammar_is_learned_and_parses_come_back_over_the_words(treebank
     assert lines[1] == "" and len(lines) == 4
     assert [leaf.word for leaf in leaves(read(lines[0]))] == "the dog saw a cat .".split()
     assert "(PP (IN of)" in lines[2]
+    capsys.readouterr()
+    pairs = [f"--workdir={run}", f"--source={tmp_path}/in.txt", f"--target={tmp_path}/out.txt"]
+    (tmp_path / "in.txt").write_text("the dog saw a cat .\n")
+    (tmp_path / "out.txt").write_text(lines[0] + "\n")
+    assert main(["score", *pairs, "--tokens"]) == 0 and "<unk>" not in capsys.readouterr().out
+    (tmp_path / "out.txt").write_text("(NP (NN dog))\n")
+    assert (
+        main(["score", *pairs]) == 2
+        and "out.txt line 1: the target is a tree over other words" in capsys.readouterr().err
+    )
+    attend = ["attend", f"--workdir={run}", "--source=the dog ate a fish .", f"--output={tmp_path}/a.npz"]
+    assert main(attend) == 0 and "<unk>" not in capsys.readouterr().out
+    prefixed = ["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--prefix={tmp_path}/out.txt"]
+    assert main(prefixed) == 2 and "cannot be given a prefix" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
     for name in ("test-250.json", "test-250.hyp.txt", "test-250.ref.txt"):
         (other / name).write_bytes((run / "eval" / name).read_bytes())
     same = compare(run / "eval" / "test-250.json", other / "test-250.json")
     assert same["score"] == "f1" and same["difference"] == 0 and same["p_value"] == 1
-    assert compare_seeds([(run / "eval" / "test-250.json", other / "test-250.json")])["score"] in ("", "f1")
+    assert compare_seeds([(run / "eval" / "test-250.json", other / "test-250.json")])["score"] == "f1"
     with pytest.raises(UserError, match="are compared by f1, not by 'sacrebleu'"):
         compare(run / "eval" / "test-250.json", other / "test-250.json", score="sacrebleu")

@@ -39,6 +39,7 @@ def test_the_penn_treebank_as_it_is_distributed():
     assert first == "(TOP (S (NP (NNP Ms.) (NNP Haag)) (VP (VBZ plays) (NP (NNP Elianti))) (. .)))"
     assert second == "(TOP (X (-LRB- -LRB-)))"
     assert [number for number, _ in read_trees(lines, "x")] == [1, 8]
+    assert [leaf.word for leaf in leaves(read("(NP (CD 1\\/2) (SYM \\*))")[0])] == ["1/2", "*"]
 
 
 @pytest.mark.parametrize("text, told", [
@@ -50,6 +51,7 @@ def test_the_penn_treebank_as_it_is_distributed():
     ("(S (NN a b))", "neither"),
     ("(S (NN a) b)", "neither"),
     ("(S (NP (-NONE- *)))", "without a word"),
+    ("(S (=2 (NN a)))", "line 1: \\(=2 ...\\) has no label"),
 ])  # fmt: skip
 def test_ill_formed_trees_are_refused_with_their_place(text, told):
     with pytest.raises(UserError, match=told):

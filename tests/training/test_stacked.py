@@ -1,6 +1,7 @@
 """Runs that differ in scalars, trained together: each is what it is alone."""
 
 import dataclasses
+import time
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from tiny_run import tiny_run
 from t2t_flax.commands.train import adopt_config
 from t2t_flax.config.scalars import share_a_program
 from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.files import numbered
 from t2t_flax.parallel.pod import Pod
 from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry.metrics import read_metrics
@@ -136,6 +138,28 @@ def test_a_stack_that_was_stopped_after_its_last_update_is_finished(tmp_path, ca
     )
     assert [outcome.reason for outcome in again] == ["steps", "steps"] and told == ["0", "1"]
     assert all(outcome.step == 4 for outcome in again)
+
+
+def test_all_are_saved_before_the_last_evaluation_of_one(tmp_path, cache):
+    """It may take long, and the process may be ended in it."""
+
+    def ended(run, outcome):
+        raise KeyboardInterrupt
+
+    runs = runs_of(tmp_path, cache, "s", VARIANTS[:2], steps=6, checkpoint=dict(every_steps=100))
+    with pytest.raises(KeyboardInterrupt):
+        train_together(runs, [None, None], say=lambda text: None, ended=ended)
+    assert [numbered(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+
+
+def test_the_time_is_shared_out(tmp_path, cache):
+    runs = runs_of(tmp_path, cache, "t", VARIANTS[:2], steps=6)
+    clock = []
+    began = time.perf_counter()
+    outcomes = train_together(runs, [None, None], say=clock.append)
+    passed = time.perf_counter() - began
+    told = [sum(outcome.seconds.values()) for outcome in outcomes]
+    assert told[0] == pytest.approx(told[1]) and 0 < sum(told) <= passed
 
 
 def test_used_up_patience_is_remembered(tmp_path, cache):

@@ -1,0 +1,98 @@
+"""docs/studies.md: the paper's studies redone by our own sweeps, from the records of what was trained.
+
+python -m benchmarks.studies --table3=sweeps/table3                      the record of a finished sweep, then the page
+python -m benchmarks.studies --parsing=runs/parsing/eval/test-5000.json  that of a parser, then the page
+python -m benchmarks.studies                                             the page, from the records alone
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import machine, publish
+from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
+from t2t_flax.evaluation.compare import read_record
+from t2t_flax.files import write_whole
+from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.sweeps.results import Row, curve, rows
+from t2t_flax.sweeps.trials import command
+
+
+def table3_record(sweep: Path) -> dict[str, Any]:
+    """What a sweep of Table 3 found, row by row, in the order of the sweep."""
+    folder, described = Folder(sweep.absolute()), read_sweep(sweep)
+    table, _ = rows(folder, described, "sacrebleu", "base")
+    order = list(dict.fromkeys(trial["row"] for trial in described["trials"].values()))
+    first = read_record(next(result.record for row in table for result in row.results))
+    return {
+        "what": "rows of Table 3 with widths an eighth and depths half, Multi30k English-German, test2016",
+        "command": "python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:two_cores --workdir=sweeps/table3 "
+        "--config.data.root=DATA/multi30k/raw --jobs=2",
+        "signature": first["scores"]["sacrebleu"]["signature"],
+        "data": {key: first["data"][key] for key in ("corpus", "sentences", "digest")},
+        "parameters": first["parameters"],
+        "versions": first["versions"],
+        "code": described["code"],
+        "machine": machine(),
+        "rows": [_found(folder, row) for row in sorted(table, key=lambda row: order.index(row.name))],
+    }
+
+
+def _found(folder: Folder, row: Row) -> dict[str, Any]:
+    records = [read_record(result.record) for result in row.results]
+    curves = [curve(folder, result.name) for result in row.results]
+    return {
+        "row": row.name,
+        "overrides": row.overrides,
+        "seeds": [result.seed for result in row.results],
+        "updates": [result.steps for result in row.results],
+        "bleu": [round(result.score, 4) for result in row.results],
+        "perplexity": [round(record["scores"]["perplexity"], 4) for record in records],
+        "valid_nll_last": [round(points[-1][1], 4) for points in curves],
+        "valid_nll_best": [round(min(nll for _, nll in points), 4) for points in curves],
+        "seconds": [result.seconds for result in row.results],
+        "against_base": row.against,
+    }
+
+
+def parsing_record(path: Path) -> dict[str, Any]:
+    """The record of a parser's evaluation with the command that trained it; paths of this machine are left out."""
+    record = read_record(path)
+    run = path.parents[1]
+    marker = json.loads((run / "complete.json").read_text())
+    config = record["config"]
+    given = {"data.root": "DATA/craft_treebank", "train.steps": str(config["train"]["steps"])}
+    return {
+        "what": "a small parser on the CRAFT treebank, labelled F1 on its dev split",
+        "command": command("configs/parsing.py", given, {}, "runs/parsing"),
+        "seconds": {key: round(value, 1) for key, value in marker["seconds"].items()},
+        "updates": marker["step"],
+        "scores": record["scores"],
+        "checkpoint": record["checkpoint"]["averaged"],
+        "data": {key: record["data"][key] for key in ("corpus", "sentences", "digest")},
+        "decode": config["decode"],
+        "parameters": record["parameters"],
+        "versions": record["versions"],
+        "machine": machine(),
+    }
+
+
+def main() -> None:
+    """Writes the records that are asked for, and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--table3", metavar="DIR", help="folder of a finished sweep of configs/sweeps/table3.py:two_cores"
+    )
+    parser.add_argument("--parsing", metavar="FILE.json", help="evaluation record of a run of configs/parsing.py")
+    parser.add_argument("--page", default=str(PAGE), help="where the page goes")
+    args = parser.parse_args()
+    if args.table3:
+        publish(table3_record(Path(args.table3)), str(TABLE3))
+    if args.parsing:
+        publish(parsing_record(Path(args.parsing)), str(PARSING))
+    write_whole(args.page, page())
+
+
+if __name__ == "__main__":
+    main()
