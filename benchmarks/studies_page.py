@@ -55,8 +55,8 @@ def table3(record: dict[str, Any]) -> str:
             f"{row['row']}: {_CHANGES[row['row']]}",
             f"{bleu:.1f} ({bleu - paper_bleu:+.1f})",
             f"{np.mean(row['bleu']):.2f} ({_listed(row['bleu'])})",
-            f"{told['difference']:+.2f} [{interval['low']:+.2f}, {interval['high']:+.2f}] p {told['p_value']:.2g}",
-            effect("BLEU", bleu - paper_bleu, told["difference"], told["p_value"] < 0.05),
+            f"{told['difference']:+.2f} [{interval['low']:+.2f}, {interval['high']:+.2f}] p {told['p_corrected']:.2g}",
+            effect("BLEU", bleu - paper_bleu, told["difference"], told["p_corrected"] < 0.05),
             f"{ppl:.2f} ({np.log(ppl / paper_ppl):+.3f})",
             f"{_listed(row['perplexity'])} ({', '.join(f'{x:+.3f}' for x in shifts)})",
             effect("ln PPL", np.log(ppl / paper_ppl), float(shifts.mean()), _sure(shifts)),
@@ -111,10 +111,10 @@ this repository at sizes that two CPU cores can train. The tables are made from 
 _TABLE3 = """\
 The paper trains 65 M parameters for 100,000 updates of 25,000 tokens and gives one figure for each row, on newstest2013. Here
 every width is an eighth of the paper's and every depth half of it, so that all ratios between rows are the paper's; a row is
-trained with two seeds, all for the same number of updates. *To base* is the difference of the means, its 95 % interval and a
-two-sided p by paired bootstrap over sentences and seeds; a difference with p of 0.05 or more is inconclusive. Perplexity is by
-piece, on the test set; in brackets the change of its logarithm, by seed here. It counts as sure where both seeds agree on the
-sign and differ by less than their mean. With two seeds the spread between seeds is known badly: read their own scores too."""
+trained with two seeds, all for the same number of updates. *To base* is the difference of the means with its 95 % interval
+(paired bootstrap over sentences, Student's t over seeds) and p, corrected for the number of rows; from 0.05 on a difference
+is inconclusive. Perplexity is by piece, on the test set; in brackets the change of its logarithm, by seed here, which is
+inconclusive unless both seeds agree on the sign by more than they differ."""
 
 _READ = ""
 
