@@ -9,7 +9,6 @@ from etils import epath
 from t2t_flax.commands import flags
 from t2t_flax.commands.train import print_samples
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
-from t2t_flax.evaluation.bleu import VARIANTS
 from t2t_flax.files import write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import check_shared
@@ -45,7 +44,9 @@ def run(argv: list[str]) -> int:
         "bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
     )
     arguments.add_argument(
-        "--compare-score", choices=(*VARIANTS, "f1"), help="what --compare looks at; default: sacrebleu, in parsing f1"
+        "--compare-score",
+        metavar="SCORE",
+        help="what --compare looks at: sacrebleu (default), tokenized_bleu, paper_bleu; in parsing f1",
     )
     arguments.add_argument(
         "--table", metavar="FILE.csv", help="where the table of several runs or steps is written too"

@@ -25,6 +25,7 @@ def page(
     captions = {
         "curves": ("Learning curves", "Validation loss (nats a token); a line for each trial."),
         "effects": ("Effects", f"{score} by each varied key; a dot for each trial."),
+        "parallel": ("All keys", f"A line for each row, from its values to its {score}; the brighter the better."),
     }
     figures = [
         f"<h2>{captions[name][0]}</h2>\n<figure>{svg}<figcaption>{_safe(captions[name][1])}</figcaption></figure>"

@@ -1,6 +1,7 @@
-"""A sweep's pictures, as SVG: learning curves, and the effect of each key."""
+"""A sweep's pictures, as SVG: learning curves, the effect of each key, and all keys side by side."""
 
 import io
+import math
 from typing import Any
 
 from t2t_flax.sweeps.folder import Folder
@@ -9,7 +10,7 @@ from t2t_flax.sweeps.trials import short_keys
 
 
 def pictures(folder: Folder, table: list[Row], score: str) -> dict[str, str]:
-    """`curves` and `effects`, as far as there is something to draw; none where matplotlib is not installed."""
+    """`curves`, `effects` and `parallel`, as far as there is something to draw; none where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -23,6 +24,8 @@ def pictures(folder: Folder, table: list[Row], score: str) -> dict[str, str]:
             found["curves"] = _svg(curves(learned))
         if any(row.mean is not None for row in table) and varied(table):
             found["effects"] = _svg(effects(table, score))
+            if len(varied(table)) > 1:
+                found["parallel"] = _svg(parallel(table, score))
     return found
 
 
@@ -86,6 +89,53 @@ def effects(table: list[Row], score: str) -> Any:
         axes.set_xlabel(short[key])
     grid[0].set_ylabel(score)
     return figure
+
+
+def parallel(table: list[Row], score: str) -> Any:
+    """A matplotlib figure in parallel coordinates: an axis for each varied key and one for the score, a line for each row,
+    the best one on top.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    keys = varied(table)
+    rows = [row for row in reversed(table) if row.mean is not None and keys.keys() <= row.overrides.keys()]
+    places = {key: dict(zip(values, _places(values), strict=True)) for key, values in keys.items()}
+    means = [row.mean for row in rows]
+    low, high = min(means, default=0.0), max(means, default=1.0)
+    height = lambda value: (value - low) / (high - low) if high > low else 0.5  # noqa: E731
+    figure = Figure(figsize=(2.2 * (len(keys) + 1), 4), layout="constrained")
+    axes = figure.subplots()
+    for i, row in enumerate(rows):
+        ends = [places[key][row.overrides[key]] for key in keys]
+        colour = colormaps["viridis"](i / max(1, len(rows) - 1))
+        axes.plot([*ends, height(row.mean)], color=colour, lw=1.2, alpha=0.8)
+    for x, key in enumerate(keys):
+        axes.axvline(x, color="0.7", lw=0.8)
+        step = -(-len(keys[key]) // 12)
+        for value in keys[key][::step]:
+            axes.text(x, places[key][value], f" {value}", fontsize=7, va="center")
+    axes.axvline(len(keys), color="0.7", lw=0.8)
+    for value in dict.fromkeys((low, high)):
+        axes.text(len(keys), height(value), f" {value:.4g}", fontsize=7, va="center")
+    short = short_keys(keys)
+    axes.set_xticks(range(len(keys) + 1), [*(short[key] for key in keys), score])
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+def _places(values: list[str]) -> list[float]:
+    """Heights from 0 to 1 of a key's values in order: numbers by size, by their logarithm where they span more than a factor
+    of 20; others evenly.
+    """
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = [float(i) for i in range(len(values))]
+    if min(numbers) > 0 and max(numbers) > 20 * min(numbers):
+        numbers = [math.log(x) for x in numbers]
+    return [(x - numbers[0]) / (numbers[-1] - numbers[0]) for x in numbers]
 
 
 def _order(text: str) -> tuple[int, float, str]:

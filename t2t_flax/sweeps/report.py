@@ -16,7 +16,7 @@ COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
-    """Writes SWEEP/report/table.csv, trials.csv and index.html, where matplotlib is installed curves.svg and effects.svg;
+    """Writes SWEEP/report/table.csv, trials.csv and index.html, where matplotlib is installed its pictures as SVG too;
     returns the table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, described = Folder(Path(path).absolute()), read_sweep(path)

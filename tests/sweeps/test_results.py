@@ -12,6 +12,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare
 from t2t_flax.evaluation.compare_seeds import compare_seeds, over_seeds
 from t2t_flax.sweeps.folder import read_sweep
+from t2t_flax.sweeps.pictures import parallel
 from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.results import Row, _corrected, curve, rows, trial_score
 from t2t_flax.sweeps.worker import Listed
@@ -76,6 +77,22 @@ def test_pictures_are_in_the_page(done):
     page = (done.folder.path / "report" / "index.html").read_text()
     assert sorted(path.name for path in (done.folder.path / "report").glob("*.svg")) == ["curves.svg", "effects.svg"]
     assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
+
+
+def test_several_keys_are_drawn_side_by_side():
+    pytest.importorskip("matplotlib")
+    rates, heads = ("1e-4", "1e-3", "1e-2"), ("learned", "sinusoid")
+    table = [
+        Row(f"{rate} {head}", {"optimizer.peak_lr": rate, "model.position": head}, (), {}, (), mean=float(i + j))
+        for i, rate in enumerate(rates)
+        for j, head in enumerate(heads)
+    ]
+    (axes,) = parallel(table, "sacrebleu").axes
+    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
+    assert sorted(drawn) == sorted(
+        [pytest.approx([i / 2, j, (i + j) / 3]) for i in range(3) for j in range(2)], key=lambda a: a.expected
+    )
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["peak_lr", "position", "sacrebleu"]
 
 
 def test_a_page_without_matplotlib_says_what_to_install(done, monkeypatch):

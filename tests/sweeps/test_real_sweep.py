@@ -1,0 +1,119 @@
+"""Real sweeps, of trainings of seconds: killed and going on, and stacked."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.sweeps.folder import Folder, read_sweep
+
+ROOT = Path(__file__).parents[2]
+TOY = str(ROOT / "configs" / "toy.py")
+
+
+def sweep(*words: str) -> int:
+    return main(["sweep", *words])
+
+
+SMALL = {
+    "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:20", "data.vocab_size": "300",
+    "data.batch_tokens": "256", "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "mesh.cpu_devices": "1",
+    "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "train.steps": "30", "eval.every_steps": "10",
+    "checkpoint.every_steps": "10", "log.every_steps": "5", "log.tensorboard": "false", "decode.max_extra": "5",
+    "decode.beam_size": "2",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_real_sweep_is_killed_again_and_again_and_ends_as_one_that_was_not(tmp_path, capsys):
+    """kill -9 of the worker, kill -9 of a training, SIGTERM: in the end every score is that of the undisturbed run."""
+    words = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, f"--workdir={whole}"], check=True, env=env, timeout=280)
+    folder = Folder(killed)
+    kinds = [("worker", signal.SIGKILL), ("training", signal.SIGKILL), ("worker", signal.SIGTERM)]
+    for i, (what, number) in enumerate(kinds):
+        worker = subprocess.Popen([*command, f"--workdir={killed}"], env=env, stdout=subprocess.PIPE, text=True)
+        seen = metrics(killed)
+        wait_for(lambda seen=seen: metrics(killed) > seen + 1)
+        if what == "worker":
+            worker.send_signal(number)
+            code = worker.wait(60)
+            assert code == (75 if number == signal.SIGTERM else -9), worker.stdout.read()
+            wait_for(lambda: not any(folder.holder(n) for n in read_sweep(killed)["trials"]))
+        else:
+            os.kill(training_of(worker.pid), number)
+            seen = metrics(killed)
+            time.sleep(1.0)
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(60)
+        assert i < 3
+    subprocess.run([*command, f"--workdir={killed}"], check=True, env=env, timeout=200)
+    for name in read_sweep(whole)["trials"]:
+        records = [json.loads((Folder(f).workdir(name) / "eval" / "test-30.json").read_text()) for f in (whole, killed)]
+        assert records[0]["scores"] == records[1]["scores"]
+        curves = [(Folder(f).workdir(name) / "metrics.jsonl").read_text().splitlines() for f in (whole, killed)]
+        losses = [
+            [(line["step"], line["loss"]) for line in map(json.loads, curve) if "loss" in line] for curve in curves
+        ]
+        assert losses[0] == losses[1]
+    capsys.readouterr()
+    assert sweep(f"--workdir={killed}", "--report") == 0
+    assert "2 complete" not in capsys.readouterr().out  # a line for each row, each with its one trial
+    assert (killed / "report" / "table.csv").read_text().count("1 complete") == 2
+
+
+@pytest.mark.slow
+def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
+    """Three rows in one program, one of them diverging: it fails by itself, again alone, the others are complete."""
+    words = [
+        f"--config={TOY}",
+        *(f"--config.{k}={v}" for k, v in SMALL.items()),
+        "--set",
+        "optimizer.peak_lr=0.001,0.003,1e30",
+    ]
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *words, "--retries=0"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = {}
+    for name, more in (("apart", []), ("together", ["--stack=3"])):
+        done = subprocess.run(
+            [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 1 and "loss nan" in done.stdout, done.stdout + done.stderr
+        folder = Folder(tmp_path / name)
+        assert {n: folder.state(n) for n in read_sweep(folder.path)["trials"]} == {
+            "peak_lr=0.001,seed=0": "complete", "peak_lr=0.003,seed=0": "complete", "peak_lr=1e30,seed=0": "failed",
+        }  # fmt: skip
+        lines = [
+            json.loads(line)
+            for n in ("peak_lr=0.001,seed=0", "peak_lr=0.003,seed=0")
+            for line in (folder.workdir(n) / "metrics.jsonl").read_text().splitlines()
+        ]
+        found[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
+    assert "together with 2 others" in done.stdout
+    for one, other in zip(found["apart"], found["together"], strict=True):
+        assert one[0] == other[0] and all(a == b or abs(a - b) < 1e-4 for a, b in zip(one[1:], other[1:], strict=True))
+
+
+def metrics(path: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in path.glob("trials/*/metrics.jsonl"))
+
+
+def training_of(worker: int) -> int:
+    children = subprocess.run(["pgrep", "-P", str(worker)], capture_output=True, text=True).stdout.split()
+    return int(children[0])
+
+
+def wait_for(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
