@@ -79,8 +79,7 @@ class Loaded:
         Raises UserError for an empty or too long side.
         """
         if target is None:
-            if not source.strip():
-                raise UserError("source 1: the source is empty.")
+            self._encoded([(source, source)], "source {}".format)  # an impossible one is told before it is translated
             target = task_of(self.config).answer(source, self.translate([source])[0].text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
@@ -95,9 +94,12 @@ class Loaded:
             except UserError as error:
                 raise UserError(f"{where(number)}: {error}") from None
             made.append((task.source(source), told))
+        return self._encoded(made, where)
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
         limit, model = self.config.decode.max_source_length, self.config.model
         limit = min(limit, model.position_max) if model.position == "learned" else limit
-        return encode_pairs(self.tokenizers, made, source_eos=self.config.data.source_eos, limit=limit, where=where)
+        return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:

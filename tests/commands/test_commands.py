@@ -130,13 +130,6 @@ def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_p
     times = {path: path.stat().st_mtime_ns for path in workdir.glob("eval/*")}
     again, _ = t2t(*command, cwd=tmp_path)
     assert "==" not in again and times == {path: path.stat().st_mtime_ns for path in workdir.glob("eval/*")}
-    mean = [f"--workdir={workdir}", f"--workdir={other}", "--average=2", "--table=m.csv"]
-    assert t2t("evaluate", *mean, cwd=tmp_path)[0].count("== --workdir=") == 2
-    assert "==" not in t2t("evaluate", *mean, cwd=tmp_path)[0]
-    with (tmp_path / "m.csv").open() as file:
-        averaged = list(csv.DictReader(file))
-    assert [line["checkpoint"].startswith("mean of 2 up to ") for line in averaged] == [True, True]
-    assert averaged[1]["difference"].startswith("+0.00")
     (other / "eval" / "test-10.json").unlink()
     for path in (other / "checkpoints" / "10").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
@@ -150,6 +143,21 @@ def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_p
     ):
         out, err = t2t("evaluate", *words, cwd=tmp_path, code=2)
         assert told in err and not out
+
+
+def test_evaluate_the_means_of_many_runs(trained, tmp_path):
+    import shutil
+
+    _, workdir, _ = trained
+    for name in ("one", "other"):
+        shutil.rmtree(shutil.copytree(workdir, tmp_path / name) / "eval")
+    mean = ["--workdir=one", "--workdir=other", "--average=2", "--table=m.csv"]
+    assert t2t("evaluate", *mean, cwd=tmp_path)[0].count("== --workdir=") == 2
+    assert "==" not in t2t("evaluate", *mean, cwd=tmp_path)[0]
+    with (tmp_path / "m.csv").open() as file:
+        averaged = list(csv.DictReader(file))
+    assert [line["checkpoint"].startswith("mean of 2 up to ") for line in averaged] == [True, True]
+    assert averaged[1]["difference"].startswith("+0.00")
 
 
 def test_python_has_the_same(trained):
