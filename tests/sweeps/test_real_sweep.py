@@ -87,7 +87,7 @@ def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
         done = subprocess.run(
             [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
         )
-        assert done.returncode == 1 and "loss nan" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 2 and "loss nan" in done.stdout, done.stdout + done.stderr
         folder = Folder(tmp_path / name)
         assert {n: folder.state(n) for n in read_sweep(folder.path)["trials"]} == {
             "peak_lr=0.001,seed=0": "complete", "peak_lr=0.003,seed=0": "complete", "peak_lr=1e30,seed=0": "failed",

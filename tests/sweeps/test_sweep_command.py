@@ -144,14 +144,16 @@ def test_a_worker_that_joins_is_told_of_mistakes_before_it_trains(tmp_path, caps
     monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: begun.append(words))
     (tmp_path / "s.py").write_text(
         "from t2t_flax.sweeps.space import *\n"
-        "def get_sweep(): return Sweep(chain(named('no dropout', {'model.dropout': 0.0}), named('base')), baseline='no dropout')"
+        "def get_sweep(): return Sweep(chain(named('more dropout', {'model.dropout': 0.2}), named('base')), baseline='more dropout')"
     )
     here = f"--workdir={tmp_path}/s"
     assert sweep(here, f"--sweep={tmp_path}/s.py", f"--config={TOY}") == 0 and len(begun) == 1
-    assert read_sweep(tmp_path / "s")["baseline"] == "no_dropout"
-    assert sweep(here, "--baseline=nope") == 2 and "is no row of the sweep: no_dropout, base" in capsys.readouterr().err
+    assert read_sweep(tmp_path / "s")["baseline"] == "more_dropout"
+    assert (
+        sweep(here, "--baseline=nope") == 2 and "is no row of the sweep: more_dropout, base" in capsys.readouterr().err
+    )
     assert sweep(here, "--score=rouge") == 2 and "there is no score 'rouge'" in capsys.readouterr().err
-    assert len(begun) == 1 and sweep(here, "--baseline=no dropout") == 0
+    assert len(begun) == 1 and sweep(here, "--baseline=more dropout") == 0
     monkeypatch.setenv("T2T_NUM_PROCESSES", "2")
     monkeypatch.setenv("T2T_PROCESS_ID", "1")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
