@@ -34,9 +34,8 @@ def compare_seeds(
     Raises UserError for a record that is missing, changed, or of another test set than the others.
     """
     first = read_record(pairs[0][0])
-    for pair in pairs:
-        for path in pair:
-            score = check_comparable(first, read_record(path), pairs[0][0], path, score)
+    for a, _ in pairs:  # each pair's own two are compared with one another below
+        score = check_comparable(first, read_record(a), pairs[0][0], a, score)
     told = [paired_statistics(a, b, score) for a, b in pairs]
     sentences = len(told[0][0][0])
     rng = np.random.default_rng(seed)

@@ -135,7 +135,8 @@ def _places(values: list[str]) -> list[float]:
         numbers = [float(i) for i in range(len(values))]
     if min(numbers) > 0 and max(numbers) > 20 * min(numbers):
         numbers = [math.log(x) for x in numbers]
-    return [(x - numbers[0]) / (numbers[-1] - numbers[0]) for x in numbers]
+    span = numbers[-1] - numbers[0] or 1.0  # 0.1 and 0.10 are one number
+    return [(x - numbers[0]) / span for x in numbers]
 
 
 def _order(text: str) -> tuple[int, float, str]:

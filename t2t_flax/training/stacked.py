@@ -242,11 +242,13 @@ def _look(
     finished = [i for i in looked if reasons[i] in ("patience", "steps")]
     for i in looked:
         track, run, done = tracks[i], tracks[i].run, tracks[i].done
+        best = found.get(i) is not None and run.config.checkpoint.keep_best
+        if not (reasons[i] or finished or now.checkpoint or best):
+            continue
         own = Stack.of_run(state, i, run)
-        if reasons[i] or finished or now.checkpoint or (found.get(i) is not None and run.config.checkpoint.keep_best):
-            with clock.measure("save"):
-                done.step, done.scheduled = step, now.checkpoint or reasons[i] == "patience"
-                save(run, track.checkpoints, own, done, found.get(i))
+        with clock.measure("save"):
+            done.step, done.scheduled = step, now.checkpoint or reasons[i] == "patience"
+            save(run, track.checkpoints, own, done, found.get(i))
         if reasons[i]:
             track.outcome = Outcome(own, step, reasons[i], track.seconds())
     for track in tracks:
