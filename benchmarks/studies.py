@@ -1,7 +1,7 @@
 """docs/studies.md: the paper's studies redone by our own sweeps, from the records of what was trained.
 
 python -m benchmarks.studies --table3=sweeps/table3                      the record of a finished sweep, then the page
-python -m benchmarks.studies --parsing=runs/parsing/eval/test-5000.json  that of a parser, then the page
+python -m benchmarks.studies --parsing=runs/parsing/eval/test-4000-mean5.json  that of a parser, then the page
 python -m benchmarks.studies                                             the page, from the records alone
 """
 
@@ -10,13 +10,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
+from t2t_flax.config import load_config
 from t2t_flax.evaluation.compare import read_record
 from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.results import Row, curve, rows
 from t2t_flax.sweeps.trials import command
+from t2t_flax.tasks.brackets import NAMES, bracket_counts, f1
+from t2t_flax.tasks.trees import UNKNOWN_TAG, leaves, read_trees
+from t2t_flax.telemetry.metrics import read_metrics
 
 
 def table3_record(sweep: Path) -> dict[str, Any]:
@@ -62,20 +68,55 @@ def parsing_record(path: Path) -> dict[str, Any]:
     run = path.parents[1]
     marker = json.loads((run / "complete.json").read_text())
     config = record["config"]
-    given = {"data.root": "DATA/craft_treebank", "train.steps": str(config["train"]["steps"])}
+    given = {"data.root": "DATA/craft_treebank"}
+    if config["train"]["steps"] != load_config("configs/parsing.py").train.steps:
+        given["train.steps"] = str(config["train"]["steps"])
     return {
         "what": "a small parser on the CRAFT treebank, labelled F1 on its dev split",
         "command": command("configs/parsing.py", given, {}, "runs/parsing"),
+        "note": "other programs ran on the two cores beside the training for a part of it",
         "seconds": {key: round(value, 1) for key, value in marker["seconds"].items()},
         "updates": marker["step"],
+        "valid_nll": [
+            [line["step"], round(line["valid_nll"], 4)]
+            for line in read_metrics(run)
+            if "valid_nll" in line and line["step"] <= marker["step"]
+        ],
         "scores": record["scores"],
+        "by_words": by_words(
+            *((path.parent / record[side]).read_text().splitlines() for side in ("hypotheses", "references"))
+        ),
         "checkpoint": record["checkpoint"]["averaged"],
-        "data": {key: record["data"][key] for key in ("corpus", "sentences", "digest")},
+        "data": {"corpus": "CRAFT's dev split"} | {key: record["data"][key] for key in ("sentences", "digest")},
         "decode": config["decode"],
         "parameters": record["parameters"],
         "versions": record["versions"],
         "machine": machine(),
     }
+
+
+def by_words(answers: list[str], references: list[str]) -> list[dict[str, Any]]:
+    """F1 and evalb_f1 of sentences of so many words, and how many answers leave words without a tag."""
+    gold = [tree for _, tree in read_trees(references, "the references")]
+    found = [tree for _, tree in read_trees(answers, "the answers")]
+    counts = np.array([bracket_counts(answer, reference) for answer, reference in zip(found, gold, strict=True)])
+    words = np.array([len(leaves(tree)) for tree in gold])
+    untagged = np.array([any(leaf.tag == UNKNOWN_TAG for leaf in leaves(tree)) for tree in found])
+    refused = counts[:, NAMES.index("refused")] > 0
+    rows = []
+    for low, high in ((1, 10), (11, 20), (21, 30), (31, 45), (46, None)):
+        here = (words >= low) & (words <= (high or words.max()))
+        taken = here & ~refused
+        rows.append({
+            "words": [low, high],
+            "sentences": int(here.sum()),
+            "f1": round(f1(counts[here].sum(0)), 2),
+            "taken_by_evalb": int(taken.sum()),
+            "evalb_f1": round(f1(counts[taken].sum(0)), 2) if taken.any() else None,
+            "with_words_without_tag": int((here & untagged).sum()),
+            "of_these_taken_by_evalb": int((taken & untagged).sum()),
+        })  # fmt: skip
+    return rows
 
 
 def main() -> None:

@@ -39,9 +39,10 @@ def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str
     told = f"{described['config']}, {score}: mean over seeds, spread = their standard deviation"
     compared = [row for row in table if row.against]
     if compared:
-        seeds = min(len(row.against["seeds"]) for row in compared)
         chance = (
-            "sentences and seeds" if seeds > 1 else "sentences alone: with one seed, what a seed changes is not known"
+            "sentences and seeds (these with one spread for all rows)"
+            if "freedom" in compared[0].against
+            else "sentences alone: with one seed, what a seed changes is not known"
         )
         told += (
             f"; difference: to {chosen}, its 95 % interval over {chance}; p: corrected for {len(compared)} comparisons"

@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import read_record, task_of_record
-from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.evaluation.compare_seeds import HOW_TOGETHER, compare_seeds, spread_over_seeds, students_t, told_p
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.space import minimized
 from t2t_flax.sweeps.trials import folder_name
@@ -33,8 +33,8 @@ class Result:
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row's trials together. trials: their names. spread: standard deviation over seeds (n - 1); None for one seed.
-    against: of `compare_seeds` with the baseline on the seeds that both have, and `p_corrected`; None for the baseline
-    itself, or without records. apart: why it cannot be compared.
+    against: of `compare_seeds` with the baseline on the seeds that both have, its interval and p_value with the spread over
+    seeds of all rows, and `p_corrected`; None for the baseline itself, or without records. apart: why it cannot be compared.
     """
 
     name: str
@@ -113,7 +113,8 @@ def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str =
     chosen = baseline or (table[0].name if table and table[0].mean is not None else "")
     base = next((row for row in table if row.name == chosen), None)
     if base:
-        table = _corrected([_compared(row, base, metric) for row in table], named=bool(baseline))
+        table = _together([_compared(row, base, metric) for row in table], base)
+        table = _corrected(table, named=bool(baseline))
     return table, chosen
 
 
@@ -140,21 +141,49 @@ def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
     return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
 
 
+def _together(table: list[Row], base: Row) -> list[Row]:
+    """With intervals whose spread over seeds is that of all rows: few seeds of one row know little of their own."""
+    compared = [row for row in table if row.against]
+    scores = {(row.name, r.seed): r.score for row in [*compared, base] for r in row.results if r.score is not None}
+    variance, freedom = spread_over_seeds(scores) if compared else (0.0, 0)
+    return [_over_seeds(row, variance, freedom) if row.against and freedom else row for row in table]
+
+
+def _over_seeds(row: Row, variance: float, freedom: int) -> Row:
+    told = row.against
+    seeds = 2 * variance / len(told["seeds"])
+    low, high, p_value = students_t(told["difference"], seeds, freedom, told["sentence_spread"] ** 2)
+    return dataclasses.replace(
+        row,
+        against=told
+        | {
+            "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
+            "p_value": float(f"{p_value:.4g}"),
+        }
+        | {"seed_spread": round(variance**0.5, 4), "freedom": freedom, "how": HOW_TOGETHER},
+    )
+
+
 def _corrected(table: list[Row], *, named: bool) -> list[Row]:
-    """With `p_corrected` for the number of comparisons: Holm's for rows against a named one; against the best, which was
-    chosen among all pairs, Bonferroni's for all pairs.
-    """
-    compared = sorted((row.against["p_value"], row.name) for row in table if row.against)
-    count, found, largest = len(compared), {}, 0.0
-    for i, (p_value, name) in enumerate(compared):
-        largest = max(largest, min(1.0, p_value * (count - i if named else count * (count + 1) // 2)))
-        found[name] = largest
+    """With `p_corrected`: see `corrected`."""
+    compared = [row for row in table if row.against]
+    found = corrected([row.against["p_value"] for row in compared], named=named)
+    told = {row.name: float(f"{p_value:.4g}") for row, p_value in zip(compared, found, strict=True)}
     return [
-        dataclasses.replace(row, against=row.against | {"p_corrected": round(found[row.name], 6)})
-        if row.against
-        else row
+        dataclasses.replace(row, against=row.against | {"p_corrected": told[row.name]}) if row.against else row
         for row in table
     ]
+
+
+def corrected(p_values: Sequence[float], *, named: bool) -> list[float]:
+    """p-values corrected for the number of comparisons: Holm's for rows against a named one; against the best, which was
+    chosen among all pairs, Bonferroni's for all pairs.
+    """
+    count, found, largest = len(p_values), [1.0] * len(p_values), 0.0
+    for i, n in enumerate(np.argsort(p_values, kind="stable")):
+        largest = max(largest, min(1.0, p_values[n] * (count - i if named else count * (count + 1) // 2)))
+        found[n] = largest
+    return found
 
 
 def _record(folder: Folder, name: str) -> str:
@@ -168,7 +197,7 @@ def told_difference(row: Row) -> str:
     if not against:
         return row.apart.splitlines()[0] if row.apart else ""
     low, high = against["interval"]["low"], against["interval"]["high"]
-    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] p {against['p_corrected']:.2g}"
+    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] {told_p(against['p_corrected'])}"
 
 
 def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.studies_page import _sure, effect
+from benchmarks.studies_page import Effect, effect, to_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,19 +18,36 @@ def test_the_page_is_up_to_date(tmp_path):
     assert page.read_text() == (ROOT / "docs" / "studies.md").read_text(), "run python -m benchmarks.studies"
 
 
-@pytest.mark.parametrize("of, paper, ours, sure, told", [
-    ("BLEU", -0.9, -2.0, True, "**the same way**"),
-    ("BLEU", -0.9, 2.0, True, "**the other way**"),
-    ("BLEU", -0.9, -2.0, False, "inconclusive"),
-    ("BLEU", -0.1, -2.0, True, "none in the paper, one here"),
-    ("BLEU", -0.1, -2.0, False, "none in the paper, none sure here"),
-    ("ln PPL", 0.07, 0.01, True, "**the same way**"),
-    ("ln PPL", 0.0, 0.01, False, "none in the paper, none sure here"),
+@pytest.mark.parametrize("of, paper, ours, p_value, told", [
+    ("BLEU", -0.9, -2.0, 0.01, "**the same way**"),
+    ("BLEU", -0.9, 2.0, 0.01, "**the other way**"),
+    ("BLEU", -0.9, -2.0, 0.05, "inconclusive"),
+    ("BLEU", -0.1, -2.0, 0.01, "none in the paper, one here"),
+    ("BLEU", -0.1, -2.0, 0.5, "none in the paper, none sure here"),
+    ("ln PPL", 0.07, 0.01, 0.01, "**the same way**"),
+    ("ln PPL", 0.0, 0.01, 0.5, "none in the paper, none sure here"),
 ])  # fmt: skip
-def test_an_effect_is_told_only_where_it_is_sure(of, paper, ours, sure, told):
-    assert effect(of, paper, ours, sure) == told
+def test_an_effect_is_told_only_where_it_is_sure(of, paper, ours, p_value, told):
+    assert effect(of, paper, Effect(ours, ours - 1, ours + 1, p_value)) == told
 
 
-def test_two_seeds_must_agree():
-    assert _sure(np.array([0.10, 0.12])) and not _sure(np.array([0.01, 0.12]))
-    assert not _sure(np.array([-0.1, 0.1])) and not _sure(np.array([0.3]))
+def test_an_effect_on_all_seeds_is_the_difference_of_the_means():
+    """What a seed gives to all rows is no effect, and no spread of one."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(5, 1)) + rng.normal(size=(1, 3))
+    for found, row in zip(to_base(scores), scores[1:], strict=True):
+        assert found.difference == pytest.approx(row.mean() - scores[0].mean())
+        assert (found.low, found.high) == pytest.approx((found.difference,) * 2)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_equal_rows_are_rarely_told_apart(seeds):
+    """At 5 % for a whole table of eight rows; and an effect of four standard deviations of a run is mostly found."""
+    rng = np.random.default_rng(1)
+    alarms = missed = 0
+    for _ in range(300):
+        drawn = rng.normal(size=(8, seeds)) + rng.normal(size=(1, seeds))
+        alarms += min(found.p_value for found in to_base(drawn)) < 0.05
+        drawn[1] += 4
+        missed += to_base(drawn)[0].p_value >= 0.05
+    assert alarms / 300 < 0.07 and missed / 300 < 0.5
