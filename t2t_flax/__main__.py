@@ -28,7 +28,16 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
-    command = importlib.import_module(f"t2t_flax.commands.{argv[0]}")
+    try:
+        command = importlib.import_module(f"t2t_flax.commands.{argv[0]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("t2t_flax"):
+            raise
+        print(
+            f"t2t_flax {argv[0]}: the package {error.name} is not installed in {sys.executable}: pip install -r requirements.txt",
+            file=sys.stderr,
+        )
+        return USER_ERROR
     try:
         return command.run(argv[1:])
     except UserError as error:

@@ -96,7 +96,8 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
                 f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
                 ".ref.txt, to another folder and compare with the copy."
             )
-        record, triples = evaluate(loaded, args.split or "test", progress=lambda _: watch.reached(), pod=watch.pod)
+        with flags.decode_progress(watch) as progress:
+            record, triples = evaluate(loaded, args.split or "test", progress=progress, pod=watch.pod)
         print_samples(triples, loaded.config.eval.samples, say)
         say(summary(record))
         if args.compare and watch.pod.lead:

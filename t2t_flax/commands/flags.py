@@ -8,6 +8,7 @@ from pathlib import Path
 
 from t2t_flax.errors import UserError
 from t2t_flax.files import write_whole
+from t2t_flax.parallel.watch import Watch
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -132,3 +133,21 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
             return show
 
         yield bar_of
+
+
+@contextlib.contextmanager
+def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
+    """For `evaluate`: a bar of the sentences that are decoded. Each batch is a sign that this process is alive."""
+    from t2t_flax.telemetry.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def decoded(done: int, total: int) -> None:
+            watch.reached()
+            if not bars:  # short sentences go first, so that no time is foretold
+                bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
+                bars.append(stack.enter_context(bar))
+            bars[0].update(done)
+
+        yield decoded

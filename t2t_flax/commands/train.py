@@ -143,7 +143,8 @@ def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
     record, text, pod = None, "", watch.pod
     if config.data.test:
         loaded = load(workdir, average=config.checkpoint.average_last, at_most=True, pod=pod)
-        record, triples = evaluate(loaded, "test", progress=lambda _: watch.reached(), pod=pod)
+        with flags.decode_progress(watch) as progress:
+            record, triples = evaluate(loaded, "test", progress=progress, pod=pod)
         text = summary(record)
         print_samples(triples, config.eval.samples, pod.say)
         pod.say(text)

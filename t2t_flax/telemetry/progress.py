@@ -10,21 +10,22 @@ import rich.progress
 class Progress:
     """`update` shows the step, free text and the time that is left; `say` prints a line above the bar.
 
-    `quiet`: nothing is shown.
+    `quiet`: nothing is shown. `eta`: whether what is done so far says how long the rest takes.
     """
 
-    def __init__(self, name: str, total: int | None, *, start: int = 0, unit: str = "updates", quiet: bool = False):
+    def __init__(
+        self, name: str, total: int | None, *, start: int = 0, unit: str = "updates", quiet: bool = False, eta: bool = True
+    ):  # fmt: skip
         self._console = rich.console.Console(stderr=False, highlight=False, soft_wrap=True, quiet=quiet)
         self._live = self._console.is_terminal
-        self._name, self._total, self._start, self._unit = name, total, start, unit
+        self._name, self._total, self._start, self._unit, self._eta_known = name, total, start, unit, eta
         self._began, self._last_line = time.monotonic(), float("-inf")
-        columns = (
+        columns = [
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
             rich.progress.TextColumn("{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}"),
             rich.progress.TextColumn("{task.fields[text]}"),
-            rich.progress.TimeRemainingColumn(compact=True),
-        )
+        ] + [rich.progress.TimeRemainingColumn(compact=True)] * eta
         self._bar = rich.progress.Progress(*columns, console=self._console, disable=not self._live)
 
     def __enter__(self):
@@ -42,7 +43,7 @@ class Progress:
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
             total = f"/{self._total:,}" if self._total else ""
-            self.say(f"{self._name} {done:,}{total} {self._unit}  {text}{self._eta(done, now)}")
+            self.say(f"{self._name} {done:,}{total} {self._unit}  {text}{self._eta(done, now)}".rstrip())
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -54,7 +55,7 @@ class Progress:
             self.say(text)
 
     def _eta(self, done: int, now: float) -> str:
-        if not self._total or done <= self._start or done >= self._total:
+        if not self._eta_known or not self._total or done <= self._start or done >= self._total:
             return ""
         left = (now - self._began) / (done - self._start) * (self._total - done)
         return f"  ETA {int(left // 60)}:{int(left % 60):02d}"

@@ -1,13 +1,16 @@
 """The `sweep` command: what it lists and what it refuses."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from t2t_flax.__main__ import main
-from t2t_flax.errors import UserError
+from t2t_flax.commands import sweep as sweep_command
+from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.sweeps.folder import Folder, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -219,3 +222,18 @@ def test_a_folder_that_is_no_sweep_and_a_bucket_are_refused(tmp_path, capsys):
     assert "holds no sweep" in capsys.readouterr().err
     assert sweep(f"--config={TOY}", "--workdir=gs://bucket/sweep") == 2
     assert "not in an object store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_does_not_wait_for_the_report(tmp_path, capsys, monkeypatch, number):
+    """Whoever stops a job kills it soon after: the report, which may take long, is left to the next start."""
+
+    def work(folder, queue, shares, *, stop, **more):
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+
+    monkeypatch.setattr(sweep_command, "work", work)
+    before = signal.getsignal(number)
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s") == STOPPED
+    assert "stopped, everything saved; give the same command again" in capsys.readouterr().out
+    assert not (tmp_path / "s" / "report").exists() and signal.getsignal(number) == before

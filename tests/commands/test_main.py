@@ -1,0 +1,38 @@
+"""What all commands have in common: help, usage, and what they say without the packages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and len(out) > 150 and f"python -m t2t_flax {command}" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_the_packages_a_command_says_how_to_install_them(command):
+    start = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
+    )
+    bare = [sys.executable, "-I", "-S", "-c", start]
+    done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "is not installed in" in done.stderr and "pip install -r requirements.txt" in done.stderr
+
+
+def test_usage(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""Processes that a command starts."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from t2t_flax import process
+from t2t_flax.errors import STOPPED
+
+CHILD = """
+import os, signal, sys, time
+def stop(number, frame):
+    open(sys.argv[1] + ".stopped", "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+if sys.argv[2:]:
+    sys.exit(int(sys.argv[2]))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Stands in for this package in a child: it waits until it is asked to end, or ends as it is told."""
+    (tmp_path / "t2t_flax").mkdir()
+    (tmp_path / "t2t_flax" / "__init__.py").touch()
+    (tmp_path / "t2t_flax" / "__main__.py").write_text(CHILD)
+    monkeypatch.setattr(process, "child_environment", lambda: os.environ | {"PYTHONPATH": str(tmp_path)})
+    monkeypatch.chdir(tmp_path)  # where `python -m` looks first
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_stops_a_command_stops_its_child(package, tmp_path, number):
+    """An evaluation of many runs, say; the child saves, or gives up, in its own way."""
+    pid = tmp_path / "pid"
+
+    def ask():
+        while signal.getsignal(number) == before or not (pid.exists() and pid.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    assert process.in_child(str(pid)) == STOPPED
+    asking.join(10)
+    assert (tmp_path / "pid.stopped").exists() and signal.getsignal(number) == before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_child_that_ends_by_itself_tells_its_exit_code(package, tmp_path, code):
+    assert process.in_child(str(tmp_path / "pid"), str(code)) == code
