@@ -73,6 +73,11 @@ class Checkpoints:
         """Steps with a checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
+    def steps_after_failure(self) -> list[int]:
+        """Steps that lie whole in the folder; `steps` may still count the one that could not be written."""
+        self._manager.reload()
+        return self.steps()
+
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
         """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added.
 
@@ -119,7 +124,10 @@ class Checkpoints:
         """Raises what went wrong in the background so far, without waiting."""
         if self._failure:
             raise self._failure
-        self._manager.check_for_errors()
+        # `manager.check_for_errors()` would take the error away from the thread that ends the save, which would then
+        # delete the older checkpoints although the new one was not written.
+        if not self._manager.is_saving_in_progress():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits, and gives back the manager's threads."""

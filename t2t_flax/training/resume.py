@@ -126,7 +126,7 @@ def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:
     except Exception as error:
         if broken_connection(error) or not is_full(error):  # a reason to start again, not to make room
             raise
-        kept = ", ".join(map(str, checkpoints.steps())) or "none"
+        kept = ", ".join(map(str, checkpoints.steps_after_failure())) or "none"
         raise UserError(
             f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Checkpoints that are whole: "
             f"{kept}. Make room, or see to the permission, and give the same command again."
