@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config.presets import TABLE3_ROWS
-from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told_p
+from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told
 from t2t_flax.sweeps.results import corrected
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,19 +52,19 @@ def table3(record: dict[str, Any]) -> str:
     on_ppl = to_base(np.log([row["perplexity"] for row in (base, *others)]))
     own = [f"{np.mean(base['bleu']):.2f} ({_listed(base['bleu'])})", ""]
     lines = [["base", f"{paper_bleu:.1f}", *own, "", f"{paper_ppl:.2f}", _listed(base["perplexity"]), "", ""]]
-    for row, told, ppl_here in zip(others, on_bleu, on_ppl, strict=True):
-        ends = told["interval"]
-        bleu_here = Effect(told["difference"], ends["low"], ends["high"], told["p_corrected"])
+    for row, against, ppl_here in zip(others, on_bleu, on_ppl, strict=True):
+        ends = against["interval"]
+        bleu_here = Effect(against["difference"], ends["low"], ends["high"], against["p_corrected"])
         _, ppl, bleu = TABLE3_ROWS[row["row"]]
         lines.append([
             f"{row['row']}: {_CHANGES[row['row']]}",
             f"{bleu:.1f} ({bleu - paper_bleu:+.1f})",
             f"{np.mean(row['bleu']):.2f} ({_listed(row['bleu'])})",
-            bleu_here.told(2),
+            told(*dataclasses.astuple(bleu_here)),
             effect("BLEU", bleu - paper_bleu, bleu_here),
             f"{ppl:.2f} ({np.log(ppl / paper_ppl):+.3f})",
             _listed(row["perplexity"]),
-            ppl_here.told(3),
+            told(*dataclasses.astuple(ppl_here), digits=3),
             effect("ln PPL", np.log(ppl / paper_ppl), ppl_here),
         ])  # fmt: skip
     head = [
@@ -89,11 +89,6 @@ class Effect:
     low: float
     high: float
     p_value: float
-
-    def told(self, digits: int) -> str:
-        """As a table's cell has it."""
-        low, high = f"{self.low:+.{digits}f}", f"{self.high:+.{digits}f}"
-        return f"{self.difference:+.{digits}f} [{low}, {high}] {told_p(self.p_value)}"
 
 
 def to_base(scores: np.ndarray) -> list[Effect]:
@@ -136,7 +131,7 @@ def parsing_read(record: dict[str, Any]) -> str:
     well_formed, share = scores["well_formed"]["score"], 100 * taken["sentences"] / sentences
     short_of_tags = sum(row["with_words_without_tag"] for row in rows)
     also_taken = sum(row["of_these_taken_by_evalb"] for row in rows)
-    told = (
+    said = (
         "What this says: the model loses count of the words, the more the longer the sentence. "
         f"{well_formed:.0f} % of its outputs are a tree with just one tag for each word; the others are mended (tags too many "
         "go, words too many become `XX` where the output ends) and scored like that: a tag left out in the middle shifts all "
@@ -158,7 +153,7 @@ def parsing_read(record: dict[str, Any]) -> str:
         for low, high in [row["words"]]
     ]
     head = ["words", "sentences", "F1", "of these taken by EVALB", "F1 of these"]
-    return f"{textwrap.fill(told, 125)}\n\n{_markdown(head, lines)}"
+    return f"{textwrap.fill(said, 125)}\n\n{_markdown(head, lines)}"
 
 
 def _facts(record: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 of chance, which seeds were drawn another.
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,29 +14,36 @@ from t2t_flax.evaluation.compare import RESAMPLES, SEED, check_comparable, paire
 
 HOW = (
     "The difference is the mean over pairs of runs of the same seed. Half the width of its interval (95 %) is the root of two "
-    "squares: Student's t for the spread of the pairs' differences, the normal for a paired bootstrap over sentences (the "
-    "same ones for every system); p_value is two-sided, by the same rule."
-)
-HOW_TOGETHER = (
-    "The difference is the mean over pairs of runs of the same seed. Half the width of its interval (95 %) is the root of two "
     "squares: Student's t for the spread over seeds, estimated from all rows of the table together (rows and seeds without "
     "interaction), the normal for a paired bootstrap over sentences; p_value is two-sided, by the same rule."
 )
 HOW_ONE_SEED = (
-    "One pair of runs: paired bootstrap over sentences. What another seed would change is not in the interval (the middle "
-    "95 % of the resampled differences), nor in the two-sided p_value."
+    "Paired bootstrap over sentences. What another seed would change is not in the interval (the middle 95 % of the "
+    "resampled differences), nor in the two-sided p_value: no row has two seeds."
 )
 
 
-def compare_seeds(
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Runs of two recipes on the same sentences, paired by seed. scores: [pairs, 2]; resampled: the mean difference on each
+    draw of sentences.
+    """
+
+    score: str
+    scores: np.ndarray
+    resampled: np.ndarray
+    sentences: int
+    seed: int
+
+
+def pair_seeds(
     pairs: Sequence[tuple[str | os.PathLike, str | os.PathLike]],
     *,
     score: str = "",
     resamples: int = RESAMPLES,
     seed: int = SEED,
-) -> dict[str, Any]:
-    """The mean difference a - b of `score` over pairs of evaluation records, its 95 % interval and a two-sided p-value;
-    `sentence_spread` is the standard deviation that the choice of sentences alone gives it.
+) -> Paired:
+    """`score` of pairs of evaluation records, and of resampled sentences, the same ones for every record.
 
     Raises UserError for a record that is missing, changed, or of another test set than the others.
     """
@@ -47,36 +55,35 @@ def compare_seeds(
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(sentences, np.full(sentences, 1 / sentences), size=resamples)
     resampled = np.mean([_differences(statistics, of, drawn) for statistics, of in told], axis=0)
-    own = np.array([[of(side.sum(0)) for side in statistics] for statistics, of in told])
-    a, b = own.mean(axis=0)
-    if len(pairs) == 1:
-        low, high = np.percentile(resampled, (2.5, 97.5))
-        p_value = two_sided(resampled)
+    scores = np.array([[of(side.sum(0)) for side in statistics] for statistics, of in told])
+    return Paired(score, scores, resampled, sentences, seed)
+
+
+def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
+    """The mean difference a - b over the pairs, its 95 % interval and a two-sided p-value, where `spread` is that of
+    `spread_over_seeds`; without degrees of freedom the interval is over sentences alone.
+    """
+    (a, b), (variance, freedom) = paired.scores.mean(axis=0).tolist(), spread
+    drawn = {"how": HOW_ONE_SEED}
+    if freedom:
+        seeds = 2 * variance / len(paired.scores)
+        low, high, p_value = students_t(a - b, seeds, freedom, float(paired.resampled.var(ddof=1)))
+        drawn = {"seed_spread": round(variance**0.5, 4), "freedom": freedom, "how": HOW}
     else:
-        low, high, p_value = over_seeds(own[:, 0] - own[:, 1], float(resampled.var(ddof=1)))
+        (low, high), p_value = np.percentile(paired.resampled, (2.5, 97.5)), two_sided(paired.resampled)
     return {
-        "score": score,
-        "a": round(float(a), 4),
-        "b": round(float(b), 4),
-        "difference": round(float(a - b), 4),
+        "score": paired.score,
+        "a": round(a, 4),
+        "b": round(b, 4),
+        "difference": round(a - b, 4),
         "interval": {"level": 0.95, "low": round(float(low), 4), "high": round(float(high), 4)},
         "p_value": float(f"{p_value:.4g}"),
-        "pairs": own.round(4).tolist(),
-        "sentence_spread": round(float(resampled.std(ddof=1)), 4),
-        "sentences": sentences,
-        "resamples": resamples,
-        "seed": seed,
-        "how": HOW_ONE_SEED if len(pairs) == 1 else HOW,
-    }
-
-
-def over_seeds(differences: np.ndarray, sentence_variance: float) -> tuple[float, float, float]:
-    """(low, high, p): the 95 % interval of the mean of at least two seeds' differences, and its two-sided p-value against
-    zero, where drawing sentences alone gives the mean this variance. Two seeds know little of their own spread: then the
-    interval is as wide as Student's t makes it.
-    """
-    n = len(differences)
-    return students_t(float(differences.mean()), float(differences.var(ddof=1)) / n, n - 1, sentence_variance)
+        "pairs": paired.scores.round(4).tolist(),
+        "sentence_spread": round(float(paired.resampled.std(ddof=1)), 4),
+        "sentences": paired.sentences,
+        "resamples": len(paired.resampled),
+        "seed": paired.seed,
+    } | drawn
 
 
 def spread_over_seeds(scores: Mapping[tuple[str, int], float]) -> tuple[float, int]:
@@ -91,9 +98,12 @@ def spread_over_seeds(scores: Mapping[tuple[str, int], float]) -> tuple[float, i
     return (float(((values - design @ solved) ** 2).sum()) / freedom, freedom) if freedom else (0.0, 0)
 
 
-def told_p(p_value: float) -> str:
-    """`p 0.034`, or `p < 0.001`: what is further out depends on the model more than on the data."""
-    return f"p {p_value:.3g}" if p_value >= 0.001 else "p < 0.001"
+def told(difference: float, low: float, high: float, p_value: float, digits: int = 2) -> str:
+    """As a table's cell has it: `-0.41 [-0.92, +0.08] p 0.1`. What is further out than `p < 0.001` depends on the model of
+    chance more than on the data.
+    """
+    p = f"p {p_value:.3g}" if p_value >= 0.001 else "p < 0.001"
+    return f"{difference:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] {p}"
 
 
 def students_t(mean: float, seed_variance: float, freedom: int, sentence_variance: float) -> tuple[float, float, float]:

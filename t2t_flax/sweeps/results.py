@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import read_record, task_of_record
-from t2t_flax.evaluation.compare_seeds import HOW_TOGETHER, compare_seeds, spread_over_seeds, students_t, told_p
+from t2t_flax.evaluation.compare_seeds import compare_seeds, pair_seeds, spread_over_seeds, told
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.space import minimized
 from t2t_flax.sweeps.trials import folder_name
@@ -33,8 +33,8 @@ class Result:
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row's trials together. trials: their names. spread: standard deviation over seeds (n - 1); None for one seed.
-    against: of `compare_seeds` with the baseline on the seeds that both have, its interval and p_value with the spread over
-    seeds of all rows, and `p_corrected`; None for the baseline itself, or without records. apart: why it cannot be compared.
+    against: of `compare_seeds` with the baseline on the `seeds` that both have, and `p_corrected`; None for the baseline
+    itself, or without records. apart: why it cannot be compared.
     """
 
     name: str
@@ -113,8 +113,7 @@ def rows(folder: Folder, described: dict[str, Any], metric: str, baseline: str =
     chosen = baseline or (table[0].name if table and table[0].mean is not None else "")
     base = next((row for row in table if row.name == chosen), None)
     if base:
-        table = _together([_compared(row, base, metric) for row in table], base)
-        table = _corrected(table, named=bool(baseline))
+        table = _corrected(_compared(table, base, metric), named=bool(baseline))
     return table, chosen
 
 
@@ -124,55 +123,44 @@ def shown_state(folder: Folder, name: str) -> str:
     return "running" if state not in ENDED and folder.holder(name) else state
 
 
-def _compared(row: Row, base: Row, metric: str) -> Row:
-    try:
-        return dataclasses.replace(row, against=_against(row, base, metric))
-    except UserError as error:  # of another test set: the other rows are told all the same
-        return dataclasses.replace(row, apart=str(error))
+def _compared(table: list[Row], base: Row, metric: str) -> list[Row]:
+    """With `against` where a row shares a seed with `base`. The spread over seeds is that of all these rows: few seeds of one
+    row know little of their own.
+    """
+    paired, apart = {}, {}
+    for row in table:
+        seeds, records = _shared(row, base, metric)
+        try:
+            if seeds:
+                paired[row.name] = seeds, pair_seeds(records, score=metric)
+        except UserError as error:  # of another test set: the other rows are told all the same
+            apart[row.name] = str(error)
+    alike = [row for row in table if row is base or row.name in paired]
+    spread = spread_over_seeds({(r.row, r.seed): r.score for row in alike for r in row.results if r.score is not None})
+    against = {name: compare_seeds(pairs, spread) | {"seeds": seeds} for name, (seeds, pairs) in paired.items()}
+    return [dataclasses.replace(row, against=against.get(row.name), apart=apart.get(row.name, "")) for row in table]
 
 
-def _against(row: Row, base: Row, metric: str) -> dict[str, Any] | None:
+def _shared(row: Row, base: Row, metric: str) -> tuple[list[int], list[tuple[str, str]]]:
+    """The seeds of which both rows have a record with this score, and those records."""
     if row is base:
-        return None
-    pairs = {r.seed: r.record for r in row.results if r.record}, {r.seed: r.record for r in base.results if r.record}
-    seeds = sorted(pairs[0].keys() & pairs[1].keys())
-    if not seeds or metric not in task_of_record(read_record(pairs[0][seeds[0]])).spoken:
-        return None
-    return compare_seeds([(pairs[0][s], pairs[1][s]) for s in seeds], score=metric) | {"seeds": seeds}
-
-
-def _together(table: list[Row], base: Row) -> list[Row]:
-    """With intervals whose spread over seeds is that of all rows: few seeds of one row know little of their own."""
-    compared = [row for row in table if row.against]
-    scores = {(row.name, r.seed): r.score for row in [*compared, base] for r in row.results if r.score is not None}
-    variance, freedom = spread_over_seeds(scores) if compared else (0.0, 0)
-    return [_over_seeds(row, variance, freedom) if row.against and freedom else row for row in table]
-
-
-def _over_seeds(row: Row, variance: float, freedom: int) -> Row:
-    told = row.against
-    seeds = 2 * variance / len(told["seeds"])
-    low, high, p_value = students_t(told["difference"], seeds, freedom, told["sentence_spread"] ** 2)
-    return dataclasses.replace(
-        row,
-        against=told
-        | {
-            "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
-            "p_value": float(f"{p_value:.4g}"),
-        }
-        | {"seed_spread": round(variance**0.5, 4), "freedom": freedom, "how": HOW_TOGETHER},
-    )
+        return [], []
+    own, other = ({r.seed: r.record for r in side.results if r.record} for side in (row, base))
+    seeds = sorted(own.keys() & other.keys())
+    if not seeds or metric not in task_of_record(read_record(own[seeds[0]])).spoken:
+        return [], []
+    return seeds, [(own[seed], other[seed]) for seed in seeds]
 
 
 def _corrected(table: list[Row], *, named: bool) -> list[Row]:
     """With `p_corrected`: see `corrected`."""
     compared = [row for row in table if row.against]
     found = corrected([row.against["p_value"] for row in compared], named=named)
-    told = {row.name: float(f"{p_value:.4g}") for row, p_value in zip(compared, found, strict=True)}
-    return [
-        dataclasses.replace(row, against=row.against | {"p_corrected": told[row.name]}) if row.against else row
-        for row in table
-    ]
+    against = {
+        row.name: row.against | {"p_corrected": float(f"{p_value:.4g}")}
+        for row, p_value in zip(compared, found, strict=True)
+    }
+    return [dataclasses.replace(row, against=against.get(row.name)) for row in table]
 
 
 def corrected(p_values: Sequence[float], *, named: bool) -> list[float]:
@@ -196,8 +184,8 @@ def told_difference(row: Row) -> str:
     against = row.against
     if not against:
         return row.apart.splitlines()[0] if row.apart else ""
-    low, high = against["interval"]["low"], against["interval"]["high"]
-    return f"{against['difference']:+.2f} [{low:+.2f}, {high:+.2f}] {told_p(against['p_corrected'])}"
+    ends = against["interval"]
+    return told(against["difference"], ends["low"], ends["high"], against["p_corrected"])
 
 
 def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:
