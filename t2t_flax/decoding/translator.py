@@ -79,12 +79,13 @@ class Translator:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
         """One Translation for each line. An empty line stays empty. `prefixes`: the start of each translation.
 
-        `progress(sentences done)` is called after each batch; `compiling()` is entered for the first batch of each shape.
+        `progress(sentences done, of how many)` is called after each batch, the shortest sentences first, empty ones not
+        counted; `compiling()` is entered for the first batch of each shape.
         Raises UserError for a prefix list of another length.
         """
         if prefixes is not None and len(prefixes) != len(lines):
@@ -110,7 +111,7 @@ class Translator:
             for i, hypotheses in zip(chunk, results, strict=True):
                 out[i] = Translation(hypotheses, cut[i])
             if progress:
-                progress(min(start + self._rows, len(order)))
+                progress(min(start + self._rows, len(order)), len(order))
         return out
 
     def _limit(self) -> int:

@@ -34,17 +34,15 @@ def evaluate(
     """Decodes and scores all sentences of `valid` or `test`; writes WORKDIR/eval/<split>-<step>.json
     (`-mean<n>` for an average of n), .hyp.txt, .ref.txt.
 
-    `progress(sentences done, of how many)` is called after each batch, the shortest sentences first. Of several processes
-    (`pod`) all must call this; each decodes its share, process 0 writes.
+    `progress`: see `Translator.translate`. Of several processes (`pod`) all must call this; each decodes its share, process 0
+    writes.
 
     Returns (the record, the list of (source, reference, hypothesis)).
     """
     began = time.perf_counter()
     source = split_source(loaded.config, split)
     pairs = list(source.pairs())
-    to_decode = sum(bool(source.strip()) for source, _ in pairs)
-    told = progress and (lambda done: progress(done, to_decode))
-    translations = loaded.translate([source for source, _ in pairs], progress=told)
+    translations = loaded.translate([source for source, _ in pairs], progress=progress)
     decode_seconds = time.perf_counter() - began
     task, sources = task_of(loaded.config), [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], [target for _, target in pairs]

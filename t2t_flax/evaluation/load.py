@@ -48,7 +48,7 @@ class Loaded:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
         """One Translation for each line, in order; see `decoding.translator`. Raises UserError for prefixes where the run's
         task has none.

@@ -22,7 +22,7 @@ def validation_score(run: Run) -> Callable[..., float]:
     def score(params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext) -> float:
         pairs = list(itertools.islice(split_source(config, "valid").pairs(), config.eval.bleu_sentences or None))
         sources, targets = zip(*pairs, strict=True)
-        found = translator.translate(params, sources, progress=lambda _: after_batch(), compiling=compiling)
+        found = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
         scores = task.scores(sources, [t.text for t in found], targets, samples=0, brief=True)
         return scores[next(iter(task.spoken))]["score"]
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from records import record
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
@@ -22,25 +23,8 @@ BAD = [r if i % 2 else r.replace("die Frau", "das Kind") for i, r in enumerate(R
 GOOD = [r if i % 10 else r.replace("ihn", "sie") for i, r in enumerate(REFERENCES)]
 
 
-def write(folder, name, hypotheses, *, references=REFERENCES, spec="toy:test", data=None, **changes):
-    """A record with its texts, as `evaluate` writes them."""
-    texts = {
-        kind: "".join(t + "\n" for t in lines)
-        for kind, lines in (("hypotheses", hypotheses), ("references", references))
-    }
-    files = {"hypotheses": f"{name}.hyp.txt", "references": f"{name}.ref.txt"}
-    for kind, text in texts.items():
-        (folder / files[kind]).write_text(text, encoding="utf-8", newline="\n")
-    record = {
-        "record_version": 1,
-        "data": {"corpus": "", "spec": spec, "digest": hashlib.sha256(texts["references"].encode()).hexdigest(), "sentences": len(references)},
-        "config": {"data": {"tokenized": False, "target_language": "de"} | (data or {})},
-        "digests": {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()},
-        **files,
-    } | changes  # fmt: skip
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(record))
-    return path
+def write(folder, name, hypotheses, references=REFERENCES, **described):
+    return record(folder, name, hypotheses, references, **described)
 
 
 def test_a_system_against_itself(tmp_path):
@@ -205,12 +189,12 @@ def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):
     of = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
     assert main(["evaluate", *of, "--step=2"]) == 0
     first = run_of_updates / "eval" / "test-2.json"
-    record = json.loads(first.read_text())
-    assert record["data"]["corpus"] == "built-in captions" and record["references"] == "test-2.ref.txt"
+    kept = json.loads(first.read_text())
+    assert kept["data"]["corpus"] == "built-in captions" and kept["references"] == "test-2.ref.txt"
     for kind in ("hypotheses", "references"):
-        text = (first.parent / record[kind]).read_bytes()
-        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == record["digests"][kind]
-    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(record["scores"])
+        text = (first.parent / kept[kind]).read_bytes()
+        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == kept["digests"][kind]
+    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(kept["scores"])
     said = capsys.readouterr().out
     assert all(name in said for name in ("sacreBLEU", "tokenized BLEU", "paper BLEU", "built-in captions, toy:test:30"))
     assert main(["evaluate", *of, f"--compare={first}"]) == 0

@@ -169,11 +169,9 @@ def test_a_sweep_of_parsers_is_told_by_f1(fake_sweep):
     right = [f"(TOP (S (NP (DT the) (NN w{i})) (VP (VBD ran))))" for i in range(40)]
     for name, wrong in (("good,seed=0", 2), ("poor,seed=0", 20)):
         said = [tree.replace("VP", "XP") if i < wrong else tree for i, tree in enumerate(right)]
-        made = record(sweep.folder.workdir(name) / "eval", "test-3", said, right)
+        made = record(sweep.folder.workdir(name) / "eval", "test-3", said, right, data={"task": "parsing"})
         f1 = 100 * (1 - wrong / 120)
-        content = json.loads(made.read_text())
-        content["config"]["data"]["task"] = "parsing"
-        made.write_text(json.dumps(content | {"scores": {"f1": {"score": f1}}}))
+        made.write_text(json.dumps(json.loads(made.read_text()) | {"scores": {"f1": {"score": f1}}}))
         marker = sweep.folder.workdir(name) / "complete.json"
         marker.write_text(json.dumps(json.loads(marker.read_text()) | {"record": "test-3.json"}))
     (good, poor), chosen = rows(sweep.folder, read_sweep(sweep.folder.path), "f1")
