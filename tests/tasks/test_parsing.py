@@ -14,7 +14,7 @@ from t2t_flax.data.tokenizer import EOS, UNK
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare
-from t2t_flax.evaluation.compare_seeds import compare_seeds
+from t2t_flax.evaluation.compare_seeds import pair_seeds
 from t2t_flax.tasks.trees import leaves, linear, read_trees
 
 WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}
@@ -178,6 +178,6 @@ def test_a_small_grammar_is_learned_and_parses_come_back_over_the_words(treebank
         (other / name).write_bytes((run / "eval" / name).read_bytes())
     same = compare(run / "eval" / "test-250.json", other / "test-250.json")
     assert same["score"] == "f1" and same["difference"] == 0 and same["p_value"] == 1
-    assert compare_seeds([(run / "eval" / "test-250.json", other / "test-250.json")])["score"] == "f1"
+    assert pair_seeds([(run / "eval" / "test-250.json", other / "test-250.json")]).score == "f1"
     with pytest.raises(UserError, match="are compared by f1, not by 'sacrebleu'"):
         compare(run / "eval" / "test-250.json", other / "test-250.json", score="sacrebleu")
