@@ -26,7 +26,7 @@ KEYS = {
 
 def environment(**more: str) -> dict[str, str]:
     """That of a user: nothing of the tests' own devices; compiled programs are the plain ones of conftest."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "XLA_", "T2T_"))}
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
     return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
 
 

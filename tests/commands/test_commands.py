@@ -3,12 +3,12 @@
 import csv
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from several import environment
 
 from t2t_flax.__main__ import main
 from t2t_flax.config.schema import fields
@@ -25,11 +25,10 @@ SMALL = [
 
 def t2t(*arguments, cwd, stdin=None, code=0):
     """Runs a command in a process of its own, as a user does; returns (standard output, standard error)."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     done = subprocess.run(
         [sys.executable, "-m", "t2t_flax", *arguments],
         cwd=cwd,
-        env=own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        env=environment(),
         input=stdin,
         capture_output=True,
         text=True,

@@ -68,7 +68,8 @@ def test_a_signal_during_a_compilation_ends_all_at_once(whole, tmp_path, cache):
     shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
     before = checkpoints(workdir)
     arguments = command(workdir, cache, **TWO, train_steps=60)
-    with Processes(tmp_path / "logs", 2, arguments, JAX_DISABLE_MOST_OPTIMIZATIONS="false") as pod:
+    slowly = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="false", XLA_FLAGS="")
+    with Processes(tmp_path / "logs", 2, arguments, **slowly) as pod:
         pod.until_said(0, "resuming")
         pod.all[1].send_signal(signal.SIGTERM)
         began = time.monotonic()

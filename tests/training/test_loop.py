@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import resource
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from several import environment
 from small import small_config
 from tiny_run import start, tiny_run
 
@@ -84,11 +84,6 @@ def config_file(tmp_path_factory):
         f"def get_config():\n    return lib.to_config_dict(lib.from_json({text!r}))\n"
     )
     return path
-
-
-def environment():
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
 def wait_for_step(workdir, at_least, process, seconds=120):
