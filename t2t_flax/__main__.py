@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from t2t_flax.errors import FAILURE, OK, USER_ERROR, UserError
+from t2t_flax.errors import FAILURE, NO_ROOM, OK, USER_ERROR, UserError
 
 COMMANDS = {
     "train": "train, or resume what the workdir holds; ends with an evaluation record",
@@ -46,6 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `| head`
         sys.stderr.close()
         return FAILURE
+    except OSError as error:
+        from t2t_flax.files import is_full
+
+        if not is_full(error):
+            raise
+        print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)
+        return USER_ERROR
 
 
 def usage() -> str:

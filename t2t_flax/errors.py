@@ -3,6 +3,7 @@
 OK, FAILURE, USER_ERROR = 0, 1, 2
 STOPPED = 75
 """By a signal, everything saved: the same command goes on (EX_TEMPFAIL of sysexits.h)."""
+NO_ROOM = "Make room, or see to the permission, and give the same command again."
 
 
 class UserError(Exception):

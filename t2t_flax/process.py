@@ -63,10 +63,12 @@ ALONE = "T2T_ALONE"
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment with `more`, and with this package where a child's `python -m` finds it."""
+    """This process's environment with `more`, and with this package where a child's `python -m` finds it, also where the
+    folder in which the child starts holds another one.
+    """
     package = str(Path(__file__).parents[1])
     path = os.pathsep.join(dict.fromkeys([package, *filter(None, [os.environ.get("PYTHONPATH")])]))
-    return os.environ | {"PYTHONPATH": path} | more
+    return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
 def in_child(*words: str) -> int:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,6 +11,7 @@ import pytest
 
 from t2t_flax import process
 from t2t_flax.errors import STOPPED
+from t2t_flax.version import __version__
 
 CHILD = """
 import os, signal, sys, time
@@ -52,6 +55,18 @@ def test_whoever_stops_a_command_stops_its_child(package, tmp_path, number):
     assert (tmp_path / "pid.stopped").exists() and signal.getsignal(number) == before
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+def test_a_child_runs_this_code_wherever_it_starts(tmp_path):
+    """The folder in which it starts may be a checkout of another version."""
+    (tmp_path / "t2t_flax").mkdir()
+    (tmp_path / "t2t_flax" / "__init__.py").touch()
+    (tmp_path / "t2t_flax" / "version.py").write_text("__version__ = 'another'")
+    child = subprocess.run(
+        [sys.executable, "-c", "from t2t_flax.version import __version__; print(__version__)"],
+        cwd=tmp_path, env=process.child_environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert child.stdout.strip() == __version__, child.stdout + child.stderr
 
 
 @pytest.mark.parametrize("code", [0, 2])

@@ -61,6 +61,8 @@ def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
     ]
     if given:
         raise UserError(f"--report only reads what is in --workdir: leave out {', '.join(given)}.")
+    if args.score:
+        _check_score_of(args.score, Path(args.workdir), read_sweep(args.workdir))
     print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
     return OK
 
@@ -94,7 +96,7 @@ def _arguments() -> argparse.ArgumentParser:
         "seed.dropout train together, vectorised in one program and divided over the devices",
     )  # fmt: skip
     how.add_argument(
-        "--retries", type=int, default=2, metavar="N", help="new attempts at a trial that fails (default: 2)"
+        "--retries", type=int, default=2, metavar="N", help="new attempts by this worker at a trial that fails (2)"
     )
     how.add_argument("--retry-failed", action="store_true", help="try again what was given up")
     how.add_argument("--extend", action="store_true", help="add the rows or seeds that the folder does not have yet")
@@ -124,9 +126,7 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         _check_search(args, search, bool(args.baseline))
         folder = Folder(Path(args.workdir).absolute())
         if args.score:
-            files = [folder.base] if search and not search.known else map(folder.config, described["trials"])
-            for file in files:
-                check_score(args.score, config_lib.from_json(file.read_text()))
+            _check_score_of(args.score, folder.path, described)
         args.baseline = _baseline(args.baseline, [trial["row"] for trial in described["trials"].values()])
         _list(described, brief=not args.dry_run)
         return folder, described
@@ -165,6 +165,13 @@ def _opened(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
     folder, described = open_folder(args.workdir, described, trials, **how)
     _list(described, brief=not args.dry_run)
     return folder, described
+
+
+def _check_score_of(score: str, path: Path, described: dict[str, Any]) -> None:
+    """Raises UserError where the trials of a sweep that is there will not have the score."""
+    folder, search = Folder(path), described["search"] and Search.from_json(described["search"])
+    for file in [folder.base] if search and not search.known else map(folder.config, described["trials"]):
+        check_score(score, config_lib.from_json(file.read_text()))
 
 
 def _baseline(name: str, rows: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
-from t2t_flax.evaluation.compare import RESAMPLES, SEED, check_comparable, paired_statistics, read_record, two_sided
+from t2t_flax.evaluation.compare import RESAMPLES, SEED, check_comparable, paired_statistics, read_record
 
 HOW = (
     "The difference is the mean over pairs of runs of the same seed. Half the width of its interval (95 %) is the root of two "
@@ -18,22 +18,27 @@ HOW = (
     "interaction), the normal for a paired bootstrap over sentences; p_value is two-sided, by the same rule."
 )
 HOW_ONE_SEED = (
-    "Paired bootstrap over sentences. What another seed would change is not in the interval (the middle 95 % of the "
-    "resampled differences), nor in the two-sided p_value: no row has two seeds."
+    "The normal with the spread of a paired bootstrap over sentences: interval (95 %) and two-sided p_value. What another seed "
+    "would change is in neither, as no row has two seeds."
+)
+HOW_SEEDS_ALONE = (
+    "The difference is the mean over pairs of runs of the same seed. Interval (95 %) and two-sided p_value are Student's t for "
+    "the spread over seeds, estimated from all rows of the table together (rows and seeds without interaction); what other "
+    "sentences would change is in neither."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
     """Runs of two recipes on the same sentences, paired by seed. scores: [pairs, 2]; resampled: the mean difference on each
-    draw of sentences.
+    draw of sentences, empty for a score that has no bootstrap.
     """
 
     score: str
     scores: np.ndarray
-    resampled: np.ndarray
-    sentences: int
-    seed: int
+    resampled: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    sentences: int = 0
+    seed: int = SEED
 
 
 def pair_seeds(
@@ -61,35 +66,35 @@ def pair_seeds(
 
 def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
     """The mean difference a - b over the pairs, its 95 % interval and a two-sided p-value, where `spread` is that of
-    `spread_over_seeds`; without degrees of freedom the interval is over sentences alone.
+    `spread_over_seeds`; without degrees of freedom they are over sentences alone.
     """
     (a, b), (variance, freedom) = paired.scores.mean(axis=0).tolist(), spread
-    drawn = {"how": HOW_ONE_SEED}
-    if freedom:
-        seeds = 2 * variance / len(paired.scores)
-        low, high, p_value = students_t(a - b, seeds, freedom, float(paired.resampled.var(ddof=1)))
-        drawn = {"seed_spread": round(variance**0.5, 4), "freedom": freedom, "how": HOW}
-    else:
-        (low, high), p_value = np.percentile(paired.resampled, (2.5, 97.5)), two_sided(paired.resampled)
-    return {
+    bootstrap = len(paired.resampled) > 0
+    sentences = float(paired.resampled.var(ddof=1)) if bootstrap else 0.0
+    low, high, p_value = students_t(a - b, 2 * variance / len(paired.scores), freedom, sentences)
+    told = {
         "score": paired.score,
         "a": round(a, 4),
         "b": round(b, 4),
         "difference": round(a - b, 4),
-        "interval": {"level": 0.95, "low": round(float(low), 4), "high": round(float(high), 4)},
+        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
         "p_value": float(f"{p_value:.4g}"),
         "pairs": paired.scores.round(4).tolist(),
-        "sentence_spread": round(float(paired.resampled.std(ddof=1)), 4),
-        "sentences": paired.sentences,
-        "resamples": len(paired.resampled),
-        "seed": paired.seed,
-    } | drawn
+    }
+    if bootstrap:
+        drawn = {"sentences": paired.sentences, "resamples": len(paired.resampled), "seed": paired.seed}
+        told |= {"sentence_spread": round(sentences**0.5, 4)} | drawn
+    if freedom:
+        told |= {"seed_spread": round(variance**0.5, 4), "freedom": freedom}
+    return told | {"how": (HOW if bootstrap else HOW_SEEDS_ALONE) if freedom else HOW_ONE_SEED}
 
 
 def spread_over_seeds(scores: Mapping[tuple[str, int], float]) -> tuple[float, int]:
     """(variance of one run, its degrees of freedom) from the scores of (row, seed): what is left when each row has its own
     level and each seed gives all rows the same. All rows are taken to vary alike. No degrees of freedom: nothing is known.
     """
+    if not scores:
+        return 0.0, 0
     rows, seeds = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
     design = np.array([[r == row for row in rows] + [s == seed for seed in seeds] for r, s in scores], float)
     values = np.array(list(scores.values()), float)
@@ -123,7 +128,7 @@ _LEAST = np.log(1e-12)
 
 
 def _half_width(p_value: float, seed_variance: float, freedom: int, sentence_variance: float) -> float:
-    t, z = special.stdtrit(freedom, p_value / 2), special.ndtri(p_value / 2)
+    t, z = special.stdtrit(max(1, freedom), p_value / 2), special.ndtri(p_value / 2)
     return float(np.sqrt(t**2 * seed_variance + z**2 * sentence_variance))
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from etils import epath
 
 from t2t_flax.config import Distributed
-from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, UserError
+from t2t_flax.errors import FAILURE, NO_ROOM, STOPPED, USER_ERROR, UserError
+from t2t_flax.files import is_full
 from t2t_flax.parallel.pod import broken_connection
 from t2t_flax.parallel.start import NotTogether, start
 from t2t_flax.parallel.watch import Watch, end
@@ -42,6 +43,8 @@ def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: epath.
 
 def _fail(watch: Watch, error: BaseException) -> None:
     """Says what happened, lets the others know, and ends this process."""
+    if isinstance(error, OSError) and is_full(error):
+        error = UserError(f"{error}. {NO_ROOM}")
     if isinstance(error, UserError):
         watch.say(str(error))
         watch.tell_failure(USER_ERROR, str(error))

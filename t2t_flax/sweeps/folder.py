@@ -30,6 +30,10 @@ from t2t_flax.files import is_full, numbered
 COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
 MISTAKE = "mistake"
 """How an attempt ended that a user must see to; it counts as failed until a worker is started anew."""
+ELSEWHERE = "elsewhere"
+"""One more attempt, on another host, at what a mistake ended."""
+HOSTS = 3
+"""So many hosts may find the same mistake before it is believed."""
 ENDED = (COMPLETE, FAILED, PRUNED)
 KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
 """Of sweep.json."""
@@ -108,6 +112,20 @@ class Folder:
         if last in ("given up", MISTAKE):
             return FAILED
         return STOPPED if outcomes and (self.workdir(name) / "checkpoints").exists() else "waiting"
+
+    def ended(self, name: str) -> bool:
+        """Whether this host has nothing more to do for the trial."""
+        return self.state(name) in ENDED and not self.mistaken_elsewhere(name)
+
+    def mistaken_elsewhere(self, name: str) -> bool:
+        """Whether a mistake ended it on a few other hosts, which may lack a mount, and this one may try."""
+        lines = self.attempts(name)
+        events = [line["event"] for line in lines]
+        if self._has_marker(name) or not events or events[-1] != MISTAKE:
+            return False
+        since = lines[len(events) - events[::-1].index("try again") :] if "try again" in events else lines
+        hosts = {line["host"] for line in since if line["event"] == MISTAKE}
+        return socket.gethostname() not in hosts and len(hosts) < HOSTS
 
     def _has_marker(self, name: str) -> bool:
         """By the folder's list, which NFS asks its server for anew; that a file was not there it would remember."""
@@ -224,7 +242,7 @@ def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, 
     file = Path(path) / "sweep.json"
     try:
         stored = json.loads(file.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path} holds no sweep: there is no sweep.json. Give the --workdir of a `sweep` command."
         ) from None

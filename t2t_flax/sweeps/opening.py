@@ -39,6 +39,8 @@ def open_folder(
         raise UserError(
             f"--workdir={path}: a sweep's folder must be on a file system with locks, not in an object store."
         )
+    if Path(path).exists() and not Path(path).is_dir():
+        raise UserError(f"--workdir={path} is a file: give a folder.")
     folder = Folder(Path(path).absolute())
     listed = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
     told = described | {"trials": listed, "code": code(), "cwd": os.getcwd()}

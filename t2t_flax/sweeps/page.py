@@ -35,7 +35,7 @@ def page(
         figures.append(f"<p>{NO_PICTURES}</p>")
     parts = [
         f"<h1>{_safe(described['config'])}</h1>",
-        f"<p>{_safe(_introduction(described, told))}</p>",
+        f"<p>{_safe(_introduction(described, told))}{_safe(_other_code(folder, described))}</p>",
         _table(columns, lines),
         *figures,
         *_failures(folder, described),
@@ -56,6 +56,14 @@ def _introduction(described: dict[str, Any], told: str) -> str:
         f"{len(described['trials'])} trials{f' with {fixed}' if fixed else ''}. {told}. "
         f"t2t_flax {code['version']}, source {code['digest']}."
     )
+
+
+def _other_code(folder: Folder, described: dict[str, Any]) -> str:
+    """Which trials had an attempt with another source than the sweep's (`--any-code`)."""
+    own = described["code"]["digest"]
+    found = {n: {line["code"] for line in folder.attempts(n) if line.get("code")} - {own} for n in described["trials"]}
+    told = [f"{name} ({', '.join(sorted(codes))})" for name, codes in found.items() if codes]
+    return f" Trained at least in part with another source: {'; '.join(told)}." if told else ""
 
 
 def _table(columns: Sequence[str], lines: list[list[str]]) -> str:

@@ -22,7 +22,7 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     folder, described = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or described["score"], baseline or described["baseline"]
     table, chosen = rows(folder, described, score, baseline)
-    told = heading(described, table, score, chosen)
+    told = heading(described, table, score, chosen, named=bool(baseline))
     lines = [cells(row, chosen) for row in table]
     out = path / "report"
     write_whole(out / "table.csv", csv_text(COLUMNS, lines))
@@ -34,19 +34,22 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     return "\n".join([told, "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"])
 
 
-def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str) -> str:
-    """What the table says."""
+def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str, *, named: bool) -> str:
+    """What the table says. named: `chosen` is a baseline that somebody named, not the best row."""
     told = f"{described['config']}, {score}: mean over seeds, spread = their standard deviation"
     compared = [row for row in table if row.against]
     if compared:
-        chance = (
-            "sentences and seeds (these with one spread for all rows)"
-            if "freedom" in compared[0].against
-            else "sentences alone: with one seed, what a seed changes is not known"
-        )
-        told += (
-            f"; difference: to {chosen}, its 95 % interval over {chance}; p: corrected for {len(compared)} comparisons"
-        )
+        of, count = compared[0].against, len(compared)
+        if "freedom" not in of:
+            chance = "sentences alone: with one seed, what a seed changes is not known"
+        elif "sentences" not in of:
+            chance = "seeds (with one spread for all rows)"
+        else:
+            chance = "sentences and seeds (these with one spread for all rows)"
+        comparisons = f"{count} comparisons" if named else f"all {count * (count + 1) // 2} pairs of rows"
+        told += f"; difference: to {chosen}, its 95 % interval over {chance}; p: corrected for {comparisons}"
+    elif sum(row.mean is not None for row in table) > 1 and not any(row.apart for row in table):
+        told += "; no differences: for this score they need rows with two seeds"
     return told
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import read_record, task_of_record
-from t2t_flax.evaluation.compare_seeds import compare_seeds, pair_seeds, spread_over_seeds, told
+from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_record
+from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds, pair_seeds, spread_over_seeds, told
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.space import minimized
 from t2t_flax.sweeps.trials import folder_name
@@ -19,7 +19,9 @@ from t2t_flax.telemetry.metrics import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One complete trial. record: its path, or none where the config names no test set. score: None where it has none."""
+    """One complete trial. record: its path, or none where the config names no test set. score: None where it has none.
+    changed: why its record is not that of the trial.
+    """
 
     name: str
     row: str
@@ -28,6 +30,7 @@ class Result:
     record: str
     steps: int
     seconds: float
+    changed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +79,24 @@ def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Resu
             continue
         marker = json.loads((folder.workdir(name) / "complete.json").read_text())
         seconds = round(sum(marker.get("seconds", {}).values()), 1)
-        score, record = trial_score(folder, name, metric), _record(folder, name)
-        found.append(Result(name, trial["row"], trial["seed"], score, record, marker["step"], seconds))
+        record = _record(folder, name)
+        changed = _changed(folder, name, record) if record else ""
+        score = None if changed and not metric.startswith("valid_") else trial_score(folder, name, metric)
+        found.append(Result(name, trial["row"], trial["seed"], score, record, marker["step"], seconds, changed))
     return found
+
+
+def _changed(folder: Folder, name: str, path: str) -> str:
+    """Why a record is not that of the trial: it was made again with other settings. Empty where it is."""
+    own, record = json.loads(folder.config(name).read_text()), read_record(path)["config"]
+    keys = [("data", "root"), ("data", "test"), *(("decode", key) for key in own["decode"])]
+    differ = [
+        f"{group}.{key} = {record[group][key]}, the trial's is {own[group][key]}"
+        for group, key in keys
+        if key in record.get(group, {}) and key in own[group] and record[group][key] != own[group][key]
+    ]
+    again = f"python -m t2t_flax evaluate --workdir={folder.workdir(name)}"
+    return f"{path} was made with {'; '.join(differ)}: `{again}` makes the trial's own again" if differ else ""
 
 
 def curve(folder: Folder, name: str) -> list[tuple[int, float]]:
@@ -129,27 +147,43 @@ def _compared(table: list[Row], base: Row, metric: str) -> list[Row]:
     """
     paired, apart = {}, {}
     for row in table:
-        seeds, records = _shared(row, base, metric)
+        seeds = [] if row is base else _shared_seeds(row, base)
+        changed = [r.changed for r in row.results if r.changed and r.score is None]
         try:
-            if seeds:
-                paired[row.name] = seeds, pair_seeds(records, score=metric)
+            if changed:
+                apart[row.name] = changed[0]
+            elif seeds:
+                paired[row.name] = seeds, _paired(row, base, seeds, metric)
         except UserError as error:  # of another test set: the other rows are told all the same
             apart[row.name] = str(error)
     alike = [row for row in table if row is base or row.name in paired]
     spread = spread_over_seeds({(r.row, r.seed): r.score for row in alike for r in row.results if r.score is not None})
-    against = {name: compare_seeds(pairs, spread) | {"seeds": seeds} for name, (seeds, pairs) in paired.items()}
+    against = {
+        name: compare_seeds(pairs, spread) | {"seeds": seeds}
+        for name, (seeds, pairs) in paired.items()
+        if spread[1] or len(pairs.resampled)
+    }
     return [dataclasses.replace(row, against=against.get(row.name), apart=apart.get(row.name, "")) for row in table]
 
 
-def _shared(row: Row, base: Row, metric: str) -> tuple[list[int], list[tuple[str, str]]]:
-    """The seeds of which both rows have a record with this score, and those records."""
-    if row is base:
-        return [], []
-    own, other = ({r.seed: r.record for r in side.results if r.record} for side in (row, base))
-    seeds = sorted(own.keys() & other.keys())
-    if not seeds or metric not in task_of_record(read_record(own[seeds[0]])).spoken:
-        return [], []
-    return seeds, [(own[seed], other[seed]) for seed in seeds]
+def _shared_seeds(row: Row, base: Row) -> list[int]:
+    own, other = ({r.seed for r in side.results if r.score is not None} for side in (row, base))
+    return sorted(own & other)
+
+
+def _paired(row: Row, base: Row, seeds: list[int], metric: str) -> Paired:
+    """Both rows' scores on these seeds, resampled over sentences where the score can be. Raises UserError where the rows
+    cannot be compared.
+    """
+    own, other = ({r.seed: r for r in side.results} for side in (row, base))
+    pairs = [(own[seed], other[seed]) for seed in seeds]
+    records = [(a.record, b.record) for a, b in pairs if a.record and b.record]
+    if len(records) == len(pairs) and not metric.startswith("valid_"):
+        if metric in task_of_record(read_record(records[0][0])).spoken:
+            return pair_seeds(records, score=metric)
+        for a, b in records:
+            check_comparable(read_record(a), read_record(b), a, b)
+    return Paired(metric, np.array([[a.score, b.score] for a, b in pairs]))
 
 
 def _corrected(table: list[Row], *, named: bool) -> list[Row]:
@@ -184,8 +218,8 @@ def told_difference(row: Row) -> str:
     against = row.against
     if not against:
         return row.apart.splitlines()[0] if row.apart else ""
-    ends = against["interval"]
-    return told(against["difference"], ends["low"], ends["high"], against["p_corrected"])
+    ends, digits = against["interval"], 2 if abs(against["a"]) >= 10 else 4
+    return told(against["difference"], ends["low"], ends["high"], against["p_corrected"], digits)
 
 
 def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:
@@ -196,4 +230,5 @@ def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "n
         return ""
     if row.against["p_corrected"] >= 0.05:
         return names[2]
-    return names[0] if row.against["difference"] > 0 else names[1]
+    better = (row.against["difference"] > 0) != minimized(row.against["score"])
+    return names[0] if better else names[1]

@@ -4,6 +4,8 @@ folder, so that any worker goes on from it.
 
 import contextlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
@@ -32,7 +34,8 @@ class Searched(Queue):
             raise UserError(NO_OPTUNA) from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._folder, self._search = optuna, folder, search
-        backend = optuna.storages.journal.JournalFileBackend(str(folder.path / "optuna.journal"))
+        self._journal = folder.path / "optuna.journal"
+        backend = optuna.storages.journal.JournalFileBackend(str(self._journal))
         with self._locked():
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
@@ -157,8 +160,24 @@ class Searched(Queue):
             return None
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
-    def _locked(self) -> contextlib.AbstractContextManager:
-        return one_at_a_time(self._folder.path / "search.lock")
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with one_at_a_time(self._folder.path / "search.lock"):
+            _cut_short_line(self._journal)
+            yield
+
+
+def _cut_short_line(journal: Path) -> None:
+    """Takes away a last line that a full disk or a crash left unfinished: Optuna would write the next one behind it, and
+    could then read neither.
+    """
+    if not journal.exists():
+        return
+    with journal.open("rb+") as file:
+        written = file.read()
+        whole = written.rfind(b"\n") + 1
+        if whole < len(written):
+            file.truncate(whole)
 
 
 def _suggest(trial: Any, key: str, of: Range) -> Any:

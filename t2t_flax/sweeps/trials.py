@@ -74,7 +74,12 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
 
     Raises UserError where two rows have the same.
     """
-    for row in rows:
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"row {i} of the sweep is a {type(row).__name__}, expected a dict of overrides: join the lists of over(...) "
+                "with product, zipped or chain."
+            )
         if not isinstance(row.get(NAME, ""), str):
             raise UserError(f"a row of the sweep is named {row[NAME]!r}: a name is text.")
     keys = {key for row in rows for key in row if key != NAME}

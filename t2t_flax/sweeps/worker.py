@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from t2t_flax.errors import UserError
 from t2t_flax.sweeps.attempt import attempt, log_tail, say_in_log
-from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, Claim, Folder, this_worker
+from t2t_flax.sweeps.folder import COMPLETE, ELSEWHERE, FAILED, Claim, Folder, this_worker
 from t2t_flax.sweeps.opening import code as code_of
 from t2t_flax.sweeps.results import shown_state
 from t2t_flax.sweeps.shares import Share
@@ -127,13 +127,15 @@ def _train(folder, queue, taken, share, retries, stop, say, code, cwd) -> None:
 
 def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
     """The next trial to train, claimed, with those that can train together with it; empty where there is none. A trial
-    that was stopped goes before one that has not begun, one whose worker died with it after all others; one that has
-    failed trains alone.
+    that was stopped goes before one that has not begun, one whose worker died with it after all others, and last what a
+    mistake ended on another host; one that has failed trains alone.
     """
     while True:
-        open_ones = [(name, state) for name in queue.names() if (state := folder.state(name)) not in ENDED]
+        open_ones = [(name, folder.state(name)) for name in queue.names() if not folder.ended(name)]
         taken: dict[str, Claim] = {}
-        for name, _ in sorted(open_ones, key=lambda item: (folder.lost(item[0]) > 0, item[1] != "stopped")):
+        for name, _ in sorted(
+            open_ones, key=lambda item: (item[1] == FAILED, folder.lost(item[0]) > 0, item[1] != "stopped")
+        ):
             if taken and not folder.share_a_program(next(iter(taken)), name):
                 continue
             claim = folder.claim(name)
@@ -143,9 +145,11 @@ def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
                 told = f"== given up: {LOST} attempts in a row ended without a word or a new checkpoint"
                 say_in_log(folder, name, told)
                 folder.note(name, event="given up")
-            if folder.state(name) in ENDED:
+            if folder.ended(name):
                 claim.release()  # it ended between the look and the claim
                 continue
+            if folder.mistaken_elsewhere(name):
+                folder.note(name, event=ELSEWHERE)
             taken[name] = claim
             if len(taken) == stack:
                 break
@@ -154,11 +158,11 @@ def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
 
 
 def _all_ended(folder: Folder, queue: Queue) -> bool:
-    return queue.finished() and all(folder.state(name) in ENDED for name in queue.names())
+    return queue.finished() and all(folder.ended(name) for name in queue.names())
 
 
 def _held_by_others(folder: Folder, queue: Queue) -> list[str]:
-    held = {name: folder.holder(name) for name in queue.names() if folder.state(name) not in ENDED}
+    held = {name: folder.holder(name) for name in queue.names() if not folder.ended(name)}
     return [f"{name} ({holder})" for name, holder in held.items() if holder and holder != this_worker()]
 
 

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.errors import UserError
+from t2t_flax.errors import NO_ROOM, UserError
 from t2t_flax.files import is_full
 from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
@@ -129,5 +129,5 @@ def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:
         kept = ", ".join(map(str, checkpoints.steps_after_failure())) or "none"
         raise UserError(
             f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Checkpoints that are whole: "
-            f"{kept}. Make room, or see to the permission, and give the same command again."
+            f"{kept}. {NO_ROOM}"
         ) from error

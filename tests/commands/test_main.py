@@ -1,5 +1,6 @@
 """What all commands have in common: help, usage, and what they say without the packages."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,20 @@ def test_without_the_packages_a_command_says_how_to_install_them(command):
     done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "is not installed in" in done.stderr and "pip install -r requirements.txt" in done.stderr
+
+
+@pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EDQUOT, 2), (errno.EROFS, 2), (errno.EIO, 1)])
+def test_a_full_disk_is_told_without_a_traceback(number, code):
+    """Wherever it is met. What its user cannot mend is a failure, after which a launcher starts again."""
+    start = (
+        "import sys, t2t_flax.__main__ as m, t2t_flax.commands.explain as c\n"
+        f"def run(words): raise OSError({number}, 'what it says', '/runs/metrics.jsonl')\n"
+        "c.run = run; sys.exit(m.main(['explain']))"
+    )
+    done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and ("Traceback" in done.stderr) == (code == 1), done.stderr
+    assert "what it says: '/runs/metrics.jsonl'" in done.stderr
+    assert ("Make room, or see to the permission, and give the same command again." in done.stderr) == (code == 2)
 
 
 def test_usage(capsys):

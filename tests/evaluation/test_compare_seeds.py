@@ -57,7 +57,7 @@ def test_the_spread_over_seeds_is_that_of_the_two_way_layout():
 
 
 def test_rows_of_one_seed_say_nothing_of_the_spread():
-    assert spread_over_seeds({("a", 0): 1.0, ("b", 0): 5.0}) == (0.0, 0)
+    assert spread_over_seeds({}) == spread_over_seeds({("a", 0): 1.0, ("b", 0): 5.0}) == (0.0, 0)
     two = {("a", 0): 1.0, ("a", 1): 2.0, ("b", 0): 5.0, ("b", 1): 5.0}
     assert spread_over_seeds(two | {("c", 0): 9.0}) == pytest.approx(spread_over_seeds(two))
 

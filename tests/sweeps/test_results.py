@@ -1,6 +1,7 @@
 """The table of a sweep: means, spreads and significance, as text, CSV and page."""
 
 import csv
+import dataclasses
 import json
 import sys
 
@@ -12,7 +13,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.sweeps.folder import read_sweep
 from t2t_flax.sweeps.pictures import parallel
 from t2t_flax.sweeps.report import report
-from t2t_flax.sweeps.results import Row, _corrected, curve, rows, trial_score
+from t2t_flax.sweeps.results import Row, _corrected, curve, rows, trial_score, verdict
+from t2t_flax.sweeps.shares import Share
 from t2t_flax.sweeps.worker import Listed
 
 
@@ -38,6 +40,56 @@ def test_less_is_better_for_nll(done):
     table, chosen = rows(done.folder, read_sweep(done.folder.path), "nll")
     assert chosen == "good" and table[0].mean == pytest.approx(0.05) and table[0].against is None
     assert trial_score(done.folder, "poor,seed=1", "valid_nll") == 1.5
+
+
+def test_other_scores_are_compared_by_their_spread_over_seeds(done):
+    """Not every score can be resampled over sentences: Student's t, all three rows, two degrees of freedom."""
+    described = read_sweep(done.folder.path)
+    _, same, poor = rows(done.folder, described, "nll")[0]
+    assert "sentences" not in poor.against and "Student's t" in poor.against["how"]
+    spread = np.array([[0.0, 0.1], [0.1, 1.1], [3.0, 3.1]])
+    rest = spread - spread.mean(1, keepdims=True) - spread.mean(0) + spread.mean()
+    half = 4.302653 * np.sqrt((rest**2).sum() / 2)
+    assert poor.against["difference"] == pytest.approx(3.0)
+    assert poor.against["interval"]["low"] == pytest.approx(3.0 - half, abs=1e-3)
+    assert verdict(same, "good") == "no clear difference"
+    surely = dataclasses.replace(poor, against=poor.against | {"p_corrected": 0.01})
+    assert verdict(surely, "good") == "worse"  # more of the loss
+    assert "over seeds (with one spread for all rows); p: corrected for all 3 pairs of rows" in report(
+        done.folder.path, score="nll"
+    )
+
+
+def test_what_one_seed_can_say(fake_sweep):
+    """Of a BLEU that many rows fall short of it: surely, however many they are. Of a loss nothing, and it is said."""
+    sweep = fake_sweep({f"r{i}": f"ok {30 * (i > 0)}" for i in range(9)})
+    sweep.work(shares=[Share(), Share()])
+    text = report(sweep.folder.path)
+    assert text.count("worse") == 8 and text.count("p < 0.001") == 8 and "corrected for all 36 pairs of rows" in text
+    assert "no differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
+
+
+def test_a_record_that_was_made_again_with_other_settings_is_not_the_trials(done):
+    """`evaluate --config.decode.beam_size=8` of a trial, out of curiosity."""
+    path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+    content = json.loads(path.read_text())
+    content["config"]["decode"] = {"beam_size": 8}
+    path.write_text(json.dumps(content))
+    text = report(done.folder.path)
+    assert "decode.beam_size = 8, the trial's is 4" in text and "evaluate --workdir=" in text and "worse" in text
+    table, _ = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
+    assert {row.name: sum(r.score is not None for r in row.results) for row in table} == {
+        "good": 2,
+        "same": 1,
+        "poor": 2,
+    }
+
+
+def test_the_page_names_trials_of_other_code(done):
+    done.folder.note("same,seed=1", event="begin", code="f" * 16)
+    report(done.folder.path)
+    page = (done.folder.path / "report" / "index.html").read_text()
+    assert f"with another source: same,seed=1 ({'f' * 16})" in page
 
 
 def test_the_baseline_can_be_named_and_an_unknown_one_or_score_is_refused(done):

@@ -92,6 +92,19 @@ def test_what_is_proposed_does_not_depend_on_stops(fake_search, tmp_path, monkey
     assert proposals(stopped) == proposals(whole)
 
 
+def test_a_line_of_the_journal_that_was_cut_short_is_taken_away(fake_search):
+    """By a full disk, or a crash of the host: what is whole before it counts, and the search goes on."""
+    sweep = fake_search(Search(SPACE, 3, "valid_nll", method="tpe", seed=3))
+    queue = sweep.queue()
+    assert queue.more()
+    journal = sweep.folder.path / "optuna.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code": 5, "worker_i')
+    sweep.work(queue=queue)
+    assert journal.read_bytes().startswith(whole) and b"worker_i{" not in journal.read_bytes()
+    assert [t.value for t in sweep.queue()._study.get_trials()] == [1.5] * 3
+
+
 def test_a_worker_that_died_before_it_could_tell_is_made_good(fake_search):
     sweep = fake_search(Search(SPACE, 2, "valid_nll", method="tpe"))
     queue = sweep.queue()

@@ -59,6 +59,7 @@ def test_mistakes_are_told_without_a_traceback(tmp_path, capsys, words, told):
     ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
     ("def get_sweep():\n  return int('x')", "line 2: ValueError"),
     ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(over('a.b', [1]), config='x', search=1)", "rows or a search"),
+    ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "row 0 of the sweep is a list, expected a dict of overrides: join the lists"),
     ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "names no config"),
     ("from t2t_flax.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
 ])  # fmt: skip
@@ -95,6 +96,13 @@ def test_a_dry_run_looks_at_the_folder_and_joining_looks_at_the_code(tmp_path, c
     words = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
     assert sweep(*words, "model.dropout=0.1,0.2") == 0
     content = (tmp_path / "s" / "sweep.json").read_text()
+    table = (tmp_path / "s" / "report" / "table.csv").stat().st_mtime_ns
+    assert sweep(f"--workdir={tmp_path}/s", "--report", "--score=valid_blue") == 2
+    assert "there is no score 'valid_blue'" in capsys.readouterr().err
+    assert (tmp_path / "s" / "report" / "table.csv").stat().st_mtime_ns == table
+    (tmp_path / "file").touch()
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/file") == 2 and "is a file" in capsys.readouterr().err
+    assert sweep(f"--workdir={tmp_path}/file", "--report") == 2 and "holds no sweep" in capsys.readouterr().err
     assert sweep(*words, "model.dropout=0.1,0.2", "--dry-run") == 0
     assert sweep(*words, "model.dropout=0.1,0.3", "--dry-run") == 2
     assert "only in the folder: dropout=0.2,seed=0" in capsys.readouterr().err

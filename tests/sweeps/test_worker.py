@@ -52,6 +52,20 @@ def test_a_failing_trial_is_tried_again_and_then_given_up_with_its_log(fake_swee
     assert sweep.starts("bad,seed=0") == 4 and sweep.folder.state("bad,seed=0") == "failed"
 
 
+def test_what_a_mistake_ended_on_one_host_is_tried_on_another(fake_sweep, monkeypatch):
+    """A node without the data fails all that it takes, in seconds; the others make it good. Three hosts are believed."""
+    sweep = fake_sweep({"here": "mistake", "nowhere": "mistake", "good": "ok"})
+    for host in ("bad", "bad", "fine", "third", "fourth"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        sweep.behaviours["here"] = "ok" if host == "fine" else "mistake"
+        sweep.work(retries=0)
+    states = {name.split(",")[0]: sweep.folder.state(name) for name in sweep.names}
+    assert states == {"here": "complete", "nowhere": "failed", "good": "complete"}
+    assert [sweep.starts(name) for name in sweep.names] == [2, 3, 1]
+    hosts = [line["host"] for line in sweep.folder.attempts("nowhere,seed=0") if line["event"] == "begin"]
+    assert hosts == ["bad", "fine", "third"]
+
+
 def test_what_a_mistake_ended_is_tried_again_by_the_next_worker(fake_sweep):
     """A full disk, a missing file: exit code 2. Room is made, the same command given again."""
     sweep = fake_sweep({"disk": "mistake", "bad": "fail"})
