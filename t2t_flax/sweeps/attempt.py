@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from t2t_flax import config as config_lib
 from t2t_flax import errors
 from t2t_flax.process import ALONE, child_environment
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
@@ -88,11 +89,15 @@ def say_in_log(folder: Folder, name: str, text: str) -> None:
 
 
 def command(folder: Folder, names: list[str], share: Share) -> list[str]:
-    """The training of trials, as this worker starts it."""
+    """The training of trials, as this worker starts it. Their stores lie in the sweep's folder, wherever this host sees it,
+    unless the config says where.
+    """
     cores = ",".join(map(str, share.cores)) or "-"
     train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.commands.train_together"]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
+    if not config_lib.from_json(folder.config(names[0]).read_text()).data.cache:
+        train += [f"--config.data.cache={folder.path / 'data'}"]
     leash = str(Path(__file__).with_name("leash.py"))
     return [sys.executable, "-S", leash, str(os.getpid()), cores, sys.executable, "-m", *train]
 

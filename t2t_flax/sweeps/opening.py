@@ -1,7 +1,6 @@
 """A sweep's folder made, or found again and compared with what is asked for."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -79,15 +78,10 @@ def _is_foreign(path: Path) -> bool:
 
 
 def add_configs(folder: Folder, trials: list[Trial], *, anew: bool = False) -> None:
-    """Writes the configs of trials that have none yet (`anew`: of all), whose stores lie in the sweep's folder unless the
-    config says where.
-    """
+    """Writes the configs of trials that have none yet (`anew`: of all)."""
     for trial in trials:
         if anew or not folder.config(trial.name).exists():
-            data = trial.config.data
-            if not data.cache:
-                data = dataclasses.replace(data, cache=str(folder.path.absolute() / "data"))
-            write_whole(folder.config(trial.name), config_lib.to_json(dataclasses.replace(trial.config, data=data)))
+            write_whole(folder.config(trial.name), config_lib.to_json(trial.config))
 
 
 def code() -> dict[str, str]:

@@ -7,6 +7,9 @@ import pytest
 from fake_sweep import FakeSweep
 
 from t2t_flax.errors import UserError
+from t2t_flax.sweeps.attempt import command
+from t2t_flax.sweeps.folder import Folder
+from t2t_flax.sweeps.shares import Share
 
 
 def test_a_sweep_grows_only_when_asked_to(fake_sweep):
@@ -100,3 +103,15 @@ def test_a_file_system_without_locks_is_refused(fake_sweep, monkeypatch):
     with pytest.raises(UserError, match="has no locks"):
         FakeSweep(sweep.folder.path, {"a": "ok"})
     assert not sweep.folder.attempts("a,seed=0")
+
+
+def test_stores_lie_in_the_folder_wherever_it_is(tmp_path):
+    """It was moved, or another host sees it under another path; a cache that the config names stays."""
+    sweep = FakeSweep(tmp_path / "a", {"row": "ok"})
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = Folder(tmp_path / "b")
+    assert command(moved, sweep.names, Share())[-1] == f"--config.data.cache={tmp_path / 'b' / 'data'}"
+    stored = json.loads(moved.config(sweep.names[0]).read_text())
+    stored["data"]["cache"] = "/fast/stores"
+    moved.config(sweep.names[0]).write_text(json.dumps(stored))
+    assert not any("data.cache" in word for word in command(moved, sweep.names, Share()))
