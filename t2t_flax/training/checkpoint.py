@@ -21,7 +21,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_passing, move_folder
+from t2t_flax.files import is_passing, move_folder, write_whole
 from t2t_flax.parallel.pod import Pod, broken_connection
 from t2t_flax.training.checksum import checksums
 from t2t_flax.training.state import TrainState
@@ -79,11 +79,16 @@ class Checkpoints:
         return self.steps()
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
-        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added.
+        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets the leaf checksums added. A
+        checkpoint of this step that is there already stays, and gets the metric of an evaluation that was made up.
 
         Raises what went wrong in an earlier save.
         """
         self._drain()
+        if int(meta["step"]) in self.steps():
+            if metric is not None:
+                self._add_metric(int(meta["step"]), metric)
+            return
         items = {name: getattr(state, name) for name in _ITEMS if getattr(state, name) is not None}
         meta = meta | {"checksums": {name: checksums(tree) for name, tree in items.items()}}
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
@@ -92,6 +97,13 @@ class Checkpoints:
             args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args),
             metrics=None if metric is None else {"metric": metric},
         )
+
+    def _add_metric(self, step: int, metric: float) -> None:
+        """Where Orbax keeps it; Orbax itself cannot add to a checkpoint."""
+        if self._pod.lead:
+            write_whole(self._folder / str(step) / "metrics" / "metrics", json.dumps({"metric": metric}))
+        self._pod.barrier("the metric of a checkpoint is written")
+        self._manager.reload()
 
     def save_params(self, params: Any, meta: dict[str, Any], item: str = "params") -> None:
         """Writes parameters alone; they can be evaluated and trained from, not resumed."""

@@ -85,6 +85,20 @@ def test_newest_and_best_are_kept(tmp_path, made):
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
 
 
+def test_a_checkpoint_gets_the_metric_of_an_evaluation_that_was_made_up(tmp_path, made):
+    """The run was stopped before it was evaluated; the best is kept as if it had not been."""
+    stopped = Checkpoints(tmp_path / "checkpoints", keep_best=1)
+    save(stopped, made, 1)
+    stopped.close()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best=1)
+    before = (tmp_path / "checkpoints" / "1" / "meta" / "metadata").read_bytes()
+    for step, metric in enumerate([9.0, 3.0, None, 2.0], 1):
+        save(checkpoints, made, step, metric)
+    checkpoints.close()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 4]
+    assert (tmp_path / "checkpoints" / "1" / "meta" / "metadata").read_bytes() == before
+
+
 def damage_flip(folder):
     for path in (folder / "params").rglob("d/*"):
         data = bytearray(path.read_bytes())
