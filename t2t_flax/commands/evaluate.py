@@ -88,7 +88,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> i
 
     say = watch.pod.say
     check_shared(watch.pod, epath.Path(args.workdir), "--workdir")
-    with watch.giving_up("evaluating"), watch.progress():
+    with watch.giving_up("evaluating"):
         loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides, pod=watch.pod)
         path = loaded.workdir / "eval" / f"{record_name(loaded, args.split or 'test')}.json"
         if args.compare and path.resolve() == epath.Path(args.compare).resolve():

@@ -137,7 +137,9 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
 
 @contextlib.contextmanager
 def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
-    """For `evaluate`: a bar of the sentences that are decoded. Each batch is a sign that this process is alive."""
+    """For `evaluate`: a bar of the sentences that are decoded. From the first batch to the last each one is a sign that this
+    process is alive.
+    """
     from t2t_flax.telemetry.progress import Progress
 
     with contextlib.ExitStack() as stack:
@@ -148,6 +150,9 @@ def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
             if not bars:  # short sentences go first, so that no time is foretold
                 bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
                 bars.append(stack.enter_context(bar))
+                stack.enter_context(watch.progress())
             bars[0].update(done)
+            if done >= total:
+                stack.close()
 
         yield decoded

@@ -1,6 +1,7 @@
 """`train`: trains, or resumes what the workdir holds; evaluates on the way; ends with a record."""
 
 import json
+import math
 import platform
 
 from etils import epath
@@ -65,6 +66,9 @@ def adopt_config(workdir: epath.Path, config: Config) -> None:
             raise UserError(
                 f"{workdir} holds a run with another config:\n{lines}\nUse another --workdir, or the values of the run."
             )
+    (workdir / "complete.json").unlink(
+        missing_ok=True
+    )  # first: a run that goes on is not complete, wherever it is stopped
     write_whole(path, config_lib.to_json(config))
 
 
@@ -79,14 +83,16 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None  # adopt_config says what differs
     if done["reason"] == "steps" and config.train.steps > done["step"]:
         return None
-    if done["reason"] == "patience" and config.eval.patience > stored.eval.patience:
+    patient = config.eval.patience or math.inf
+    if done["reason"] == "patience" and patient > stored.eval.patience:
         return None
     record = workdir / "eval" / done["record"] if done["record"] else None
     scores = f"; {done['summary']}\nrecord: {record}" if record else ""
     why = "" if done["reason"] == "steps" else f" (stopped early: {done['reason']})"
-    return (
-        f"{workdir} is complete: {done['step']} updates{why}{scores}\n"
+    return f"{workdir} is complete: {done['step']} updates{why}{scores}\n" + (
         f"To go on, give a larger --config.train.steps (now {config.train.steps})."
+        if done["reason"] == "steps"
+        else f"To go on, give a larger --config.eval.patience (now {config.eval.patience}; 0 = without end)."
     )
 
 
@@ -125,7 +131,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     if not outcome.finished:
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return STOPPED
-    with watch.giving_up("evaluating at the end"), watch.progress():
+    with watch.giving_up("evaluating at the end"):
         finish(config, workdir, outcome, watch)
         pod.barrier("finished")
     return 0

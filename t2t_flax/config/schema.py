@@ -166,7 +166,6 @@ class Eval:
         "nll",
         "what best checkpoints and patience look at; loss = with label smoothing; bleu, in parsing f1, by eval.bleu_every_steps",
         choices=("nll", "loss", "bleu", "f1"),
-        live=True,
     )
     patience: int = key(
         0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0, live=True

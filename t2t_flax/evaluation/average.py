@@ -16,6 +16,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.load import Loaded, load, stored_config
 from t2t_flax.files import move_folder, write_whole
 from t2t_flax.training.checkpoint import Checkpoints, check_same_model
+from t2t_flax.training.resume import on_disk
 
 
 def average(
@@ -74,7 +75,9 @@ def _write(output: epath.Path, config: Config, tokenizers: TokenizerPair, params
             "config": config_lib.as_json(config),
             "digests": {"tokenizer": tokenizers.digest},
         }
-        checkpoints.save_params(params, meta, "ema" if config.optimizer.ema_decay else "params")
+        item = "ema" if config.optimizer.ema_decay else "params"
+        on_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
+        on_disk(checkpoints, checkpoints.wait)
         checkpoints.close()
         move_folder(partial, output)
     except BaseException:

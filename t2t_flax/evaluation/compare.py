@@ -44,15 +44,15 @@ def compare(
     Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file that is missing,
     changed or no record, and for records of different test sets.
     """
-    task, score, texts, references = _prepared(record_a, record_b, score)
-    (counts_a, of), (counts_b, _) = (task.counts(score, text, references) for text in texts)
+    task, score, said, references = _prepared(record_a, record_b, score)
+    (counts_a, of), (counts_b, _) = (task.counts(score, text, references) for text in said)
     draws = np.random.default_rng(seed).choice(len(references), size=(resamples, len(references)))  # as PairedTest does
     differences = np.array([of(counts_a[i].sum(0)) - of(counts_b[i].sum(0)) for i in draws])
     score_a, score_b = of(counts_a.sum(0)), of(counts_b.sum(0))
     if score in VARIANTS:
         chosen = variant(score, tokenized=task.data.tokenized, language=task.data.target_language)
         p_value, signature = _paired_test(
-            chosen, *map(chosen.prepare, texts), chosen.prepare(references), resamples, seed
+            chosen, *map(chosen.prepare, said), chosen.prepare(references), resamples, seed
         )
         how = f"{HOW} {VARIANTS[score]}: {chosen.how}"
     else:
@@ -82,8 +82,8 @@ def paired_statistics(
 
     Raises UserError as `compare` does.
     """
-    task, score, texts, references = _prepared(record_a, record_b, score)
-    (a, of), (b, _) = (task.counts(score, text, references) for text in texts)
+    task, score, said, references = _prepared(record_a, record_b, score)
+    (a, of), (b, _) = (task.counts(score, text, references) for text in said)
     return (a, b), of
 
 
@@ -91,7 +91,7 @@ def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: s
     """(the task, the score, both systems' answers, references)."""
     a, b = read_record(record_a), read_record(record_b)
     score = check_comparable(a, b, record_a, record_b, score)
-    (said_a, references), (said_b, other) = (_texts(r, at) for r, at in ((a, record_a), (b, record_b)))
+    (said_a, references), (said_b, other) = (texts(r, at) for r, at in ((a, record_a), (b, record_b)))
     if references != other:
         raise UserError(
             f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
@@ -183,8 +183,8 @@ def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") ->
     return score
 
 
-def _texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[str]]:
-    """Hypotheses and references that lie beside a record, as it describes them."""
+def texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[str]]:
+    """Hypotheses and references that lie beside a record. Raises UserError where they are not as it describes them."""
     found = []
     for kind in ("hypotheses", "references"):
         file = epath.Path(at).parent / record[kind]

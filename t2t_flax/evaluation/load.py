@@ -131,7 +131,7 @@ def load(
     """Restores a run: the newest whole checkpoint, checkpoint `step`, or the mean of the last `average` up to it.
 
     An average leaves out checkpoints that are there only because the run was stopped between two regular ones. With
-    `at_most` it takes fewer where there are fewer.
+    `at_most` it takes fewer where there are fewer, or some are damaged.
     `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
     checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
     """
@@ -140,13 +140,28 @@ def load(
     config = _changed(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh = _mesh(config, workdir, given=any(key.startswith("mesh.") for key in overrides or {}), pod=pod)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
     item = "ema" if stored.optimizer.ema_decay else "params"
     params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest, pod)
-    return Loaded(workdir, config, tokenizers, mesh, model, params, steps, asked_for(workdir, step, average))
+    asked = asked_for(workdir, step, average) | ({"at_most": True} if at_most else {})
+    return Loaded(workdir, config, tokenizers, mesh, model, params, steps, asked)
+
+
+def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) -> jax.sharding.Mesh:
+    """That of the config; where it does not fit the devices that are here, and nobody asked for it (`given`), all devices
+    share the rows, each with the whole model.
+    """
+    try:
+        return mesh_lib.make_mesh(config.mesh)
+    except UserError as error:
+        if given:
+            raise
+        if pod is None or pod.lead:
+            log.warning("%s was trained on another mesh: %s Here all devices share the rows.", workdir, error)
+        return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))
 
 
 def asked_for(workdir: str | epath.Path, step: int | None, average: int) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def _restore(
                 taken.append(s)
                 means[s] = tuple(part for _, part in meta.get("averaged", []))
             except DamagedCheckpoint as damage:
-                if step is not None or average:
+                if (step is not None or average) and not at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
                 log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
             if len(taken) == max(1, average):

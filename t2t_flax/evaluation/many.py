@@ -8,8 +8,10 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.corpus import split_source
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import check_comparable, compare, planned, read_record, task_of_record
+from t2t_flax.evaluation.compare import check_comparable, compare, planned, read_record, task_of_record, texts
+from t2t_flax.evaluation.evaluate import versions
 from t2t_flax.evaluation.load import asked_for, stored_config
 
 COLUMNS = ("run", "checkpoint", "score", "difference", "p", "sentences")
@@ -18,19 +20,24 @@ COLUMNS = ("run", "checkpoint", "score", "difference", "p", "sentences")
 def existing_record(
     workdir: str | os.PathLike, split: str, step: int | None, average: int, overrides: dict[str, str]
 ) -> epath.Path | None:
-    """The record of that evaluation, if it was made with the same config, of the same text, by the same choice among the
-    same checkpoints; None where it is to be made. Raises UserError where the folder holds no run.
+    """The record of that evaluation, if it was made with the same config, tokenizer and versions, of the same text, by the
+    same choice among the same checkpoints, and its texts are there; None where it is to be made. Raises UserError where the
+    folder holds no run.
     """
     config = stored_config(workdir, overrides)
     asked, digest = asked_for(workdir, step, average), split_source(config, split).fingerprint()
+    tokenizer = TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest
     for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
         try:
             record = read_record(path)
-        except UserError:  # a file that is no record is made anew
+            texts(record, path)
+        except UserError:  # what is no record, or has lost its texts, is made anew
             continue
-        checkpoint = record["checkpoint"]
-        chosen = checkpoint.get("asked") == asked or average <= 1 and checkpoint["averaged"] == [step]
-        if chosen and record["data"]["digest"] == digest and record["config"] == config_lib.as_json(config):
+        was, averaged = dict(record["checkpoint"].get("asked") or {}), record["checkpoint"]["averaged"]
+        enough = not was.pop("at_most", False) or len(averaged) == max(1, average)
+        chosen = was == asked and enough or average <= 1 and averaged == [step]
+        made = record["data"]["digest"], record["digests"]["tokenizer"], record["versions"], record["config"]
+        if chosen and made == (digest, tokenizer, versions(), config_lib.as_json(config)):
             return path
     return None
 

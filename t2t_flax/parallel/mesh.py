@@ -48,7 +48,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
     if math.prod(shape) != len(devices):
         raise UserError(
             f"config.mesh data x fsdp x tensor = {' x '.join(map(str, shape))} does not give the {len(devices)} "
-            "devices there are: set one of them to -1."
+            "devices there are: set data to -1, and fsdp and tensor to sizes whose product divides them."
         )
     slices = slices_of(devices, config.slices)
     if shape[0] % len(slices):

@@ -67,8 +67,8 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
     if metric not in scores:
         raise UserError(f"{path} has no score {metric!r}; it has {', '.join(scores)}.")
     value = scores[metric]
-    value = float(value["score"] if isinstance(value, dict) else value)
-    return value if math.isfinite(value) else None
+    value = value["score"] if isinstance(value, dict) else value
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Result]:

@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.brackets import EXACT, HOW, bracket_counts, f1
 from t2t_flax.tasks.tree_source import open_trees
-from t2t_flax.tasks.trees import Node, bracketed, escaped, from_linear, leaves, linear, read_trees
+from t2t_flax.tasks.trees import Node, bracketed, escaped, from_linear, leaves, linear, read_trees, unescaped
 
 _SEED = 12345
 
@@ -32,7 +32,7 @@ class Parsing(Task):
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def source(self, text):
-        return escaped(text)
+        return escaped(unescaped(text))
 
     def target(self, source, text):
         found = [tree for _, tree in read_trees([text], "the target")]
@@ -59,7 +59,11 @@ class Parsing(Task):
             "f1": {"score": round(f1(counts.sum(0)), 4), "how": HOW},
             "precision": {"score": percent(matched, found)},
             "recall": {"score": percent(matched, in_gold)},
-            "evalb_f1": {"score": round(f1(taken.sum(0)), 4), "sentences": len(taken), "left_out": refused},
+            "evalb_f1": {
+                "score": round(f1(taken.sum(0)), 4) if len(taken) else None,
+                "sentences": len(taken),
+                "left_out": refused,
+            },
             "exact_match": {"score": percent(exact, len(pairs)), "sentences": exact, "how": EXACT},
             "tagging_accuracy": {"score": percent(tags, words)},
             "well_formed": {"score": percent(sum(right for _, right in made), len(pairs))},
@@ -74,12 +78,14 @@ class Parsing(Task):
 
     @staticmethod
     def summary(scores):
+        taken = scores["evalb_f1"]
+        as_evalb = "none taken" if taken["score"] is None else f"{taken['score']:.2f}"
         interval = scores["f1"].get("confidence")
         told = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
         return [
             f"  F1 {scores['f1']['score']:.2f}{told}   precision {scores['precision']['score']:.2f}   recall "
-            f"{scores['recall']['score']:.2f}   (EVALB's rules, COLLINS.prm)   as EVALB: {scores['evalb_f1']['score']:.2f}, "
-            f"{scores['evalb_f1']['left_out']} left out",
+            f"{scores['recall']['score']:.2f}   (EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb}, "
+            f"{taken['left_out']} left out",
             f"  exactly right {scores['exact_match']['score']:.1f} %   tags right {scores['tagging_accuracy']['score']:.2f} %   "
             f"well-formed outputs {scores['well_formed']['score']:.2f} %   perplexity {scores['perplexity']:.3f}",
         ]

@@ -68,7 +68,7 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
 def _made(held: list, where: str, top: bool) -> Node | Leaf:
     words, children = [x for x in held if isinstance(x, str)], [x for x in held if not isinstance(x, str)]
     if not children and len(words) == 2:
-        return Leaf(words[0], words[1].replace("\\/", "/").replace("\\*", "*"))
+        return Leaf(words[0], unescaped(words[1]))
     if children and held[: len(words)] == words and (len(words) == 1 or not words and top):
         label = _label(words[0]) if words else ""
         if words and not label:
@@ -100,6 +100,11 @@ def _rooted(tree: Node | Leaf | None) -> Node | None:
 def leaves(tree: Node | Leaf) -> list[Leaf]:
     """The words with their tags, from left to right."""
     return [tree] if isinstance(tree, Leaf) else [leaf for child in tree.children for leaf in leaves(child)]
+
+
+def unescaped(text: str) -> str:
+    """The words without the backslashes that the Penn Treebank writes before / and *."""
+    return text.replace("\\/", "/").replace("\\*", "*")
 
 
 def escaped(text: str) -> str:

@@ -1,12 +1,15 @@
 """Metrics as JSON lines and TensorBoard event files."""
 
 import json
+import logging
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.files import is_remote, write_whole
 from t2t_flax.telemetry import mirror
+
+log = logging.getLogger("t2t_flax")
 
 
 class MetricsWriter:
@@ -38,6 +41,10 @@ class MetricsWriter:
         """One line `{"step": step, ...}`; numbers go to TensorBoard too."""
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
+        if self._board and not self._board.file_writer.event_writer._worker.is_alive():
+            # Its thread ends at an error (a full disk), and what is added would then wait for it for ever.
+            log.warning("TensorBoard's files can no longer be written; metrics.jsonl has everything")
+            self._board = None
         if self._board:
             for name, value in values.items():
                 if isinstance(value, int | float):

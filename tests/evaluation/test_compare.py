@@ -15,6 +15,9 @@ from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import bleu, variant
 from t2t_flax.evaluation.compare import compare, describe
+from t2t_flax.evaluation.evaluate import evaluate
+from t2t_flax.evaluation.load import load
+from t2t_flax.evaluation.many import existing_record
 
 REFERENCES = [
     f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
@@ -183,6 +186,38 @@ def run_of_updates(tmp_path_factory, cache):
     )
     loop.train(start(config, workdir, cache), score=None)
     return workdir
+
+
+def test_a_record_counts_only_where_it_would_be_made_the_same(run_of_updates, monkeypatch):
+    """What `evaluate` over several runs need not make again."""
+    overrides = {"mesh.data": "-1"}
+    asked = dict(split="test", step=2, average=0, overrides=overrides)
+    find = lambda **of: existing_record(run_of_updates, **asked | of)  # noqa: E731
+    evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
+    path = run_of_updates / "eval" / "test-2.json"
+    assert find() == path and find(overrides={}) is None and find(step=4) is None and find(split="valid") is None
+    stored = json.loads(path.read_text())
+    for change in (
+        {"versions": stored["versions"] | {"sacrebleu": "1.0"}},
+        {"digests": stored["digests"] | {"tokenizer": "0" * 64}},
+        {"digests": stored["digests"] | {"hypotheses": "0" * 64}},
+        {"config": {}},
+    ):
+        path.write_text(json.dumps(stored | change))
+        assert find() is None, change
+    path.write_text(json.dumps(stored))
+    assert find() == path
+    (run_of_updates / "eval" / "test-2.ref.txt").unlink()
+    assert find() is None
+
+
+def test_an_average_of_fewer_is_no_average_of_as_many_as_asked_for(run_of_updates):
+    """The evaluation at the end of `train` takes what there is; `evaluate --average=3` would refuse."""
+    overrides = {"mesh.data": "-1"}
+    for count, found in ((3, None), (2, "test-4-mean2.json")):
+        evaluate(load(run_of_updates, average=count, at_most=True, overrides=overrides), "test")
+        record = existing_record(run_of_updates, "test", None, count, overrides)
+        assert (record and record.name) == found
 
 
 def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):

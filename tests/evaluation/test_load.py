@@ -73,6 +73,23 @@ def test_restores_on_another_mesh(finished, mesh):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_mesh_that_does_not_fit_is_that_of_the_devices_here(finished, tmp_path, caplog):
+    """Trained with parameters over two devices and heads over three; told, and not taken for one that was asked for."""
+    copy = shutil.copytree(finished[0], tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["mesh"] |= {"data": 1, "fsdp": 2, "tensor": 3, "slices": 2}
+    (copy / "config.json").write_text(json.dumps(config))
+    loaded = load(copy)
+    assert dict(loaded.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert "trained on another mesh: config.mesh data x fsdp x tensor = 1 x 2 x 3" in caplog.text
+    for a, b in zip(
+        *map(jax.tree.leaves, (loaded.params, load(finished[0], overrides=ONE_DEVICE).params)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(UserError, match="= -1 x 2 x 3|4 x 2 x 3|1 x 2 x 3"):
+        load(copy, overrides={"mesh.data": "-1"})
+
+
 def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     """No dropout, no smoothing, nothing dropped: against each pair alone."""
     workdir, outcome = finished
@@ -120,6 +137,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_when_asked_for(finished, 
     assert "checkpoint 6" in caplog.text
     with pytest.raises(UserError, match="checkpoint 6 in .* is damaged"):
         load(copy, step=6, overrides=ONE_DEVICE)
+    with pytest.raises(UserError, match="checkpoint 6 in .* is damaged"):
+        load(copy, average=2, overrides=ONE_DEVICE)
+    assert load(copy, average=3, at_most=True, overrides=ONE_DEVICE).steps == (
+        4,
+        2,
+    )  # the end of a run needs no certain ones
 
 
 def test_unknown_key_in_overrides(finished):

@@ -96,6 +96,15 @@ def test_sentences_that_evalb_leaves_out_are_counted():
     scores = task.scores([words] * 3, [target, wrong, "(S PRP VBD . )S"], [target] * 3, samples=0)
     assert scores["evalb_f1"] == {"score": pytest.approx(80.0), "sentences": 2, "left_out": 1}
     assert scores["f1"]["score"] == pytest.approx(100 * 2 * 7 / (9 + 7), abs=1e-3)
+    none = task.scores([words], [wrong], [target], samples=0)
+    assert none["evalb_f1"] == {"score": None, "sentences": 0, "left_out": 1}
+    assert "as EVALB: none taken, 1 left out" in task.summary(none | {"perplexity": 9.0})[0]
+
+
+def test_words_as_the_penn_treebank_writes_them_are_the_words_of_its_trees():
+    task = task_of(config_of())
+    assert task.source(r"1\/2 of \* (all)") == "1/2 of * -LRB-all-RRB-"
+    assert task.target(r"1\/2", r"(NP (CD 1\/2))") == task.target("1/2", "(NP (CD 1/2))") == "(NP CD )NP"
 
 
 def test_what_users_give_becomes_what_the_examples_have():

@@ -7,7 +7,6 @@ import pytest
 from t2t_flax.config import Model
 from t2t_flax.telemetry import flops, memory
 from t2t_flax.telemetry.clock import Clock
-from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
 
 
 def test_forward_flops_of_a_small_model_by_hand():
@@ -57,20 +56,6 @@ def test_memory_of_a_program_is_weighed():
     assert memory.device_memory() > 2**20
     memory.weigh("it", 10, None, "")
     memory.weigh("it", 10, 11, "")
-
-
-def test_metrics_after_the_resumed_step_are_dropped_and_a_cut_line_is_ignored(tmp_path):
-    writer = MetricsWriter(tmp_path, resume_step=0, tensorboard=False)
-    for step in (1, 2, 3, 4):
-        writer.write(step, {"loss": step * 1.5})
-    writer.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "lo')
-    assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2, 3, 4]
-    writer = MetricsWriter(tmp_path, resume_step=2, tensorboard=False)
-    writer.write(3, {"loss": 9.0})
-    writer.close()
-    assert [(m["step"], m["loss"]) for m in read_metrics(tmp_path)] == [(1, 1.5), (2, 3.0), (3, 9.0)]
 
 
 def test_clock_adds_up_by_bucket():

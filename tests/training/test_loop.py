@@ -21,7 +21,6 @@ from tiny_run import start, tiny_run
 from t2t_flax import config as config_lib
 from t2t_flax.commands.train import adopt_config
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.watch import StopRequested
 from t2t_flax.telemetry.metrics import read_metrics
 from t2t_flax.training import loop, resume, step
 from t2t_flax.training.checkpoint import Checkpoints
@@ -146,37 +145,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, ca
     monkeypatch.undo()
     outcome = loop.train(start(config, tmp_path, cache), score=None)
     assert outcome.step == 12
-
-
-def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
-    scores = iter([5.0, 9.0, 8.0, 7.0, 6.0, 5.0])
-    config = tiny_run(
-        tmp_path,
-        steps=40,
-        eval=dict(bleu_every_steps=2, metric="bleu", patience=3),
-        checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
-    )
-    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores))
-    assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
-    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
-
-
-def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_path, cache):
-    config = tiny_run(
-        tmp_path,
-        steps=6,
-        eval=dict(bleu_every_steps=2, metric="bleu"),
-        checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
-    )
-
-    def interrupted(*_):
-        raise StopRequested
-
-    stopped = loop.train(start(config, tmp_path, cache), score=interrupted)
-    assert (stopped.step, stopped.finished) == (2, False)
-    scores = iter([9.0, 8.0, 7.0])
-    assert loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores)).step == 6
-    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
 
 
 def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):

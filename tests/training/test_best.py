@@ -1,0 +1,63 @@
+"""The best checkpoint, and patience that waits for a better one."""
+
+import json
+
+from etils import epath
+from tiny_run import start, tiny_run
+
+from t2t_flax.commands.train import completed
+from t2t_flax.parallel.watch import StopRequested
+from t2t_flax.training import loop
+from t2t_flax.training.checkpoint import Checkpoints
+
+
+def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
+    scores = iter([5.0, 9.0, 8.0, 7.0, 6.0, 5.0])
+    config = tiny_run(
+        tmp_path,
+        steps=40,
+        eval=dict(bleu_every_steps=2, metric="bleu", patience=3),
+        checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
+    )
+    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores))
+    assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
+    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
+
+
+def test_a_run_that_patience_ended_goes_on_with_more_of_it_and_is_not_complete_meanwhile(tmp_path, cache):
+    keys = dict(steps=40, eval=dict(bleu_every_steps=2, metric="bleu", patience=1))
+    config = tiny_run(tmp_path, **keys)
+    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: 1.0)
+    assert (outcome.reason, outcome.step) == ("patience", 4)
+    marker = dict(step=4, reason="patience", record=None, summary="", seconds={})
+    (tmp_path / "complete.json").write_text(json.dumps(marker))
+    assert "give a larger --config.eval.patience (now 1; 0 = without end)" in completed(epath.Path(tmp_path), config)
+    for patience in (2, 0):
+        assert (
+            completed(
+                epath.Path(tmp_path), tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": patience}})
+            )
+            is None
+        )
+    longer = tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": 3}})
+    start(longer, tmp_path, cache)  # and is killed
+    assert completed(epath.Path(tmp_path), longer) is None
+    assert loop.train(start(longer, tmp_path, cache), score=lambda *_: 1.0).step == 8
+
+
+def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_path, cache):
+    config = tiny_run(
+        tmp_path,
+        steps=6,
+        eval=dict(bleu_every_steps=2, metric="bleu"),
+        checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
+    )
+
+    def interrupted(*_):
+        raise StopRequested
+
+    stopped = loop.train(start(config, tmp_path, cache), score=interrupted)
+    assert (stopped.step, stopped.finished) == (2, False)
+    scores = iter([9.0, 8.0, 7.0])
+    assert loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores)).step == 6
+    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
