@@ -66,9 +66,8 @@ def adopt_config(workdir: epath.Path, config: Config) -> None:
             raise UserError(
                 f"{workdir} holds a run with another config:\n{lines}\nUse another --workdir, or the values of the run."
             )
-    (workdir / "complete.json").unlink(
-        missing_ok=True
-    )  # first: a run that goes on is not complete, wherever it is stopped
+    # A run that goes on is not complete, wherever it is stopped next.
+    (workdir / "complete.json").unlink(missing_ok=True)
     write_whole(path, config_lib.to_json(config))
 
 

@@ -72,7 +72,7 @@ def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
     bootstrap = len(paired.resampled) > 0
     sentences = float(paired.resampled.var(ddof=1)) if bootstrap else 0.0
     low, high, p_value = students_t(a - b, 2 * variance / len(paired.scores), freedom, sentences)
-    told = {
+    found = {
         "score": paired.score,
         "a": round(a, 4),
         "b": round(b, 4),
@@ -83,10 +83,10 @@ def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
     }
     if bootstrap:
         drawn = {"sentences": paired.sentences, "resamples": len(paired.resampled), "seed": paired.seed}
-        told |= {"sentence_spread": round(sentences**0.5, 4)} | drawn
+        found |= {"sentence_spread": round(sentences**0.5, 4)} | drawn
     if freedom:
-        told |= {"seed_spread": round(variance**0.5, 4), "freedom": freedom}
-    return told | {"how": (HOW if bootstrap else HOW_SEEDS_ALONE) if freedom else HOW_ONE_SEED}
+        found |= {"seed_spread": round(variance**0.5, 4), "freedom": freedom}
+    return found | {"how": (HOW if bootstrap else HOW_SEEDS_ALONE) if freedom else HOW_ONE_SEED}
 
 
 def spread_over_seeds(scores: Mapping[tuple[str, int], float]) -> tuple[float, int]:

@@ -88,7 +88,8 @@ def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Resu
 
 def _changed(folder: Folder, name: str, path: str) -> str:
     """Why a record is not that of the trial: it was made again with other settings. Empty where it is."""
-    own, record = json.loads(folder.config(name).read_text()), read_record(path)["config"]
+    own, made = json.loads(folder.config(name).read_text()), read_record(path)
+    record, averaged = made["config"], made.get("checkpoint", {}).get("averaged", [])
     keys = [("data", "root"), ("data", "test"), *(("decode", key) for key in own["decode"])]
     differ = [
         f"{group}.{key} = {record[group][key]}, the trial's is {own[group][key]}"
@@ -96,6 +97,7 @@ def _changed(folder: Folder, name: str, path: str) -> str:
         if key in record.get(group, {}) and key in own[group] and record[group][key] != own[group][key]
     ]
     again = f"python -m t2t_flax evaluate --workdir={folder.workdir(name)}"
+    again += f" --average={len(averaged)}" if len(averaged) > 1 else ""
     return f"{path} was made with {'; '.join(differ)}: `{again}` makes the trial's own again" if differ else ""
 
 

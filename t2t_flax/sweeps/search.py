@@ -4,6 +4,7 @@ folder, so that any worker goes on from it.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,13 +172,13 @@ def _cut_short_line(journal: Path) -> None:
     """Takes away a last line that a full disk or a crash left unfinished: Optuna would write the next one behind it, and
     could then read neither.
     """
-    if not journal.exists():
+    if not journal.exists() or not journal.stat().st_size:
         return
     with journal.open("rb+") as file:
-        written = file.read()
-        whole = written.rfind(b"\n") + 1
-        if whole < len(written):
-            file.truncate(whole)
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _suggest(trial: Any, key: str, of: Range) -> Any:
