@@ -23,6 +23,7 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     score, baseline = score or described["score"], baseline or described["baseline"]
     table, chosen = rows(folder, described, score, baseline)
     told = heading(described, table, score, chosen, named=bool(baseline))
+    apart = [f"{row.name}: {row.apart.splitlines()[0]}" for row in table if row.apart]
     lines = [cells(row, chosen) for row in table]
     out = path / "report"
     write_whole(out / "table.csv", csv_text(COLUMNS, lines))
@@ -30,8 +31,10 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     drawn = pictures(folder, table, score)
     for name, svg in drawn.items():
         write_whole(out / f"{name}.svg", svg)
-    write_whole(out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn, told))
-    return "\n".join([told, "", text_table(COLUMNS, lines), "", f"report: {out}/index.html"])
+    write_whole(
+        out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn, ". ".join([told, *apart]))
+    )
+    return "\n".join([told, "", text_table(COLUMNS, lines), "", *apart, f"report: {out}/index.html"])
 
 
 def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str, *, named: bool) -> str:
@@ -46,8 +49,10 @@ def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str
             chance = "seeds (with one spread for all rows)"
         else:
             chance = "sentences and seeds (these with one spread for all rows)"
-        comparisons = f"{count} comparisons" if named else f"all {count * (count + 1) // 2} pairs of rows"
-        told += f"; difference: to {chosen}, its 95 % interval over {chance}; p: corrected for {comparisons}"
+        told += f"; difference: to {chosen}, its 95 % interval over {chance}"
+        if count > 1:
+            of = f"{count} comparisons" if named else f"all {count * (count + 1) // 2} pairs of rows"
+            told += f"; p: corrected for {of}"
     elif sum(row.mean is not None for row in table) > 1 and not any(row.apart for row in table):
         told += "; no differences: for this score they need rows with two seeds"
     return told

@@ -216,10 +216,10 @@ def _record(folder: Folder, name: str) -> str:
 
 
 def told_difference(row: Row) -> str:
-    """A row's comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1` (corrected), or why there is none."""
+    """A row's comparison in a table's cell: `-0.41 [-0.92, +0.08] p 0.1` (corrected); where there is none, why is in `apart`."""
     against = row.against
     if not against:
-        return row.apart.splitlines()[0] if row.apart else ""
+        return "see the note" if row.apart else ""
     ends, digits = against["interval"], 2 if abs(against["a"]) >= 10 else 4
     return told(against["difference"], ends["low"], ends["high"], against["p_corrected"], digits)
 
