@@ -138,9 +138,8 @@ def parsing_read(record: dict[str, Any]) -> str:
         f"brackets after it. In {short_of_tags:,} answers words are left without a tag. EVALB leaves out the sentences in "
         f"which an answer has punctuation at other places, all but {also_taken} of these among them; with its limit on errors "
         f"lifted it would print {taken['score']:.2f} for the {share:.0f} % that it takes, which are also the easier ones; F1 "
-        f"above is over all "
-        f"{sentences:,}. The dev split is watched in training, but chooses no checkpoint; the model stood there at "
-        f"{earlier:.3f} nats a symbol after {before:,} updates and at {nll:.3f} after {last:,}."
+        f"above is over all {sentences:,}. The dev split is watched in training, but chooses no checkpoint; the model "
+        f"stood there at {earlier:.3f} nats a symbol after {before:,} updates and at {nll:.3f} after {last:,}."
     )
     lines = [
         [

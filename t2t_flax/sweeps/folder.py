@@ -104,9 +104,9 @@ class Folder:
         """`complete`, `failed` for good, `pruned`, `stopped` (saved, goes on later), or `waiting`."""
         if self._has_marker(name):
             return COMPLETE
-        outcomes = [line["event"] for line in self.attempts(name)]
-        since = outcomes[len(outcomes) - outcomes[::-1].index("try again") :] if "try again" in outcomes else outcomes
-        if PRUNED in since or "pruning" in since:
+        lines = self.attempts(name)
+        outcomes = [line["event"] for line in lines]
+        if {PRUNED, "pruning"} & {line["event"] for line in _since_asked(lines)}:
             return PRUNED
         last = next((event for event in reversed(outcomes) if event != "begin"), None)
         if last in ("given up", MISTAKE):
@@ -119,12 +119,10 @@ class Folder:
 
     def mistaken_elsewhere(self, name: str) -> bool:
         """Whether a mistake ended it on a few other hosts, which may lack a mount, and this one may try."""
-        lines = self.attempts(name)
-        events = [line["event"] for line in lines]
-        if self._has_marker(name) or not events or events[-1] != MISTAKE:
+        lines = _since_asked(self.attempts(name))
+        if self._has_marker(name) or not lines or lines[-1]["event"] != MISTAKE:
             return False
-        since = lines[len(events) - events[::-1].index("try again") :] if "try again" in events else lines
-        hosts = {line["host"] for line in since if line["event"] == MISTAKE}
+        hosts = {line["host"] for line in lines if line["event"] == MISTAKE}
         return socket.gethostname() not in hosts and len(hosts) < HOSTS
 
     def _has_marker(self, name: str) -> bool:
@@ -202,6 +200,12 @@ class Folder:
             except BlockingIOError:
                 return file.read().strip() or "another worker"
         return None
+
+
+def _since_asked(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those since somebody last asked for new ones."""
+    asked_at = [i for i, line in enumerate(attempts) if line["event"] == "try again"]
+    return attempts[asked_at[-1] + 1 :] if asked_at else attempts
 
 
 def this_worker() -> str:

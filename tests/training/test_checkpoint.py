@@ -4,8 +4,6 @@ import errno
 import json
 import logging
 import os
-import resource
-import signal
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from full_disk import full_disk
 from small import devices_mesh, model_and_state, small_config
 
 from t2t_flax import config as config_lib
@@ -44,16 +43,6 @@ def save(checkpoints, made, step, metric=None):
 def abstract(made, mesh=None):
     config, model, tx, _, _ = made
     return init_state(config, model, tx, mesh or devices_mesh(), abstract=True)[0]
-
-
-@pytest.fixture
-def full_disk():
-    """A limit on the size of files stands in for it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, ignored)
 
 
 def equal(a, b):
@@ -157,9 +146,7 @@ def test_storage_that_does_not_answer_is_no_damage(tmp_path, made, monkeypatch, 
     assert checkpoints.steps() == [1] and not (tmp_path / "damaged").exists()
 
 
-def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the_time(
-    tmp_path, made, full_disk, monkeypatch
-):
+def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the_time(tmp_path, made, monkeypatch):
     """Orbax tells an error once: who asks while its save is being ended must not hide it from what ends the save."""
     end = ocp.CheckpointManager._wait_for_checkpointers
     late = lambda manager: (time.sleep(0.5), end(manager))  # noqa: E731
@@ -167,13 +154,13 @@ def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the
     save(checkpoints, made, 1)
     checkpoints.wait()
     monkeypatch.setattr(ocp.CheckpointManager, "_wait_for_checkpointers", late)
-    full_disk()
-    save(checkpoints, made, 2)
-    with pytest.raises(UserError, match="Checkpoints that are whole: 1. Make room"):
-        for _ in range(3000):
-            on_disk(checkpoints, checkpoints.check_for_errors)
-            time.sleep(0.01)
-    checkpoints.close()
+    with full_disk():
+        save(checkpoints, made, 2)
+        with pytest.raises(UserError, match="Checkpoints that are whole: 1. Make room"):
+            for _ in range(3000):
+                on_disk(checkpoints, checkpoints.check_for_errors)
+                time.sleep(0.01)
+        checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from full_disk import full_disk
 from several import environment
 from small import small_config
 from tiny_run import start, tiny_run
@@ -148,20 +148,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, ca
 
 
 def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
-    """A limit on the size of files stands in for the full disk."""
     run = start(tiny_run(tmp_path, steps=4), tmp_path, cache)
     loop.train(run, score=None)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     run = start(tiny_run(tmp_path, steps=8, log=dict(every_steps=100)), tmp_path, cache)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
-        with pytest.raises(
-            UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Make room"
-        ):
-            loop.train(run, score=None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        full_disk(),
+        pytest.raises(UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Make room"),
+    ):
+        loop.train(run, score=None)
     outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
     assert outcome.step == 8 and [s for s, _, _ in curve(tmp_path)] == list(range(1, 9))
 
