@@ -134,6 +134,18 @@ def test_an_average_is_a_workdir(workdir, loaded, tmp_path):
     assert [step for _, step in last] == [6, 4, 2]
 
 
+def test_an_average_on_a_full_disk_is_told_and_leaves_nothing(workdir, tmp_path, monkeypatch):
+    """In the words of what writes the arrays, which raises no OSError."""
+
+    def full(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    monkeypatch.setattr("t2t_flax.training.checkpoint.Checkpoints.save_params", full)
+    with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Make room"):
+        average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_average_refuses_what_does_not_belong_together(workdir, tmp_path, cache):
     with pytest.raises(UserError, match="no checkpoint of step 3"):
         average([workdir], tmp_path / "x", steps=[3], overrides=ALL)

@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 from etils import epath
 from tiny_run import start, tiny_run
 
 from t2t_flax.commands.train import completed
+from t2t_flax.errors import UserError
 from t2t_flax.parallel.watch import StopRequested
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint import Checkpoints
@@ -61,3 +63,11 @@ def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_pa
     scores = iter([9.0, 8.0, 7.0])
     assert loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores)).step == 6
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
+
+
+def test_what_is_best_stays_the_same_in_a_run(tmp_path, cache):
+    """Values of another metric cannot be compared with those before."""
+    keys = dict(steps=4, checkpoint=dict(every_steps=4))
+    loop.train(start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4)), tmp_path, cache), score=None)
+    with pytest.raises(UserError, match="eval.metric: 'nll' in the workdir, 'loss' now"):
+        start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4, metric="loss")), tmp_path, cache)

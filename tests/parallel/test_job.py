@@ -1,0 +1,24 @@
+"""How one of several processes ends, and what it tells the others."""
+
+import errno
+from types import SimpleNamespace
+
+import pytest
+
+from t2t_flax.parallel import job
+
+
+@pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EIO, 1)])
+def test_a_full_disk_of_one_process_is_a_mistake_to_see_to(number, code, monkeypatch):
+    """Another error of the disk is a failure, after which a launcher starts all again."""
+    said, told = [], []
+    watch = SimpleNamespace(say=said.append, tell_failure=lambda *words: told.append(words), signal=None)
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(job, "end", end)
+    with pytest.raises(SystemExit) as ended:
+        job._fail(watch, OSError(number, "what it says", "/runs/metrics.jsonl"))
+    assert ended.value.code == code and told == [(code, said[0])]
+    assert "what it says: '/runs/metrics.jsonl'" in said[0] and ("Make room" in said[0]) == (code == 2)
