@@ -65,7 +65,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     sheet = flops.data_sheet_peak(jax.devices()[0])
     peaks = {
         "data_sheet": sheet and sheet * run.mesh.size,
-        "measured": flops.measured_peak(run.model.dtype) * run.mesh.size,
+        "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * run.mesh.size,
     }
     rates = [t / s for s, t, _, _ in blocks]
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -98,7 +98,8 @@ def random_store(folder: Path, vocab: int, pairs: int = 200_000):
     """Log-normal lengths of 26 tokens on average, both sides alike."""
     import numpy as np
 
-    from t2t_flax.data.store import StoreWriter, TokenStore
+    from t2t_flax.data.store import TokenStore
+    from t2t_flax.data.store_writer import StoreWriter
 
     rng = np.random.default_rng(0)
     source = np.clip(rng.lognormal(3.1, 0.6, pairs), 2, 250)

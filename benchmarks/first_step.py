@@ -44,7 +44,7 @@ def main() -> None:
         for i in range(args.repeats):
             workdir, cache = Path(name, f"run{i}"), Path(name, f"cache{i}")
             cold.append(seconds_to_first_update(workdir, cache))
-            for path in ("checkpoints", "complete.json", "metrics.jsonl"):
+            for path in ("checkpoints", "trained.json", "complete.json", "metrics.jsonl"):
                 subprocess.run(["rm", "-rf", str(workdir / path)], check=True)
             warm.append(seconds_to_first_update(workdir, cache))
             print(f"cold {cold[-1]:.1f} s, warm {warm[-1]:.1f} s", flush=True)

@@ -25,6 +25,7 @@ from t2t_flax.config import Data, Model
 from t2t_flax.data import toy
 from t2t_flax.data.batches import Batches
 from t2t_flax.data.first_fit import first_fit
+from t2t_flax.data.integrity import FILES, crc32
 from t2t_flax.data.lines import scan
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
@@ -37,7 +38,7 @@ CHUNK = 1_000_000
 def write_synthetic(folder: Path, pairs: int) -> None:
     """A store of `pairs` pairs, log-normal lengths of 26 tokens on average, both sides alike; ids are a sparse file."""
     folder.mkdir(parents=True)
-    totals, longest = {"source": 0, "target": 0}, 0
+    totals, longest = {"source": 0, "target": 0}, {"source": 0, "target": 0}
     files = {(s, p): open(folder / f"{s}.{p}", "wb") for s in totals for p in ("lengths", "offsets", "ids")}
     for start in range(0, pairs, CHUNK):
         rng, count = np.random.default_rng(start), min(CHUNK, pairs - start)
@@ -47,16 +48,27 @@ def write_synthetic(folder: Path, pairs: int) -> None:
             ends = totals[side] + np.cumsum(lengths, dtype=np.int64)
             files[side, "lengths"].write(lengths.tobytes())
             files[side, "offsets"].write((ends - lengths).astype("<i8").tobytes())
-            totals[side], longest = int(ends[-1]), max(longest, int(lengths.max()))
+            totals[side], longest[side] = int(ends[-1]), max(longest[side], int(lengths.max()))
     for side, total in totals.items():
         files[side, "ids"].truncate(2 * total)
     for file in files.values():
         file.flush()
         os.fsync(file.fileno())  # only clean pages can be dropped from the cache
         file.close()
-    sides = {side: {"tokens": total, "longest": longest, "dtype": "uint16"} for side, total in totals.items()}
-    meta = {"format_version": FORMAT_VERSION, "pairs": pairs, **sides, "digest": f"synthetic-{pairs}"}
+    sides = {
+        side: {"tokens": total, "longest": longest[side], "dtype": "uint16", "vocab_size": 1 << 16}
+        for side, total in totals.items()
+    }
+    checksums = {name: crc32(folder / name) for name in FILES}
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "pairs": pairs,
+        **sides,
+        "crc32": checksums,
+        "digest": f"synthetic-{pairs}",
+    }
     (folder / "meta.json").write_text(json.dumps(meta))
+    TokenStore.open(folder)  # verifies it, which only the first to open a store does
 
 
 def start(folder: Path, tokens: int) -> dict[str, float]:

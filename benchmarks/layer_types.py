@@ -1,6 +1,6 @@
 """The layer types of the paper's Table 1, counted and measured: formula, FLOPs, time, dependent chain, path length.
 
-    pip install matplotlib && python -m benchmarks.layer_types --out=FOLDER
+    python -m benchmarks.layer_types --out=FOLDER
 
 Writes layer_types.json and layer_types.png. Layers are the model's own mixers in their encoder form, except that the
 recurrent ones run in one direction, as Table 1 counts them, and dilated convolutions are causal, as ByteNet's. Time is
@@ -16,7 +16,6 @@ import math
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks.record import machine
 from t2t_flax.config import Model
@@ -196,10 +196,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--path_n", type=int, default=64, help="positions of the measured path")
     args = parser.parse_args()
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        sys.exit("the picture needs matplotlib: pip install matplotlib")
     lengths, widths = ([int(x) for x in text.split(",")] for text in (args.n, args.d_model))
     shape = lambda name, d: Model(d_model=d, num_heads=max(1, d // 32), **LAYERS[name]["keys"])  # noqa: E731
     layers = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t_flax.config.presets import TABLE3_ROWS
 from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told
-from t2t_flax.sweeps.results import corrected
+from t2t_flax.evaluation.significance import LEVEL, multipliers
 
 RESULTS = Path(__file__).parent / "results"
 TABLE3, PARSING = RESULTS / "table3_multi30k.json", RESULTS / "parsing_craft.json"
@@ -48,13 +48,11 @@ def table3(record: dict[str, Any]) -> str:
     """Our rows beside the paper's: each effect is a difference to base."""
     base, *others = sorted(record["rows"], key=lambda row: row["row"] != "base")
     _, paper_ppl, paper_bleu = TABLE3_ROWS["base"]
-    on_bleu = [row["against_base"] for row in others]
+    on_bleu = bleu_to_base([row["against_base"] for row in others])
     on_ppl = to_base(np.log([row["perplexity"] for row in (base, *others)]))
     own = [f"{np.mean(base['bleu']):.2f} ({_listed(base['bleu'])})", ""]
     lines = [["base", f"{paper_bleu:.1f}", *own, "", f"{paper_ppl:.2f}", _listed(base["perplexity"]), "", ""]]
-    for row, against, ppl_here in zip(others, on_bleu, on_ppl, strict=True):
-        ends = against["interval"]
-        bleu_here = Effect(against["difference"], ends["low"], ends["high"], against["p_corrected"])
+    for row, bleu_here, ppl_here in zip(others, on_bleu, on_ppl, strict=True):
         _, ppl, bleu = TABLE3_ROWS[row["row"]]
         lines.append([
             f"{row['row']}: {_CHANGES[row['row']]}",
@@ -83,12 +81,21 @@ def table3(record: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """A row's difference to base, its 95 % interval, and p corrected for the number of rows."""
+    """A row's difference to base, its 95 % interval and its two-sided p, both corrected for the number of rows."""
 
     difference: float
     low: float
     high: float
     p_value: float
+
+
+def bleu_to_base(against: list[dict[str, Any]]) -> list[Effect]:
+    """The effect of each row but the first, from what the sweep's record says of it; chance over sentences and seeds."""
+    chance = [
+        (2 * row["seed_spread"] ** 2 / len(row["pairs"]), row["freedom"], row["sentence_spread"] ** 2)
+        for row in against
+    ]
+    return _effects([row["difference"] for row in against], chance)
 
 
 def to_base(scores: np.ndarray) -> list[Effect]:
@@ -97,14 +104,21 @@ def to_base(scores: np.ndarray) -> list[Effect]:
     """
     variance, freedom = spread_over_seeds({index: score for index, score in np.ndenumerate(scores)})
     differences = (scores[1:] - scores[0]).mean(axis=1).tolist()
-    found = [students_t(mean, 2 * variance / scores.shape[1], freedom, 0.0) for mean in differences]
-    p_values = corrected([p_value for _, _, p_value in found], named=True)
-    return [Effect(d, low, high, p) for d, (low, high, _), p in zip(differences, found, p_values, strict=True)]
+    return _effects(differences, [(2 * variance / scores.shape[1], freedom, 0.0)] * len(differences))
+
+
+def _effects(differences: list[float], chance: list[tuple[float, int, float]]) -> list[Effect]:
+    p_values = [students_t(mean, *of)[2] for mean, of in zip(differences, chance, strict=True)]
+    found = []
+    for mean, of, p, times in zip(differences, chance, p_values, multipliers(p_values, named=True), strict=True):
+        low, high, _ = students_t(mean, *of, level=LEVEL / times)
+        found.append(Effect(mean, low, high, min(1.0, p * times)))
+    return found
 
 
 def effect(of: str, paper: float, here: Effect) -> str:
     """Whether a difference to base points the way that it does in the paper."""
-    sure = here.p_value < 0.05
+    sure = here.p_value < LEVEL
     if abs(paper) < _NO_EFFECT[of]:
         return "none in the paper, one here" if sure else "none in the paper, none sure here"
     if not sure:
@@ -179,10 +193,11 @@ The paper trains 65 M parameters for 100,000 updates of 25,000 tokens and gives 
 every width is an eighth of the paper's and every depth half of it, so that all ratios between rows are the paper's; a row is
 trained with two seeds, all for the same number of updates. Perplexity is by piece, on the test set.
 
-*To base* is the difference of the means, its 95 % interval, and p corrected for the number of rows (Holm); from 0.05 on an
-effect is inconclusive. Two seeds of one row say next to nothing about their spread, so it is estimated from all rows together,
-which takes them to vary alike, as in the table of `sweep --report`. For BLEU the choice of sentences is in the interval too
-(paired bootstrap); for perplexity it is not: what is said of it holds for this test set."""
+*To base* is the difference of the means, its 95 % interval and its two-sided p, both corrected for the number of rows (Holm):
+where p is 0.05 or more the interval holds 0, and the effect is inconclusive. Two seeds of one row say next to nothing about
+their spread, so it is estimated from all rows together, which takes them to vary alike, as in the table of `sweep --report`. For
+BLEU the choice of sentences is in the interval too (paired bootstrap); for perplexity it is not: what is said of it holds for
+this test set."""
 
 _READ = """\
 What this says:

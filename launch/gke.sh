@@ -10,11 +10,16 @@ name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topol
 cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes=''
 parse "name image slices hosts chips accelerator topology restarts cluster zone machine spot jobset_version nodes" "$@"
 need name
+number 0 restarts
+number 1 slices hosts chips
 
 json() { # the words as a JSON list
-  local word words=''
+  local word words='' code hex char
   for word in "$@"; do
-    word=${word//\\/\\\\} && word=${word//\"/\\\"} && word=${word//$'\n'/\\n} && word=${word//$'\t'/\\t}
+    word=${word//\\/\\\\} && word=${word//\"/\\\"}
+    for ((code = 1; code < 32; code++)); do # control characters; a word has no NUL
+      printf -v hex %02x "$code" && printf -v char %b "\\x$hex" && word=${word//"$char"/\\u00$hex}
+    done
     words+=", \"$word\""
   done
   echo "[${words#, }]"

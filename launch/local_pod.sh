@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # N copies of one command on this machine, as if they were N hosts: CPU devices, collectives over the loopback.
 #   launch/local_pod.sh N [--restarts=R] [--restart-with=M] [--grace=S] [--dry-run] -- COMMAND...
-# Output lines begin with "[process] ". Exit code: 0 all finished; 2 a mistake (never restarted); 75 stopped with
-# everything saved; 1 anything else. When one process ends badly the others get S seconds (30), then are killed, and
+# Output lines begin with "[process] ". Exit code: 0 all finished; 2 a mistake, 3 diverged (never restarted); 75 stopped
+# with everything saved; 1 anything else. When one process ends badly the others get S seconds (30), then are killed, and
 # all start again: R times at most, on M processes. SIGTERM, SIGINT, SIGHUP go to all, and then nothing restarts.
 set -u && exec 8>&2
 restarts=0 restart_with='' grace=30 dry='' signal='' again='' pids=() codes=() groups=''
@@ -71,7 +71,7 @@ pod() { # starts all processes and waits for all; fills `codes`
 for ((attempt = 1; ; attempt++)); do
   pids=() codes=() && pod "$@"
   [[ ${codes[*]-none} =~ [^0\ ] ]] || exit 0
-  [[ " ${codes[*]-} " != *" 2 "* ]] || exit 2
+  case " ${codes[*]-} " in *\ 2\ * | *\ 126\ * | *\ 127\ *) exit 2 ;; *\ 3\ *) exit 3 ;; esac # 126, 127: no command
   if [ -n "$signal" ] || ((attempt > restarts)); then break; fi
   n=${restart_with:-$n} && say "restart $attempt of $restarts, with $n processes"
 done

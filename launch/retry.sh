@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs a command again until it has finished: on each host, where nothing else restarts it.
 # usage: launch/retry.sh [--restarts=R] [--delay=S] [--exit-file=FILE] -- COMMAND...
-# Exit code 0 (finished) and 2 (a mistake) end it, everything else is restarted after S seconds, R times at most. The
-# delay is longer than the other hosts need to end, so that all meet again. SIGTERM and SIGINT go to the command, and
-# then nothing restarts. The last exit code is written to FILE.
+# Exit codes 0 (finished), 2 (a mistake) and 3 (diverged) end it, everything else is restarted after S seconds, R times at
+# most. A command that cannot be started (126, 127) is a mistake: 2. The delay is longer than the other hosts need to end,
+# so that all meet again. SIGTERM and SIGINT go to the command, and then nothing restarts. The last exit code is written
+# to FILE.
 set -u
 restarts=20 delay=30 exit_file='' stopped='' child='' attempt=0
 while (($#)) && [ "$1" != -- ]; do
@@ -15,7 +16,7 @@ while (($#)) && [ "$1" != -- ]; do
   esac
   shift
 done
-(($# > 1)) && [[ $restarts =~ ^[0-9]+$ && $delay =~ ^[0-9]+$ ]] || {
+(($# > 1)) && [[ $restarts =~ ^(0|[1-9][0-9]{0,5})$ && $delay =~ ^(0|[1-9][0-9]{0,5})$ ]] || {
   sed -n '3s/^# *//p' "$0" >&2
   exit 2
 }
@@ -37,7 +38,10 @@ while [ -z "$stopped" ]; do
   [ -z "$stopped" ] || kill -TERM $child
   wait_for $child
   code=$?
-  if ((code == 0 || code == 2 || attempt >= restarts)) || [ -n "$stopped" ]; then break; fi
+  if ((code == 126 || code == 127)); then
+    echo "retry: exit code $code, the command cannot be started" >&2 && code=2
+  fi
+  if ((code == 0 || code == 2 || code == 3 || attempt >= restarts)) || [ -n "$stopped" ]; then break; fi
   attempt=$((attempt + 1))
   echo "retry: exit code $code; restart $attempt of $restarts in $delay s" >&2
   sleep "$delay" &

@@ -36,6 +36,15 @@ need() { # the named flags must have a value
   for key in "$@"; do [ -n "${!key}" ] || mistake "--${key//_/-} is missing"; done
 }
 
+number() { # the named flags are whole numbers of at least $1
+  local least=$1 key
+  for key in "${@:2}"; do
+    if ! [[ ${!key} =~ ^(0|[1-9][0-9]{0,8})$ ]] || ((${!key} < least)); then
+      mistake "--${key//_/-}=${!key}: expected a whole number, $least or more"
+    fi
+  done
+}
+
 quoted() { # the words as one line that a shell reads back as the same words
   local word line='' quote="'\\''"
   for word in "$@"; do

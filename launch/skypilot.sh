@@ -3,11 +3,13 @@
 # usage: launch/skypilot.sh create|run|logs|resume|delete --name=NAME [--accelerators=tpu-v6e-16] [--nodes=1]
 #   [--infra=gcp/us-east5-b] [--spot=yes|no] [--restarts=20] [--dry-run] [-- COMMAND...]
 # `create` checks the credentials: `run` makes the machines, and SkyPilot takes them down at the end. --workdir must be
-# one that outlives the machines (gs://..., s3://...); `resume` is `run` with the same one.
+# one that outlives the machines (gs://..., or a bucket that is mounted); `resume` is `run` with the same one.
 source "$(dirname "$0")/shared.sh"
 name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes restarts=20
 parse "name accelerators nodes infra spot restarts" "$@"
 need name
+number 0 restarts
+number 1 nodes
 case $spot in
   yes) spot=--use-spot ;;
   no) spot=--no-use-spot ;;

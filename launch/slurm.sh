@@ -8,6 +8,8 @@ source "$(dirname "$0")/shared.sh"
 name='' nodes=1 tasks_per_node='' gpus_per_node=0 time='' partition='' options='' restarts=20
 parse "name nodes tasks_per_node gpus_per_node time partition options restarts" "$@"
 need name
+number 0 restarts gpus_per_node
+number 1 nodes
 : "${tasks_per_node:=$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 ((gpus_per_node == 0 || tasks_per_node == gpus_per_node)) ||
   mistake "--tasks-per-node=$tasks_per_node with --gpus-per-node=$gpus_per_node: JAX gives each task one GPU"

@@ -4,25 +4,41 @@
 #   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20] [--dry-run] [-- COMMAND...]
 # `run` copies what is committed (HEAD) to every host and starts the command there; `resume` is `run` with the same
 # --workdir, which must be one that all hosts share (gs://...). Each host restarts its process (launch/retry.sh).
+# `status` prints `running`, `never` (nothing was started) or the exit code of the last run; of another command than the
+# one that follows --, it prints `other-` before it.
 source "$(dirname "$0")/shared.sh"
 name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20
 parse "name zone project accelerator version spot restarts" "$@"
 need name zone
+number 0 restarts
 where=("--zone=$zone" ${project:+"--project=$project"})
 vm=(gcloud compute tpus tpu-vm)
+mark=$(quoted ${command[@]+"${command[@]}"} | cksum | tr ' ' -) # of the command, to tell its runs from others
 
 start() {
-  local archive="${TMPDIR:-/tmp}/t2t_flax-$name.tgz" remote
-  run git -C "$here/.." archive --format=tar.gz --output="$archive" HEAD
-  run "${vm[@]}" scp "$archive" "$name:t2t_flax.tgz" --worker=all "${where[@]}"
+  local folder="${TMPDIR:-/tmp}/t2t_flax.XXXXXX" remote
+  if [ -z "$dry_run" ]; then # a folder of its own: nobody else can have put a link there
+    folder=$(mktemp -d "$folder")
+    # shellcheck disable=SC2064 # the folder of now
+    trap "rm -rf '$folder'" EXIT
+  fi
+  run git -C "$here/.." archive --format=tar.gz --output="$folder/t2t_flax.tgz" HEAD
+  run "${vm[@]}" scp "$folder/t2t_flax.tgz" "$name:t2t_flax.tgz" --worker=all "${where[@]}"
   # A lock per host, so that two runs never share the chips; uv, because the images' own Python may be older than 3.11.
   remote="touch t2t.lock && { flock -n t2t.lock true || { echo 'a run is going on here' >&2; exit 1; }; } && \
 rm -rf t2t_flax && mkdir t2t_flax && tar -xzf t2t_flax.tgz -C t2t_flax && cd t2t_flax && \
 python3 -m pip install --quiet --user uv && { [ -d ../t2t_venv ] || python3 -m uv venv --python 3.12 ../t2t_venv; } && \
 python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[tpu]' && \
-export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && { nohup flock -n ../t2t.lock \
-launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") >>../t2t.log 2>&1 </dev/null & }"
+export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && rm -f ../t2t.exit && echo $mark >../t2t.command && \
+{ nohup flock -n ../t2t.lock launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") \
+>>../t2t.log 2>&1 </dev/null & }"
   run "${vm[@]}" ssh "$name" --worker=all "${where[@]}" --command="$remote"
+}
+status() {
+  local whose=''
+  ((${#command[@]} == 0)) || whose="[ \"\$(cat t2t.command 2>/dev/null)\" = $mark ] || [ ! -e t2t.command ] || printf other-; "
+  run "${vm[@]}" ssh "$name" --worker=0 "${where[@]}" --command \
+    "${whose}if [ -e t2t.lock ] && ! flock -n t2t.lock true; then echo running; else cat t2t.exit 2>/dev/null || echo never; fi"
 }
 
 case $action in
@@ -31,10 +47,7 @@ case $action in
     ;;
   run | resume) start ;;
   logs) run "${vm[@]}" ssh "$name" --worker=0 "${where[@]}" --command='tail -n 200 -F t2t.log' ;;
-  status) # running, never (nothing was started), or the exit code of the last run
-    run "${vm[@]}" ssh "$name" --worker=0 "${where[@]}" --command \
-      'if [ -e t2t.lock ] && ! flock -n t2t.lock true; then echo running; else cat t2t.exit 2>/dev/null || echo never; fi'
-    ;;
+  status) status ;;
   delete) run "${vm[@]}" delete "$name" "${where[@]}" --quiet ;;
   *) mistake "unknown sub-command '$action'" ;;
 esac

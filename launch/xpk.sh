@@ -8,12 +8,14 @@ source "$(dirname "$0")/shared.sh"
 cluster='' name='' tpu_type=v5litepod-16 slices=1 zone='' project='' image='' capacity=on-demand restarts=20 everything=''
 parse "cluster name tpu_type slices zone project image capacity restarts everything" "$@"
 need cluster name
+number 0 restarts
+number 1 slices
 [[ $capacity == on-demand || $capacity == spot ]] || mistake "--capacity=$capacity: expected on-demand or spot"
 where=("--cluster=$cluster" ${zone:+"--zone=$zone"} ${project:+"--project=$project"})
 
 start() {
   need image
-  # Without 1 and 75 xpk restarts only after 42 and 127 to 255; 2, a mistake, is left out.
+  # By itself xpk restarts after 42 and 127 to 255; 2 (a mistake) and 3 (diverged) are not added.
   run xpk workload create --workload="$name" "${where[@]}" --tpu-type="$tpu_type" --num-slices="$slices" \
     --docker-image="$image" --max-restarts="$restarts" --restart-on-exit-codes=1,75 \
     --termination-grace-period-seconds=300 --env=PYTHONUNBUFFERED=1 --command="$(quoted "${command[@]}")"

@@ -1,5 +1,6 @@
 """`python -m t2t_flax COMMAND ...`"""
 
+import errno
 import importlib
 import sys
 
@@ -18,9 +19,14 @@ COMMANDS = {
     "explain": "what a run will be, and in what it leaves a preset; every config key",
 }
 
+# A path that is a folder and should be a file, or the other way round, and so on: no restart will help.
+_WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0 finished, 75 stopped with everything saved, 2 user error, 1 other."""
+    """Runs a command; returns the exit code: 0 finished, 75 stopped with everything saved, 2 user error,
+    3 diverged, 1 other.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
@@ -49,10 +55,13 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         from t2t_flax.files import is_full
 
-        if not is_full(error):
-            raise
-        print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)
-        return USER_ERROR
+        if is_full(error):
+            print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)
+            return USER_ERROR
+        if error.errno in _WRONG_PATH:
+            print(f"t2t_flax {argv[0]}: {error}. Give another path.", file=sys.stderr)
+            return USER_ERROR
+        raise
 
 
 def usage() -> str:

@@ -1,6 +1,7 @@
 """Settings of the process that must be made before JAX starts, and of the processes that it starts."""
 
 import ctypes
+import importlib.util
 import logging
 import os
 import signal
@@ -25,17 +26,17 @@ def prepare_process(config: Config) -> list[str]:
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.ERROR)
-    done = []
-    if _cpu_is_likely():
-        if config.train.cpu_allocator:
-            done.append(keep_freed_memory())
-        import jax
-
-        if config.mesh.cpu_devices > 1:
-            jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
-            done.append(f"CPU divided into {config.mesh.cpu_devices} devices")
+    done, platform = [], likely_platform()
+    if platform == "cpu" and config.train.cpu_allocator:
+        done.append(keep_freed_memory())
+    if platform == "gpu" and config.train.deterministic:
+        done.append(only_deterministic_kernels())
     import jax
 
+    if config.mesh.cpu_devices > 1:  # of the CPU alone, so no harm is done where JAX then finds an accelerator
+        jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
+        if platform == "cpu":
+            done.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     if config.train.compile_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -58,6 +59,16 @@ def keep_freed_memory() -> str:
     return "allocator: freed memory is kept (train.cpu_allocator)"
 
 
+def only_deterministic_kernels() -> str:
+    """Adds XLA's flag for GPUs to XLA_FLAGS, which it reads when it starts: no atomic adds, and no autotuning, which may choose
+    another kernel in another process.
+    """
+    flag = "--xla_gpu_deterministic_ops=true"
+    given = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*(word for word in given if not word.startswith(flag.split("=")[0])), flag])
+    return "GPU: deterministic kernels alone (train.deterministic)"
+
+
 ALONE = "T2T_ALONE"
 """Set for a child that is a run of its own, whatever pod or cluster surrounds its parent."""
 
@@ -67,7 +78,8 @@ def child_environment(**more: str) -> dict[str, str]:
     folder in which the child starts holds another one.
     """
     package = str(Path(__file__).parents[1])
-    path = os.pathsep.join(dict.fromkeys([package, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    path = os.pathsep.join(dict.fromkeys([package, *map(os.path.abspath, inherited)]))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
@@ -91,9 +103,37 @@ def in_child(*words: str) -> int:
     return STOPPED if asked else code
 
 
-def _cpu_is_likely() -> bool:
-    """Whether JAX will run on CPU, judged without starting it: no TPU or GPU device file, or CPU asked for."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms:
-        return platforms.split(",")[0] == "cpu"
-    return not any(os.path.exists(path) for path in ("/dev/accel0", "/dev/vfio/0", "/dev/nvidiactl"))
+def likely_platform() -> str:
+    """Where JAX will run, judged without starting it: "cpu", "gpu" or "tpu". An accelerator counts where there is a device
+    and a backend of JAX for it is installed.
+    """
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if asked:
+        return "gpu" if asked in ("cuda", "rocm") else asked
+    for platform, devices, packages in _ACCELERATORS:
+        if any(map(os.path.exists, devices)) and any(map(_installed, packages)):
+            return platform
+    return "cpu"
+
+
+# Platform, device files, and the packages one of which JAX needs for them.
+_ACCELERATORS = (
+    (
+        "gpu",
+        ("/dev/nvidiactl", "/dev/dxg"),
+        ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
+    ),
+    ("tpu", ("/dev/accel0", "/dev/vfio/0"), ("libtpu",)),
+    (
+        "gpu",
+        ("/dev/kfd",),
+        ("jax_rocm60_plugin", "jax_rocm7_plugin", "jax_plugins.xla_rocm60", "jax_plugins.xla_rocm7"),
+    ),
+)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that holds it
+        return False

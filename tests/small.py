@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config, Data, Model, Optimizer
-from t2t_flax.data.store import StoreWriter, TokenStore
+from t2t_flax.data.store import TokenStore
+from t2t_flax.data.store_writer import StoreWriter
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.state import init_state, make_model

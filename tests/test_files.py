@@ -1,8 +1,12 @@
 """A file is whole or not there."""
 
+import errno
+import os
+
 import pytest
 from etils import epath
 
+from t2t_flax import files
 from t2t_flax.files import is_full, is_passing, write_whole
 
 
@@ -44,7 +48,46 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_file(code):
 
 
 @pytest.mark.parametrize(
-    "error", [HttpError(404), HttpError(412), ValueError("checksum"), OSError(5, "Input/output error")]
+    "error", [HttpError(404), HttpError(412), ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")]
 )
 def test_what_does_say_something_about_it(error):
     assert not is_passing(error) and not is_full(error)
+
+
+def test_a_file_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    """And its folder after that: a power cut leaves the old file or the new one, never an empty one."""
+    calls = []
+    paths = {}
+    real_open, real_fsync = os.open, os.fsync
+
+    def opened(path, *args, **keys):
+        descriptor = real_open(path, *args, **keys)
+        paths[descriptor] = os.fspath(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", lambda d: (calls.append((paths[d], (tmp_path / "a").exists())), real_fsync(d)))
+    files.write_whole(tmp_path / "a", "x")
+    assert [(path.split(".partial-")[0], there) for path, there in calls] == [
+        (str(tmp_path / "a"), False),
+        (str(tmp_path), True),
+    ]
+
+
+def test_a_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
+    """`exists` is False for any error: a run whose checkpoints cannot be listed would begin anew."""
+
+    def fail(*args, **keys):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    assert files.numbered(tmp_path / "none") == [] and files.read_if_there(tmp_path / "none") is None
+    for name in ("listdir", "scandir", "stat"):
+        monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OSError, match="Stale"):
+        files.numbered(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE])
+def test_a_disk_or_network_that_fails_now_says_nothing_about_the_file(number):
+    assert is_passing(OSError(number, os.strerror(number)))
+    assert is_passing(ValueError(f"Error opening file [OS error {number}: {errno.errorcode[number]}]"))

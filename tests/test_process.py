@@ -1,5 +1,6 @@
 """Processes that a command starts."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -7,9 +8,11 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from t2t_flax import process
+from t2t_flax.config import Config, Train
 from t2t_flax.errors import STOPPED
 from t2t_flax.version import __version__
 
@@ -72,3 +75,45 @@ def test_a_child_runs_this_code_wherever_it_starts(tmp_path):
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_child_that_ends_by_itself_tells_its_exit_code(package, tmp_path, code):
     assert process.in_child(str(tmp_path / "pid"), str(code)) == code
+
+
+@pytest.mark.parametrize(("platforms", "asked"), [("cuda", True), ("cuda,cpu", True), ("cpu", False), ("tpu", False)])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_kernels_are_asked_for_on_a_gpu_alone(monkeypatch, platforms, asked, deterministic):
+    """train.deterministic; other flags in XLA_FLAGS stay, and one that says otherwise gives way."""
+    given = "--xla_gpu_deterministic_ops=false --xla_some_flag=1"
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setenv("XLA_FLAGS", given)
+    config = Config(train=Train(deterministic=deterministic, compile_cache="", cpu_allocator=False))
+    done = process.prepare_process(config)
+    wanted = asked and deterministic
+    assert os.environ["XLA_FLAGS"] == ("--xla_some_flag=1 --xla_gpu_deterministic_ops=true" if wanted else given)
+    assert any("deterministic" in text for text in done) == wanted
+
+
+@pytest.mark.parametrize(
+    ("devices", "packages", "platforms", "expected"),
+    [
+        ([], [], "", "cpu"),
+        (["/dev/nvidiactl"], [], "", "cpu"),  # a GPU, and the jaxlib of the CPU
+        (["/dev/nvidiactl"], ["jax_cuda12_plugin"], "", "gpu"),
+        ([], ["jax_cuda12_plugin"], "", "cpu"),
+        (["/dev/accel0"], ["libtpu"], "", "tpu"),
+        (["/dev/nvidiactl"], ["libtpu"], "", "cpu"),
+        (["/dev/accel0"], ["libtpu"], "cpu", "cpu"),
+        ([], [], "cuda,cpu", "gpu"),
+    ],
+)
+def test_the_platform_is_one_whose_device_and_backend_are_there(monkeypatch, devices, packages, platforms, expected):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(process.os.path, "exists", devices.__contains__)
+    monkeypatch.setattr(process, "_installed", packages.__contains__)
+    assert process.likely_platform() == expected
+
+
+def test_the_cpu_is_divided_whatever_is_expected(monkeypatch):
+    updates = {}
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setattr(process, "likely_platform", lambda: "tpu")
+    config = dataclasses.replace(Config(), mesh=dataclasses.replace(Config().mesh, cpu_devices=3))
+    assert process.prepare_process(config) == [] and updates["jax_num_cpu_devices"] == 3

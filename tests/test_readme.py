@@ -12,13 +12,7 @@ def test_files_of_the_tree_exist():
     for name in re.findall(r"^  (\w+)/ ", tree, re.M):
         assert (ROOT / "t2t_flax" / name).is_dir()
     for folder in (path.parent for path in (ROOT / "t2t_flax").glob("*/__init__.py")):
-        row = re.search(rf"^  {folder.name}/ +(.*?)(?=^  \w|^\w)", tree, re.M | re.S)
-        assert row, f"the tree lacks {folder.name}/"
-        if folder.name == "commands":
-            continue
-        for module in folder.glob("[a-z]*.py"):
-            named = re.search(rf"\b{module.stem.partition('_')[0]}(_|\b|\*)", row[1])
-            assert named, f"{folder.name}/{module.name} is not in the tree"
+        assert re.search(rf"^  {folder.name}/ ", tree, re.M), f"the tree lacks {folder.name}/"
     for name in re.findall(r"^(\w+)/ ", tree, re.M):
         assert (ROOT / name).is_dir(), name
 

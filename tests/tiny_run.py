@@ -6,9 +6,9 @@ import jax
 from etils import epath
 from small import small_config
 
-from t2t_flax.commands.train import adopt_config
 from t2t_flax.data.corpus import prepare_corpus
 from t2t_flax.training.run import assemble
+from t2t_flax.training.workdir import adopt_config
 
 
 def tiny_run(workdir, steps=12, **groups):

@@ -1,5 +1,7 @@
 """`average`: the mean of checkpoints as a workdir of its own."""
 
+import argparse
+
 from t2t_flax.commands import flags
 from t2t_flax.errors import UserError
 from t2t_flax.process import prepare_process
@@ -14,30 +16,34 @@ def run(argv: list[str]) -> int:
         epilog="Examples:\n"
         "  python -m t2t_flax average --workdir=runs/toy --last=5 --output=runs/toy-mean\n"
         "  python -m t2t_flax average --workdir=runs/toy --steps=500,1000 --output=runs/toy-mean\n"
-        "  python -m t2t_flax average --workdir=runs/a --workdir=runs/b --last=1 --output=runs/mean",
+        "  python -m t2t_flax average --workdir=runs/a --workdir=runs/b --last=1 --output=runs/mean\n"
+        "  python -m t2t_flax average --workdir=runs/toy --best --output=runs/toy-best",
     )
     arguments.add_argument(
         "--workdir", required=True, action="append", metavar="DIR", help="folder of a run; may be given several times"
     )
-    arguments.add_argument("--last", type=int, default=0, metavar="N", help="the last N checkpoints of each")
+    arguments.add_argument("--last", type=flags.count(1), default=0, metavar="N", help="the last N checkpoints of each")
     arguments.add_argument("--steps", metavar="A,B,...", help="these checkpoints of each instead")
+    arguments.add_argument(
+        "--best", action="store_true", help="the checkpoint of each with the best eval.metric instead"
+    )
     arguments.add_argument("--output", required=True, metavar="DIR", help="folder to be made")
     args, overrides = flags.parse(arguments, argv)
     steps = _steps(args.steps) if args.steps else []
-    if bool(steps) == bool(args.last) or args.last < 0:
-        raise UserError("say which checkpoints: either --last=N with N of at least 1, or --steps=A,B,...")
+    if [bool(steps), bool(args.last), args.best].count(True) != 1:
+        raise UserError("say which checkpoints: either --last=N with N of at least 1, or --steps=A,B,..., or --best")
 
     from t2t_flax.evaluation.average import average
     from t2t_flax.evaluation.load import stored_config
 
     prepare_process(stored_config(args.workdir[0], overrides))
-    taken = average(args.workdir, args.output, last=args.last, steps=steps, overrides=overrides)
+    taken = average(args.workdir, args.output, last=args.last, steps=steps, best=args.best, overrides=overrides)
     print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in taken))
     return 0
 
 
 def _steps(text: str) -> list[int]:
     try:
-        return [int(step) for step in text.split(",")]
-    except ValueError:
+        return [flags.count()(step) for step in text.split(",")]
+    except argparse.ArgumentTypeError:
         raise UserError(f"--steps={text}: expected step numbers, as in --steps=500,1000.") from None

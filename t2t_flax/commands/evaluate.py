@@ -20,13 +20,16 @@ def run(argv: list[str]) -> int:
     """Exit code 0 when the record is written, or two records are compared."""
     arguments = flags.parser(
         "evaluate",
-        "Decodes and scores a split with a trained run, and writes WORKDIR/eval/<split>-<step>.json (for an average of n\n"
-        "<split>-<step>-mean<n>.json) beside the hypotheses and the references. Needs the workdir and the split's\n"
-        "text; runs on any hardware.",
+        "Decodes and scores test sets with a trained run, and writes a record of each beside the hypotheses and the\n"
+        "references: WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). Another text or other\n"
+        "settings than the run's own get a record of their own, with a digest in its name: none replaces another's.\n"
+        "Needs the workdir and the text; runs on any hardware.",
         epilog="The record of a translation holds three BLEUs, each with a sentence that says how it was computed: sacrebleu\n"
-        "(detokenised text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); that of a\n"
-        "parser labelled F1 by EVALB's rules.\n\n"
-        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text.\n\n"
+        "(detokenised text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf,\n"
+        "chrf++ and ter (lower is better). That of a parser holds labelled F1 by EVALB's rules.\n\n"
+        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
+        "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
+        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.\n\n"
         "Several --workdir and --step: each run's every step, one after the other, and a table with differences to the\n"
         "first. What is there already is not decoded again; give the same command to go on after a kill.",
     )
@@ -35,18 +38,20 @@ def run(argv: list[str]) -> int:
     of.add_argument(
         "--record", metavar="FILE.json", help="a record instead of a run: decodes nothing, only does --compare"
     )
-    arguments.add_argument("--split", choices=("valid", "test"), help="default: test")
+    arguments.add_argument(
+        "--split", metavar="SET", help="valid, test (default; all sets of config.data.test), or the name of a test set"
+    )
     flags.add_checkpoint(arguments, several=True)
     arguments.add_argument(
         "--compare",
         metavar="FILE.json",
-        help="record of another system on the same test set: score difference, its 95 %% interval and p-value by paired "
-        "bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
+        help="record of another system on the same test set: score difference, its 95 %% interval and two-sided p-value by "
+        "paired bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
     )
     arguments.add_argument(
         "--compare-score",
         metavar="SCORE",
-        help="what --compare looks at: sacrebleu (default), tokenized_bleu, paper_bleu; in parsing f1",
+        help="what --compare looks at: sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; in parsing f1",
     )
     arguments.add_argument(
         "--table", metavar="FILE.csv", help="where the table of several runs or steps is written too"
@@ -69,80 +74,100 @@ def run(argv: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    from t2t_flax.data.corpus import sets_of
     from t2t_flax.evaluation.compare import check_comparable, planned, read_record
     from t2t_flax.evaluation.load import stored_config
+    from t2t_flax.evaluation.scores import check_metrics
 
     other = read_record(args.compare) if args.compare else None
     config = stored_config(args.workdir, overrides)
+    sets = sets_of(config, args.split or "test")
+    if other and len(sets) > 1:
+        raise UserError(f"--compare is of one test set: give --split=NAME too, one of {', '.join(sets)}.")
+    check_metrics(config)
     if other:  # what cannot be compared is told before the decoding, not after it
-        ours = planned(config, args.split or "test")
+        ours = planned(config, sets[0])
         check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
-    return run_job(config.distributed, lambda watch: _job(args, overrides, watch))
+    return run_job(config.distributed, lambda watch: _job(args, sets, overrides, watch))
 
 
-def _job(args: argparse.Namespace, overrides: dict[str, str], watch: Watch) -> int:
+def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], watch: Watch) -> int:
     from t2t_flax.evaluation.compare import compare, describe
-    from t2t_flax.evaluation.evaluate import evaluate, record_name, summary, write_record
+    from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary, write_record
     from t2t_flax.evaluation.load import load
 
     say = watch.pod.say
     check_shared(watch.pod, epath.Path(args.workdir), "--workdir")
     with watch.giving_up("evaluating"):
-        loaded = load(args.workdir, step=args.step, average=args.average, overrides=overrides, pod=watch.pod)
-        path = loaded.workdir / "eval" / f"{record_name(loaded, args.split or 'test')}.json"
-        if args.compare and path.resolve() == epath.Path(args.compare).resolve():
+        which = dict(step=args.step, average=args.average, best=args.best)
+        loaded = load(args.workdir, **which, overrides=overrides, pod=watch.pod)
+        if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
             raise UserError(
                 f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
                 ".ref.txt, to another folder and compare with the copy."
             )
-        with flags.decode_progress(watch) as progress:
-            record, triples = evaluate(loaded, args.split or "test", progress=progress, pod=watch.pod)
-        print_samples(triples, loaded.config.eval.samples, say)
-        say(summary(record))
-        if args.compare and watch.pod.lead:
-            record["compare"] = compare(path, args.compare, score=args.compare_score or "")
-            write_record(path, record)
-            say(describe(record["compare"]))
-        say(f"record: {path}")
+        for name in sets:
+            with flags.decode_progress(watch) as progress:
+                record, triples = evaluate(loaded, name, progress=progress, pod=watch.pod)
+            path = path_of(loaded, record)
+            print_samples(triples, loaded.config.eval.samples, say)
+            say(summary(record))
+            if args.compare and watch.pod.lead:
+                record["compare"] = compare(path, args.compare, score=args.compare_score or "")
+                write_record(path, record)
+                say(describe(record["compare"]))
+            say(f"record: {path}")
         watch.pod.barrier("evaluated")
     return 0
 
 
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Each in a process of its own: what must be set before JAX starts differs from run to run."""
+    from t2t_flax.data.corpus import sets_of
+    from t2t_flax.evaluation.load import stored_config
     from t2t_flax.evaluation.many import COLUMNS, check_runs, comparison, existing_record
+    from t2t_flax.evaluation.parameters import Choice
     from t2t_flax.parallel.start import alone
     from t2t_flax.sweeps.report import csv_text, text_table
 
     alone("an evaluation of several runs")
-    split = args.split or "test"
+    sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
-    check_runs(args.workdir, split, args.compare_score or "", overrides)  # told before any decoding
-    records, names, failed = [], [], []
+    for name in sets:
+        check_runs(args.workdir, name, args.compare_score or "", overrides)  # told before any decoding
+    records, names, failed = {name: [] for name in sets}, [], []
     for workdir, step in wanted:
-        which = workdir, split, step, args.average, overrides
-        record = existing_record(*which)
-        if record is None:
-            words = [f"--workdir={workdir}", f"--split={split}", f"--average={args.average}"]
-            words += [f"--step={step}"] if step is not None else []
-            words += [f"--config.{key}={value}" for key, value in overrides.items()]
-            print(f"== {' '.join(words)}", flush=True)
-            code = in_child("evaluate", *words)
-            if code == STOPPED:
-                print("stopped; give the same command again to go on")
-                return STOPPED
-            record = None if code else existing_record(*which)
+        choice = Choice(step, args.average, args.best)
+        for name in sets:
+            record = existing_record(workdir, name, choice, overrides)
             if record is None:
-                why = f"exit code {code}" if code else "its checkpoints changed meanwhile"
-                failed.append(f"{workdir}{'' if step is None else f' step {step}'} ({why})")
-        records.append(record)
+                words = [f"--workdir={workdir}", f"--split={name}"]
+                words += [f"--step={step}"] if step is not None else []
+                words += [f"--average={args.average}"] if args.average else []
+                words += ["--best"] if args.best else []
+                words += [f"--config.{key}={value}" for key, value in overrides.items()]
+                print(f"== {' '.join(words)}", flush=True)
+                code = in_child("evaluate", *words)
+                if code == STOPPED:
+                    print("stopped; give the same command again to go on")
+                    return STOPPED
+                record = None if code else existing_record(workdir, name, choice, overrides)
+                if record is None:
+                    why = f"exit code {code}" if code else "its checkpoints, or this code, changed meanwhile"
+                    what = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
+                    failed.append(f"{what} ({why})")
+            records[name].append(record)
         names.append(workdir)
-    if any(records):
-        lines = comparison(records, names, args.compare_score or "")
-        print(text_table(COLUMNS, lines))
-        if args.table:
-            write_whole(args.table, csv_text(COLUMNS, lines))
+    lines = []
+    for name in sets:
+        if any(records[name]):
+            table = comparison(records[name], names, args.compare_score or "")
+            print("\n".join([f"{name}:"] * (len(sets) > 1) + [text_table(COLUMNS, table)]))
+            lines += [[*line, name] for line in table]
+    if args.table and lines:
+        header, width = (*COLUMNS, "set"), len(COLUMNS) + (len(sets) > 1)
+        write_whole(args.table, csv_text(header[:width], [line[:width] for line in lines]))
     if failed:
         print(f"t2t_flax evaluate: not evaluated: {', '.join(failed)}", file=sys.stderr)
     return FAILURE if failed else OK
@@ -153,7 +178,7 @@ def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int
 
     if not args.compare:
         raise UserError("--record is there to be compared: give --compare=OTHER_RECORD.json too.")
-    given = {"--split": args.split, "--step": args.step, "--average": args.average} | {
+    given = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
         f"--config.{key}": value for key, value in overrides.items()
     }
     without_effect = [flag for flag, value in given.items() if value]

@@ -66,9 +66,10 @@ def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
     if args.config and args.workdir:
         raise UserError("give --config or --workdir, not both.")
     if args.workdir:
-        from t2t_flax.evaluation.load import stored_config
+        from t2t_flax.evaluation.load import read_config
 
-        return stored_config(args.workdir, overrides)
+        stored = config_lib.to_config_dict(read_config(args.workdir))
+        return config_lib.resolve(config_lib.override(stored, overrides))
     return config_lib.load_config(args.config, overrides) if args.config else None
 
 

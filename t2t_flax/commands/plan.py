@@ -4,7 +4,7 @@ import json
 
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
 from t2t_flax.files import write_whole
 
 
@@ -13,7 +13,8 @@ def run(argv: list[str]) -> int:
     arguments = flags.parser(
         "plan",
         "Compiles the real train step and decode step ahead of time for a named machine, and reports memory, collectives\n"
-        "and a predicted (roofline) time. For TPUs it needs their compiler: pip install 't2t-flax[plan]'; no TPU.",
+        "and a predicted (roofline) time. For TPUs it needs their compiler (no TPU):\n"
+        f"{install_hint('plan')}.",
         epilog=f"{flags.OVERRIDE_HELP}\n\nMachines: v5e-256, v6e-16, v5p-128, v4-32, v3-8 (numbers of v3, v4 and v5p count\n"
         "TensorCores, two to a chip), by shape v5p:4x4x4 (chips), several slices 2xv5e-256, cpu:8 (really compiled for\n"
         "simulated devices), gpu:h100x8 (formula only). Several machines give a table. A compilation of the big model\n"

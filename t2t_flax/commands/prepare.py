@@ -2,7 +2,6 @@
 
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
-from t2t_flax.commands.train import adopt_config
 
 
 def run(argv: list[str]) -> int:
@@ -10,7 +9,7 @@ def run(argv: list[str]) -> int:
     arguments = flags.parser(
         "prepare",
         "Trains the tokenizer and tokenises the data of a config into WORKDIR/data (or config.data.cache).\n"
-        "What is there already, by digest, is reused.",
+        "What is there already, by digest, is reused; a run that has begun to train stays as it is.",
         epilog=flags.OVERRIDE_HELP,
     )
     flags.add_config(arguments)
@@ -19,13 +18,19 @@ def run(argv: list[str]) -> int:
 
     from etils import epath
 
-    from t2t_flax.data.corpus import prepare_corpus
+    from t2t_flax.data.corpus import check_sources, prepare_corpus
+    from t2t_flax.files import check_reachable
+    from t2t_flax.training.workdir import adopt_config, check_ours, writing
 
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
-    adopt_config(workdir, config)
-    with flags.split_progress() as progress:
-        corpus = prepare_corpus(config, workdir, progress)
+    check_reachable(workdir)
+    check_ours(workdir)
+    check_sources(config)
+    with writing(workdir, "prepare"):
+        adopt_config(workdir, config, train=False)
+        with flags.split_progress() as progress:
+            corpus = prepare_corpus(config, workdir, progress)
     for name, store in (("train", corpus.train), ("valid", corpus.valid)):
         if store is not None:
             print(f"{name}: {store.describe()}")

@@ -16,11 +16,14 @@ def run(argv: list[str]) -> int:
     )
     flags.add_workdir(arguments, "folder of a run; nothing else is needed")
     flags.add_checkpoint(arguments)
-    arguments.add_argument("--source", required=True, metavar="FILE", help="source lines; - = standard input")
+    arguments.add_argument(
+        "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
+    )
     arguments.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
     arguments.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
     arguments.add_argument("--tokens", action="store_true", help="log-probability of each target token too")
     args, overrides = flags.parse(arguments, argv)
+    flags.check_read_once(args.source, args.target)
     sources, targets = flags.read_lines(args.source), flags.read_lines(args.target)
     if len(sources) != len(targets):
         raise UserError(

@@ -37,9 +37,6 @@ def run(argv: list[str]) -> int:
     args, fixed = flags.parse(_arguments(), argv)
     if args.report:
         return _report(args, fixed)
-    for flag, low in (("jobs", 1), ("stack", 1), ("retries", 0), ("submit", 0)):
-        if getattr(args, flag) < low:
-            raise UserError(f"--{flag}={getattr(args, flag)}: must be at least {low}.")
     if not args.submit:
         alone("sweep")
     parts, options = shares(1 if args.submit else args.jobs), _slurm(args)
@@ -86,31 +83,53 @@ def _arguments() -> argparse.ArgumentParser:
     what.add_argument(
         "--set", action="append", default=[], metavar="KEY=V1,V2", help="each value with each of the others"
     )
-    what.add_argument("--seeds", type=int, metavar="N", help="runs of each row, with seeds 0 to N - 1 (default: 1)")
+    what.add_argument(
+        "--seeds", type=flags.count(1), metavar="N", help="runs of each row, with seeds 0 to N - 1 (default: 1)"
+    )
     how = arguments.add_argument_group("how")
     how.add_argument("--dry-run", action="store_true", help="check everything, list the trials, train nothing")
-    how.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time; they share the machine evenly")
     how.add_argument(
-        "--stack", type=int, default=1, metavar="N",
+        "--jobs",
+        type=flags.count(1, 1024),
+        default=1,
+        metavar="N",
+        help="trials at a time; they share the machine evenly",
+    )
+    how.add_argument(
+        "--stack", type=flags.count(1, 1024), default=1, metavar="N",
         help="up to N trials that differ only in rates (learning, dropout, label smoothing, warm-up) and in seed.init, "
         "seed.dropout train together, vectorised in one program and divided over the devices",
     )  # fmt: skip
     how.add_argument(
-        "--retries", type=int, default=2, metavar="N", help="new attempts by this worker at a trial that fails (2)"
+        "--retries",
+        type=flags.count(),
+        default=2,
+        metavar="N",
+        help="new attempts by this worker at a trial that fails (2)",
     )
     how.add_argument("--retry-failed", action="store_true", help="try again what was given up")
     how.add_argument("--extend", action="store_true", help="add the rows or seeds that the folder does not have yet")
     how.add_argument(
         "--any-code", action="store_true", help="go on although the code has changed since the sweep began"
     )
-    how.add_argument("--submit", type=int, default=0, metavar="N", help="N workers as SLURM jobs (submitit), not here")
+    how.add_argument(
+        "--submit",
+        type=flags.count(high=10_000),
+        default=0,
+        metavar="N",
+        help="N workers as SLURM jobs (submitit), not here",
+    )
     how.add_argument(
         "--slurm", action="append", default=[], metavar="OPTION=VALUE",
         help="of submitit: timeout_min=600, slurm_partition=gpu, gpus_per_node=1, cpus_per_task=8 ...",
     )  # fmt: skip
     told = arguments.add_argument_group("the table")
     told.add_argument("--report", action="store_true", help="only write the table of what there is")
-    told.add_argument("--score", default="", help="sacrebleu, tokenized_bleu, chrf, nll, valid_nll ... of the table")
+    told.add_argument(
+        "--score",
+        default="",
+        help="sacrebleu, chrf, ter, nll, valid_nll ... of the table; SET:sacrebleu of a named test set",
+    )
     told.add_argument("--baseline", default="", metavar="ROW", help="row that the others are compared with (the best)")
     return arguments
 
@@ -265,11 +284,11 @@ def _work(args: argparse.Namespace, folder: Folder, described: dict[str, Any], p
 def _slurm(args: argparse.Namespace) -> dict[str, str]:
     if args.slurm and not args.submit:
         raise UserError("--slurm says how jobs are submitted: give --submit=N too.")
-    if args.submit and importlib.util.find_spec("submitit") is None:
-        raise UserError(NO_SUBMITIT)
     options = dict(text.partition("=")[::2] for text in args.slurm)
     if not all(options.values()):
         raise UserError(f"--slurm {' '.join(args.slurm)}: write --slurm OPTION=VALUE.")
+    if args.submit and importlib.util.find_spec("submitit") is None:
+        raise UserError(NO_SUBMITIT)
     return options
 
 

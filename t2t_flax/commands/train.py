@@ -1,112 +1,91 @@
 """`train`: trains, or resumes what the workdir holds; evaluates on the way; ends with a record."""
 
+import contextlib
+import dataclasses
 import json
-import math
 import platform
+import sys
 
 from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.commands import flags
 from t2t_flax.config import Config
-from t2t_flax.errors import STOPPED, UserError
-from t2t_flax.files import check_reachable, numbered, write_whole
+from t2t_flax.errors import DIVERGED, OK, STOPPED
+from t2t_flax.evaluation.scores import check_metrics
+from t2t_flax.files import check_workdir, write_whole
 from t2t_flax.parallel.job import run_job
 from t2t_flax.parallel.pod import Pod, check_shared
 from t2t_flax.parallel.watch import Watch
 from t2t_flax.process import prepare_process
+from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the run is complete, 75 when it was asked to stop and saved."""
+    """Exit code 0 when the run is complete, 75 when it was asked to stop and saved, 3 when it has diverged."""
     arguments = flags.parser(
         "train",
         "Trains a Transformer. Give the same command again to resume; nothing is lost by a kill.",
         epilog=f"{flags.OVERRIDE_HELP}\n\nThe workdir gets config.json, tokenizer/, data/, checkpoints/, metrics.jsonl,\n"
         "tensorboard/ and eval/. Exit codes: 0 complete, 75 stopped by a signal with everything saved,\n"
-        "2 a mistake in the input, 1 anything else.",
+        "2 a mistake in the input, 3 diverged (an update was not finite), 1 anything else.",
     )
     flags.add_config(arguments)
     flags.add_workdir(arguments, "folder of the run; made if it is not there")
     args, overrides = flags.parse(arguments, argv)
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
-    check_reachable(workdir)
+    check_workdir(workdir)
     process = prepare_process(config)
     return run_job(config.distributed, lambda watch: _job(config, workdir, process, watch), stacks=workdir / "stacks")
 
 
 def _job(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
     pod = watch.pod
-    check_shared(pod, workdir, "--workdir")
-    done = completed(workdir, config)
-    pod.barrier("completed")
-    if done:
-        pod.say(done)
-        return 0
     if pod.lead:
-        adopt_config(workdir, config)
-    pod.barrier("config")
-    return _train(config, workdir, process, watch)
+        check_ours(workdir)
+    check_shared(pod, workdir, "--workdir")
+    if done := _completed(workdir, config, pod):
+        pod.say(done)
+        return OK
+    with contextlib.ExitStack() as until_the_end:
+        with watch.giving_up("waiting for the lock of the workdir"):
+            until_the_end.enter_context(writing(workdir, "train", pod))
+        if done := _completed(workdir, config, pod):  # by the process that held the lock until now
+            pod.say(done)
+            return OK
+        check_scores(config)
+        if pod.lead:
+            adopt_config(workdir, config)
+        pod.barrier("config", pod.MINUTES)
+        return _train(config, workdir, process, watch)
 
 
-def adopt_config(workdir: epath.Path, config: Config) -> None:
-    """Stores the resolved config in the workdir. Raises UserError where a run of another config lives there.
-
-    Before its first checkpoint a run has nothing to lose: a corrected command then simply takes its place.
-    """
-    path = workdir / "config.json"
-    if not numbered(workdir / "checkpoints"):
-        (workdir / "tokenizer").rmtree(missing_ok=True)
-    elif path.exists():
-        stored = config_lib.from_json(path.read_text())
-        differ = config_lib.frozen_differences(stored, config)
-        if differ:
-            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
-            raise UserError(
-                f"{workdir} holds a run with another config:\n{lines}\nUse another --workdir, or the values of the run."
-            )
-    # A run that goes on is not complete, wherever it is stopped next.
-    (workdir / "complete.json").unlink(missing_ok=True)
-    write_whole(path, config_lib.to_json(config))
+def check_scores(config: Config) -> None:
+    """Raises UserError for what is missing to score a run, now instead of after its last update."""
+    if config.data.test or config.data.valid and config.eval.bleu_every_steps:
+        check_metrics(config)
 
 
-def completed(workdir: epath.Path, config: Config) -> str | None:
-    """What to say where the workdir holds this run, complete; None where there is something to do."""
-    marker = workdir / "complete.json"
-    if not marker.exists():
-        return None
-    done = json.loads(marker.read_text())
-    stored = config_lib.from_json((workdir / "config.json").read_text())
-    if config_lib.frozen_differences(stored, config):
-        return None  # adopt_config says what differs
-    if done["reason"] == "steps" and config.train.steps > done["step"]:
-        return None
-    patient = config.eval.patience or math.inf
-    if done["reason"] == "patience" and patient > stored.eval.patience:
-        return None
-    record = workdir / "eval" / done["record"] if done["record"] else None
-    scores = f"; {done['summary']}\nrecord: {record}" if record else ""
-    why = "" if done["reason"] == "steps" else f" (stopped early: {done['reason']})"
-    return f"{workdir} is complete: {done['step']} updates{why}{scores}\n" + (
-        f"To go on, give a larger --config.train.steps (now {config.train.steps})."
-        if done["reason"] == "steps"
-        else f"To go on, give a larger --config.eval.patience (now {config.eval.patience}; 0 = without end)."
-    )
+def _completed(workdir: epath.Path, config: Config, pod: Pod) -> str:
+    """Decided by process 0 for all."""
+    return pod.from_lead("completed", (completed(workdir, config) or "") if pod.lead else "")
 
 
 def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
     import jax
 
-    from t2t_flax.data.corpus import prepare_corpus
+    from t2t_flax.data.corpus import check_sources, prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark, unmark
     from t2t_flax.training.loop import train
     from t2t_flax.training.run import assemble, describe_shapes
     from t2t_flax.training.state import count_params
-    from t2t_flax.training.update_log import NonFiniteLoss
 
     pod, say = watch.pod, watch.pod.say
     with watch.giving_up("preparing the data"), flags.split_progress() as progress:
+        if pod.lead:
+            check_sources(config)
         corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
@@ -121,12 +100,17 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
         f"devices: {jax.device_count()} x {device.device_kind}{_processes(pod)}, mesh {dict(whole.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process)
     )
+    if pod.lead:
+        unmark(workdir)
     try:
         outcome = train(whole, validation_score(whole), say, watch)
-    except NonFiniteLoss as error:
-        say(f"t2t_flax train: {error}")
-        return 1
+    except NonFiniteUpdate as error:  # on all processes: they read the same numbers
+        if pod.lead:
+            mark(workdir, error)
+            print(f"t2t_flax train: {error} {advice(config, workdir)}", file=sys.stderr, flush=True)
+        return DIVERGED
     say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
+    outcome = dataclasses.replace(outcome, state=None)  # the final evaluation has the memory to itself
     if not outcome.finished:
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return STOPPED
@@ -141,24 +125,40 @@ def _processes(pod: Pod) -> str:
 
 
 def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
-    """The final evaluation, and the marker that says that the run is complete."""
-    from t2t_flax.evaluation.evaluate import evaluate, summary
+    """The final evaluation, a record for each test set, and the marker that says that the run is complete.
+
+    It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that its
+    patience ended is judged by its best checkpoint.
+    """
+    from t2t_flax.data.corpus import sets_of
+    from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
     from t2t_flax.evaluation.load import load
 
-    record, text, pod = None, "", watch.pod
+    records, texts, pod = {}, [], watch.pod
     if config.data.test:
-        loaded = load(workdir, average=config.checkpoint.average_last, at_most=True, pod=pod)
-        with flags.decode_progress(watch) as progress:
-            record, triples = evaluate(loaded, "test", progress=progress, pod=pod)
-        text = summary(record)
-        print_samples(triples, config.eval.samples, pod.say)
-        pod.say(text)
-        pod.say(f"record: {workdir / 'eval' / record['hypotheses'].replace('.hyp.txt', '.json')}")
+        average = config.checkpoint.average_last
+        best = outcome.reason == "patience" and not average
+        data = config.data  # what a stored config may not say, this command line does
+        places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, pod=pod)
+        why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
+        if best and loaded.metric is not None:
+            why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
+        for name in sets_of(config, "test"):
+            with flags.decode_progress(watch) as progress:
+                record, triples = evaluate(loaded, name, progress=progress, pod=pod, why=why)
+            path = path_of(loaded, record)
+            records[name] = path.name
+            texts.append(summary(record))
+            print_samples(triples, config.eval.samples, pod.say)
+            pod.say(texts[-1])
+            pod.say(f"record: {path}")
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
-        "record": record and record["hypotheses"].replace(".hyp.txt", ".json"),
-        "summary": text,
+        "record": next(iter(records.values()), None),
+        "records": records,
+        "summary": "\n".join(texts),
         "seconds": outcome.seconds,
     }
     if pod.lead:

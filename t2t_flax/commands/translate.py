@@ -4,6 +4,7 @@ import sys
 
 from t2t_flax.commands import flags
 from t2t_flax.data.task import task_of
+from t2t_flax.errors import UserError
 
 
 def run(argv: list[str]) -> int:
@@ -22,11 +23,20 @@ def run(argv: list[str]) -> int:
     arguments.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
     arguments.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
     arguments.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
-    arguments.add_argument("--n_best", type=int, default=1, metavar="N", help="translations of each line")
+    arguments.add_argument(
+        "--n_best",
+        type=flags.count(1),
+        metavar="N",
+        help="translations of each line (default: the run's decode.n_best)",
+    )
     arguments.add_argument("--scores", action="store_true", help="print scores beside the translations")
     args, overrides = flags.parse(arguments, argv)
-    if args.n_best != 1:
-        overrides.setdefault("decode.n_best", str(args.n_best))
+    if args.n_best is not None:
+        if overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
+            raise UserError(
+                f"--n_best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them."
+            )
+    flags.check_read_once(args.input, args.prefix)
     loaded = flags.load_run(args, overrides)
     lines = flags.read_lines(args.input)
     prefixes = flags.read_lines(args.prefix) if args.prefix else None

@@ -29,6 +29,7 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
+from t2t_flax.config.sets import parse_test_sets
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -54,6 +55,7 @@ __all__ = [
     "frozen_differences",
     "load_config",
     "override",
+    "parse_test_sets",
     "resolve",
     "to_config_dict",
     "to_json",

@@ -8,8 +8,9 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config.presets import preset
-from t2t_flax.config.resolve import from_json, override, resolve, to_config_dict
+from t2t_flax.config.resolve import from_json, overridden, resolve, to_config_dict
 from t2t_flax.config.schema import Config
+from t2t_flax.config.trainable import check_trainable
 from t2t_flax.errors import UserError
 
 
@@ -17,9 +18,12 @@ def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
     """Reads `FILE.py[:variant]` or a run's `config.json`, or takes the preset of that name; applies
     `{"model.dropout": "0.2"}` overrides, checks and freezes.
 
-    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type or an impossible combination.
+    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, or one
+    that a training would come to regret (`check_trainable`).
     """
-    return resolve(override(_read(path), overrides or {}))
+    config = resolve(overridden(_read(path), overrides or {}))
+    check_trainable(config)
+    return config
 
 
 def _read(path: str) -> ml_collections.ConfigDict:
@@ -34,8 +38,10 @@ def _read(path: str) -> ml_collections.ConfigDict:
 def _stored(path: str) -> ml_collections.ConfigDict:
     try:
         return to_config_dict(from_json(Path(path).read_text()))
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f"--config={path} is not the config.json of a run.") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"--config={path} cannot be read: {error}.") from None
+    except UserError as error:
+        raise UserError(f"--config={path}: {error}") from None
 
 
 def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
@@ -59,7 +65,7 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
         raise
     except SyntaxError as error:
         raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
-    except Exception as error:  # whatever a user's file does wrong
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         place = f"{file} line {lines[-1]}" if lines else f"{function}()"
         raise UserError(f"{flag}={path}: {place}: {type(error).__name__}: {error}") from error

@@ -29,16 +29,26 @@ class Mesh:
         low=0,
         live=True,
     )
-    cpu_devices: int = key(1, "devices that the CPU of each process is divided into", low=1, live=True)
+    cpu_devices: int = key(1, "devices that the CPU of each process is divided into", low=1, high=1024, live=True)
 
 
 @dataclass(frozen=True)
 class Distributed:
     initialization_timeout: int = key(
-        300, "how long the processes of a run wait for each other at the start", unit="seconds", low=1, live=True
+        300,
+        "how long the processes of a run wait for each other at the start",
+        unit="seconds",
+        low=1,
+        high=10**6,
+        live=True,
     )
     heartbeat_timeout: int = key(
-        30, "a process that has said nothing for this long is taken for dead", unit="seconds", low=3, live=True
+        30,
+        "a process that has said nothing for this long is taken for dead",
+        unit="seconds",
+        low=3,
+        high=10**6,
+        live=True,
     )
     hang_timeout: int = key(
         900,

@@ -7,13 +7,13 @@ from t2t_flax.config.keys import key
 
 @dataclass(frozen=True)
 class Model:
-    num_encoder_layers: int = key(6, "N, identical layers of the encoder (3.1)", low=0)
-    num_decoder_layers: int = key(6, "N, identical layers of the decoder (3.1)", low=1)
-    d_model: int = key(512, "width of every sub-layer and embedding (3.1)", low=2)
-    d_ff: int = key(2048, "inner width of the feed-forward sub-layer (3.3)", low=1)
-    num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1)
-    d_k: int = key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0)
-    d_v: int = key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0)
+    num_encoder_layers: int = key(6, "N, identical layers of the encoder (3.1)", low=0, high=1024)
+    num_decoder_layers: int = key(6, "N, identical layers of the decoder (3.1)", low=1, high=1024)
+    d_model: int = key(512, "width of every sub-layer and embedding (3.1)", low=2, high=2**16)
+    d_ff: int = key(2048, "inner width of the feed-forward sub-layer (3.3)", low=1, high=2**20)
+    num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1, high=2**12)
+    d_k: int = key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
+    d_v: int = key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
     dropout: float = key(0.1, "P_drop on each sub-layer's output before the residual sum (5.4)", low=0.0, high=0.99)
     dropout_embed: float | None = key(
         None, "rate on the sum of embedding and position; none = model.dropout (5.4)", low=0.0, high=0.99
@@ -33,7 +33,9 @@ class Model:
         "what mixes positions in place of self-attention (Table 1); cross-attention stays",
         choices=("attention", "lstm", "gru", "conv", "dilated_conv"),
     )
-    mixer_width: int = key(3, "k, odd: positions that a convolution of model.mixer sees", unit="tokens", low=3)
+    mixer_width: int = key(
+        3, "k, odd: positions that a convolution of model.mixer sees", unit="tokens", low=3, high=1025
+    )
     attention_window: int = key(
         0, "r, odd: self-attention sees (r - 1) / 2 positions on each side (section 4); 0 = all", unit="tokens", low=0
     )
@@ -58,7 +60,7 @@ class Model:
         choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
     )
     position_start: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
-    position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1)
+    position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
     tying: str = key(
         "all",
         "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",
@@ -79,5 +81,8 @@ class Model:
         choices=("zeros", "eos", "bos", "pad_row"),
     )
     vocab_multiple: int = key(
-        128, "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted", low=1
+        128,
+        "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted",
+        low=1,
+        high=2**16,
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import typing
 from typing import Any
 
@@ -11,6 +12,7 @@ import ml_collections
 from t2t_flax.config import schema
 from t2t_flax.config.rules import sharding_rules
 from t2t_flax.config.schema import Config
+from t2t_flax.config.sets import parse_test_sets
 from t2t_flax.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -37,23 +39,37 @@ def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml
 
     Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
     """
-    config = ml_collections.ConfigDict(config.to_dict())
+    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
+
+
+def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
+    """As `override`, in plain dicts, whatever else is in them. Raises UserError where `config` is no dict of groups."""
+    values = _groups_of(config)
     for name, text in overrides.items():
         group, item = _known(name).split(".")
-        config[group][item] = _parse(name, text)
-    return config.lock()
+        values.setdefault(group, {})[item] = _parse(name, text)
+    return values
+
+
+def _groups_of(config: Any) -> dict[str, Any]:
+    """A copy, two levels deep. Raises UserError for what is not groups of keys."""
+    given = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    if not isinstance(given, dict):
+        raise UserError(f"expected a config (default_config(), edited), got {_shown(given)}.")
+    for group, items in given.items():
+        if group not in _GROUPS:
+            near = difflib.get_close_matches(str(group), _GROUPS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"config has no group {_shown(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
+        if not isinstance(items, dict):
+            raise UserError(f"config.{group} is a group of keys, not a value: got {_shown(items)}.")
+    return {group: dict(items) for group, items in given.items()}
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
     """Checks names, types, ranges and combinations, and freezes. Raises UserError that names the key."""
-    given = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    given = _groups_of(config)
     for group, items in given.items():
-        if group not in _GROUPS:
-            near = difflib.get_close_matches(group, _GROUPS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"config has no group {group!r}.{hint} Groups: {', '.join(_GROUPS)}.")
-        if not isinstance(items, dict):
-            raise UserError(f"config.{group} is a group of keys, not a value: got {items!r}.")
         for item in items:
             _known(f"{group}.{item}")
     groups = {
@@ -76,14 +92,30 @@ def as_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Config:
-    """A resolved config from `to_json`'s text. Raises UserError where it was written by a newer schema."""
-    values = json.loads(text)
-    version = values.pop("schema_version")
+    """A resolved config from `to_json`'s text. Raises UserError for any other text, and where it was written by a newer
+    schema.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the stored config is not JSON ({error}): bring the run's own config.json back.") from None
+    version = values.pop("schema_version", None) if isinstance(values, dict) else None
+    if type(version) is not int:
+        raise UserError("the stored config has no schema version: this is not the config.json of a run.")
     if version > SCHEMA_VERSION:
         raise UserError(
             f"the stored config has schema version {version}, this code knows up to {SCHEMA_VERSION}: update t2t_flax."
         )
-    return resolve(values)
+    return resolve(_as_it_was_used(values))
+
+
+def _as_it_was_used(values: dict[str, Any]) -> dict[str, Any]:
+    """Seeds of 2^32 and more were once accepted, and used modulo 2^32: a stored run that has one goes on as it was."""
+    seeds = values.get("seed")
+    if not isinstance(seeds, dict):
+        return values
+    low = {k: v % 2**32 for k, v in seeds.items() if k in ("init", "dropout") and type(v) is int and v >= 2**32}
+    return values | {"seed": seeds | low}
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
@@ -105,6 +137,7 @@ def check_value(name: str, text: str) -> None:
 def _known(name: str) -> str:
     if name not in _FIELDS:
         last = name.split(".")[-1]
+        name = _shown(name, quote=False)
         near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75) or [
             k for k in _FIELDS if k.endswith("." + last)
         ]
@@ -142,27 +175,64 @@ def _parse(name: str, text: str) -> Any:
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
         return _types(name)[0](text.replace("_", "") if kind is int else text)
     except (ValueError, KeyError):
-        raise UserError(f"--config.{name}={text}: expected {type_name(name)}.") from None
+        raise UserError(f"--config.{name}={_shown(text, quote=False)}: expected {type_name(name)}.") from None
+
+
+# What int32 and float32 hold: the bounds of a key that names none.
+_LARGEST = {int: 2**31 - 1, float: 1e30}
 
 
 def _check(name: str, value: Any) -> Any:
+    """The value in the key's type. Raises UserError, naming the key, for another type and what is out of range."""
     item, kinds = _FIELDS[name], _types(name)
+    meta, shown = item.metadata, f"config.{name} = {_shown(value)}"
     if typing.get_origin(item.type) is tuple:
         ok = isinstance(value, tuple | list) and [type(v) for v in value] == list(kinds)
         value = tuple(value) if ok else value
-    elif float in kinds and type(value) is int:
+    elif float in kinds and type(value) is int and abs(value) <= 2**53:
         ok, value = True, float(value)
     else:
         ok = type(value) in kinds
-    meta = item.metadata
-    ok = ok and (not meta["choices"] or value in meta["choices"])
-    if not ok:
-        raise UserError(f"config.{name} = {value!r}: expected {type_name(name)} ({meta['doc']}).")
-    if value is not None and (meta["low"] is not None and value < meta["low"]):
-        raise UserError(f"config.{name} = {value!r}: must be at least {meta['low']} ({meta['doc']}).")
-    if value is not None and (meta["high"] is not None and value > meta["high"]):
-        raise UserError(f"config.{name} = {value!r}: must be at most {meta['high']} ({meta['doc']}).")
-    return value
+    if not ok or (meta["choices"] and value not in meta["choices"]):
+        raise UserError(f"{shown}: expected {type_name(name)} ({meta['doc']}).")
+    if isinstance(value, str):
+        _check_text(shown, value)
+        return value
+    for number in value if isinstance(value, tuple) else (value,):
+        if number is not None:
+            _check_range(shown, number, meta)
+    return value + 0.0 if type(value) is float else value  # -0.0 is 0.0
+
+
+def _check_range(shown: str, number: int | float, meta: Any) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise UserError(f"{shown}: must be a finite number ({meta['doc']}).")
+    largest = _LARGEST.get(type(number))
+    low = meta["low"] if meta["low"] is not None or largest is None else -largest
+    high = meta["high"] if meta["high"] is not None else largest
+    if low is not None and number < low:
+        raise UserError(f"{shown}: must be at least {low} ({meta['doc']}).")
+    if high is not None and number > high:
+        raise UserError(f"{shown}: must be at most {high} ({meta['doc']}).")
+
+
+def _check_text(shown: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{shown}: is not valid Unicode text.") from None
+    if any(character < " " for character in value):
+        raise UserError(f"{shown}: holds a control character (a line break, a NUL ...).")
+
+
+def _shown(value: Any, *, quote: bool = True) -> str:
+    """A value for a message, in at most some hundred printable characters."""
+    try:
+        text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
+    except Exception:  # an int of more digits than Python prints, or an object of the user's
+        text = f"a value of type {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 200 else f"{text[:150]} ... ({len(text):,} characters)"
 
 
 def _check_combinations(c: Config) -> None:
@@ -206,6 +276,7 @@ def _check_combinations(c: Config) -> None:
             f"config.model.position_max = {m.position_max} learned positions cannot serve "
             f"config.data.max_length = {d.max_length}."
         )
+    parse_test_sets(d.test)
     _check_schedule(c.optimizer)
     if c.eval.metric == "loss" and not (c.eval.every_steps or c.eval.every_epochs):
         raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
@@ -219,8 +290,15 @@ def _check_combinations(c: Config) -> None:
         raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
     sharding_rules(c.mesh.rules)
     first, last = c.log.profile_steps
-    if first > last or first < 0:
-        raise UserError(f"config.log.profile_steps = {c.log.profile_steps}: the first update comes after the last.")
+    if first > last or (first < 1 and (first, last) != (0, 0)):
+        raise UserError(
+            f"config.log.profile_steps = {c.log.profile_steps}: "
+            + (
+                "the first update comes after the last."
+                if first > last
+                else "updates are counted from 1; (0, 0) = none."
+            )
+        )
     if (
         c.eval.metric in ("bleu", "f1")
         and not c.eval.bleu_every_steps
@@ -243,7 +321,7 @@ def _check_task(c: Config) -> None:
         )
     if d.task == "parsing" and d.too_long == "cut":
         raise UserError(
-            "config.data.too_long = 'cut' would leave trees that are not over their sentences: use drop or keep with "
+            "config.data.too_long = 'cut' would leave trees that are not over their sentences: use drop with "
             "config.data.task = parsing."
         )
 

@@ -22,13 +22,17 @@ class Data:
         choices=("translation", "parsing"),
     )
     train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
-    valid: str = key("", "validation pairs, in the same forms", live=True)
-    test: str = key("", "test pairs, in the same forms", live=True)
+    valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", live=True)
+    test: str = key(
+        "",
+        "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        live=True,
+    )
     root: str = key("", "folder that relative paths above start from; for tfds its data_dir", live=True)
     source_language: str = key("en", "language code of the source side")
     target_language: str = key("de", "language code of the target side")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
-    processes: int = key(0, "processes that tokenise; 0 = one per core", low=0, live=True)
+    processes: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, live=True)
     corpus: str = key("", "name of the corpus, for records (its digest is there besides)", live=True)
     tokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
     tokenizer: str = key(
@@ -40,21 +44,27 @@ class Data:
     tokenizer_model: str = key(
         "", "ready tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
     )
-    vocab_size: int = key(37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8)
+    vocab_size: int = key(
+        37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8, high=10**7
+    )
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tying = all")
     tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
     character_coverage: float = key(1.0, "share of characters that get a piece", low=0.98, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
     split_digits: bool = key(False, "every digit is a piece of its own")
-    max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2)
+    max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2, high=2**17)
     too_long: str = key("drop", "what happens to longer training pairs; both are counted", choices=("drop", "cut"))
     empty_lines: str = key(
         "drop", "training pairs with an empty side: drop and count, or refuse", choices=("drop", "error")
     )
     source_eos: bool = key(True, "EOS ends the source sentences too")
     batch_tokens: int = key(
-        25000, "source tokens, and target tokens, of one update over all devices (5.1)", unit="tokens", low=16
+        25000,
+        "source tokens, and target tokens, of one update over all devices (5.1)",
+        unit="tokens",
+        low=16,
+        high=2**28,
     )
     batch_count: str = key(
         "real",
@@ -70,7 +80,7 @@ class Data:
         "packed = several pairs in a row; buckets = pairs of similar length, one in a row (5.1)",
         choices=("packed", "buckets"),
     )
-    row_length: int = key(256, "length of a packed row", unit="tokens", low=8)
+    row_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
     packed_shift: str = key(
         "restart",
         "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
@@ -81,10 +91,14 @@ class Data:
         "processes of each host that find rows for the updates to come; 0 = the training process on a thread. For pods that "
         "take more tokens than one core can batch (docs/scaling.md)",
         low=0,
+        high=1024,
         live=True,
     )
     microbatch_tokens: int = key(
-        0, "padded target tokens that one device holds at once, from which accumulation follows; 0 = all", low=0
+        0,
+        "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",
+        low=0,
+        live=True,
     )
 
 
@@ -96,18 +110,20 @@ class Optimizer:
         "warm-up; constant stays there",
         choices=("noam", "inverse_sqrt", "constant"),
     )
-    constant: float = key(1.0, "factor of the noam schedule", low=0.0)
-    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
-    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0)
+    constant: float = key(1.0, "factor of the noam schedule", low=0.0, live=True)
+    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, live=True)
+    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, live=True)
+    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, live=True)
     b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
-    eps: float = key(1e-9, "Adam epsilon (5.3)", low=0.0)
+    eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
     step_origin: int = key(
         1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
     )
-    clip_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0)
-    weight_decay: float = key(0.0, "decoupled weight decay on matrices; 0 = none, as the paper", low=0.0)
+    clip_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, live=True)
+    weight_decay: float = key(
+        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
+    )
     ema_decay: float = key(
         0.0, "moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
@@ -126,6 +142,7 @@ class Loss:
         "target tokens of a device whose logits exist at once; 0 = all. Changes memory and speed, not the result",
         unit="tokens",
         low=0,
+        high=2**16,
     )
 
 
@@ -135,13 +152,31 @@ class Train:
     precision: str = key(
         "auto",
         "type of the products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
-        "float32 on CPU",
-        choices=("auto", "float32", "bfloat16"),
+        "float32 on CPU; float32 = full float32 on every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
+        "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
+        choices=("auto", "float32", "tf32", "bfloat16"),
     )
     remat: str = key(
         "none",
         "recompute in the backward pass: nothing, everything but matrix products, or whole layers",
         choices=("none", "dots", "full"),
+        live=True,
+    )
+    non_finite: str = key(
+        "stop",
+        "an update whose loss, gradient or parameters are not finite is never applied; then the run stops (exit code 3), or "
+        "skips that update and goes on",
+        choices=("stop", "skip"),
+        live=True,
+    )
+    max_skipped_updates: int = key(
+        10, "with non_finite = skip, the run stops after more skipped updates in a row than this", unit="updates", low=1,
+        live=True,
+    )  # fmt: skip
+    deterministic: bool = key(
+        False,
+        "on GPU, have XLA use deterministic kernels alone and no autotuning, so that a run repeats bit for bit; slower by an "
+        "amount that is not measured here. CPU and TPU are deterministic without it",
         live=True,
     )
     init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
@@ -170,7 +205,16 @@ class Eval:
     patience: int = key(
         0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0, live=True
     )
-    bootstrap_samples: int = key(1000, "resamplings for BLEU's confidence interval; 0 = none", low=0, live=True)
+    bootstrap_samples: int = key(
+        1000, "resamplings for the confidence intervals of scores; 0 = none", low=0, high=10**5, live=True
+    )
+    sacrebleu_tokenizer: str = key(
+        "auto",
+        "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab (Japanese), ko-mecab (Korean), "
+        "flores200 (Thai, Lao, Khmer, Burmese), else 13a",
+        choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
+        live=True,
+    )
     samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, live=True)
 
 
@@ -184,7 +228,7 @@ class Decode:
         choices=("gnmt", "power", "none"),
         live=True,
     )
-    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, live=True)
+    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, live=True)
     stop: str = key(
         "bound",
         "a sentence's search ends when nothing can change its result; when beam_size hypotheses have finished (fairseq); "
@@ -192,16 +236,18 @@ class Decode:
         choices=("bound", "beam_full", "top_finished"),
         live=True,
     )
-    max_extra: int = key(50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, live=True)
-    max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, live=True)
-    n_best: int = key(
-        1, "translations returned for each sentence, at most beam_size with beam search", low=1, live=True
+    max_extra: int = key(
+        50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, high=10**5, live=True
     )
-    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, live=True)
+    max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, live=True)
+    n_best: int = key(
+        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, live=True
+    )
+    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, high=1e4, live=True)
     top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, live=True)
     top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, live=True)
-    seed: int = key(0, "seed of sampling", live=True)
-    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, live=True)
+    seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, live=True)
+    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, live=True)
     max_source_length: int = key(
         1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, live=True
     )
@@ -231,9 +277,9 @@ class Log:
 
 @dataclass(frozen=True)
 class Seed:
-    init: int = key(0, "initial parameters", low=0)
-    dropout: int = key(0, "dropout masks", low=0)
-    data: int = key(0, "order of the training pairs, and the built-in corpus", low=0)
+    init: int = key(0, "initial parameters", low=0, high=2**32 - 1)
+    dropout: int = key(0, "dropout masks", low=0, high=2**32 - 1)
+    data: int = key(0, "order of the training pairs, and the built-in corpus", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)

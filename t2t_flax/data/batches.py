@@ -8,24 +8,16 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.first_fit import first_fit
-from t2t_flax.data.layouts import Layouts, LayoutsAhead, Size, plan_of
+from t2t_flax.data.layouts import Layouts, LayoutsAhead
 from t2t_flax.data.plan import WINDOW_UPDATES
 from t2t_flax.data.rows import fill
 from t2t_flax.data.store import TokenStore
-
-_SAMPLE = 64
-_PADDED_LEVELS = (
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-)  # padding is counted, so real tokens differ from update to update: several shapes
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -96,16 +88,29 @@ class Batch:
         return self.target_tokens / self.shape.size
 
 
+def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
+    """Rows divided over `shards` devices and, where `microbatch_tokens` > 0, into microbatches of which a device holds at
+    most so many slots, but at least one row.
+    """
+    of_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
+    micro = math.ceil(rows / (of_device * shards))
+    return Shape(length, math.ceil(rows / micro / shards) * shards, micro)
+
+
 class Batches:
-    """The training batches of a store. `shards`: devices along the batch (data * fsdp), which B is a multiple of."""
+    """The training batches of a store. `shards`: devices along the batch (data * fsdp), which B is a multiple of.
+
+    `shapes`: the closed list, ascending; every batch has one of them.
+    """
 
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
-        self._store, self._config, self._seed, self._shards = store, config, seed, shards
-        self._plan = plan_of(store, config, seed)
+        self._store, self._config, self._seed = store, config, seed
+        self._layouts = Layouts(store, config, seed)
+        self._plan = self._layouts.plan
         self.updates_per_epoch = self._plan.updates_per_epoch
-        self._layouts = Layouts(store, config, self._plan)
-        self._layouts.sizes = self._closed_list()  # independent of the mesh, as the order of the pairs must be
-        self.shapes = [self._shape(length, rows) for length, rows in self._layouts.sizes]
+        # The sizes are independent of the mesh, as the order of the pairs must be.
+        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._layouts.counted.sizes]
+        self.shapes = list(dict.fromkeys(self._shapes))
         store.release()
 
     def batch(self, k: int, layouts: Layouts | LayoutsAhead | None = None) -> Batch:
@@ -116,7 +121,7 @@ class Batches:
         layout = (layouts or self._layouts).of(epoch, window)[piece]
         return Batch(
             self._store,
-            self.shapes[self._layouts.size_of(layout.needed)],
+            self._shapes[self._layouts.size_of(layout.needed)],
             layout.pairs,
             layout.row,
             layout.starts,
@@ -127,60 +132,41 @@ class Batches:
         """Layouts for `batch`, made by `config.data.batch_processes` processes while it is open; 0: by the caller."""
         if not self._config.batch_processes:
             return contextlib.nullcontext(self._layouts)
-        return LayoutsAhead(self._store, self._config, self._plan, self._layouts.sizes, self._seed)
-
-    def _closed_list(self) -> list[Size]:
-        """(length, rows), ascending, before rows are divided into microbatches and over a mesh."""
-        if self._config.batching == "packed":
-            sample = range(min(self.updates_per_epoch, _SAMPLE))
-            rows = [self._layouts.needed(k)[1] for k in sample]
-            levels = _PADDED_LEVELS if self._config.batch_count == "padded_max" else (1.0,)
-            return [(self._config.row_length, n) for n in sorted({math.ceil(np.quantile(rows, q)) for q in levels})]
-        found = dict.fromkeys(bucket_edges(self._store.longest), 0)
-        for k in range(min(self.updates_per_epoch, 4 * _SAMPLE)):
-            length, rows = self._layouts.needed(k)
-            edge = next(edge for edge in found if edge >= length)
-            found[edge] = max(found[edge], rows)
-        # Another epoch cuts the pairs elsewhere: some room more, and room for a bucket that the sample left out.
-        edges = zip(found, [4, *found], strict=False)
-        tokens = self._config.batch_tokens
-        return [(edge, math.ceil(1.05 * found[edge]) or math.ceil(tokens / before)) for edge, before in edges]
-
-    def _shape(self, length: int, rows: int) -> Shape:
-        per_device = self._config.microbatch_tokens // length or rows
-        micro = math.ceil(rows / max(1, per_device * self._shards))
-        return Shape(length, math.ceil(rows / micro / self._shards) * self._shards, micro)
+        return LayoutsAhead(self._store, self._config, self._layouts, self._seed)
 
 
-def bucket_edges(longest: int) -> list[int]:
-    """Row lengths from 8 up, each a multiple of 4 and about a quarter longer than the one before."""
-    edges = [8]
-    while edges[-1] < longest:
-        edges.append(max(edges[-1] + 4, 4 * round(edges[-1] * 1.25 / 4)))
-    return edges
+def validation_batches(
+    store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192
+) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
+    """All pairs of a store in packed rows, as (Shape, function that gives its batches, of micro 1), shortest rows first.
 
-
-def validation_batches(store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192):
-    """All pairs of a store in packed rows of one shape, as (Shape, iterator of Batch with micro 1).
-
-    Nothing is dropped: rows are as long as the longest pair needs, however long that is.
+    Nothing is dropped: pairs that are longer than config.row_length have rows of twice, four times ... that length, and
+    at last as long as the longest pair needs. Of these a batch has fewer, so that what attention takes, rows * length^2,
+    does not grow with the length until each shard has one row.
     """
-    lengths = store.source_lengths, store.target_lengths
-    length = max(config.row_length, 8 * math.ceil(store.longest / 8))
-    rows = math.ceil(max(1, min(tokens, config.batch_tokens) // length) / shards) * shards
-    shape = Shape(length, rows, 1)
+    longer = np.maximum(*store.lengths)
+    edges, longest = [config.row_length], 8 * math.ceil(store.longest / 8)
+    while edges[-1] < store.longest:
+        edges.append(min(2 * edges[-1], longest))
+    made, shorter = [], 0
+    for edge in edges:
+        members = np.flatnonzero((shorter < longer) & (longer <= edge))
+        rows = max(1, min(tokens, config.batch_tokens) * config.row_length // edge**2)
+        shape, shorter = Shape(edge, math.ceil(rows / shards) * shards, 1), edge
+        if len(members):
+            made.append((shape, functools.partial(_packed, store, shape, members)))
+    return made
 
-    def batches():
-        left, start = np.arange(0), 0
-        while start < store.num_pairs or len(left):
-            more = np.arange(start, min(store.num_pairs, start + rows * length))
-            candidates = np.concatenate([left, more])
-            used = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
-            candidates = candidates[: np.searchsorted(used, rows * length, side="right")]
-            start += len(candidates) - len(left)
-            row, *starts = first_fit(*(x[candidates] for x in lengths), length)
-            fits = row < rows
-            left = candidates[~fits]  # what found no row opens the next batch
-            yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])
 
-    return shape, batches
+def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
+    lengths, slots = store.lengths, shape.rows * shape.length
+    left, start = members[:0], 0
+    while start < len(members) or len(left):
+        candidates = np.concatenate([left, members[start : start + slots]])
+        used = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
+        candidates = candidates[: np.searchsorted(used, slots, side="right")]
+        start += len(candidates) - len(left)
+        row, *starts = first_fit(*(x[candidates] for x in lengths), shape.length)
+        fits = row < shape.rows
+        left = candidates[~fits]  # what found no row opens the next batch
+        yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])

@@ -5,13 +5,14 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from etils import epath
 
-from t2t_flax.config import Config
-from t2t_flax.data.layouts import plan_of
+from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.config.sets import FORM
+from t2t_flax.data.layouts import Layouts
 from t2t_flax.data.prepare import prepare_split
 from t2t_flax.data.shared import Pod, prepare_together, survey_once
 from t2t_flax.data.source import Source
@@ -61,7 +62,7 @@ def prepare_corpus(
         tokenizers = TokenizerPair.load(workdir / "tokenizer")
     train = split_store(config, workdir, "train", tokenizers, progress, pod)
     if lead:
-        plan_of(train, config.data, config.seed.data)  # which leaves beside the store what every start needs
+        Layouts(train, config.data, config.seed.data)  # which leaves beside the store what every start needs
     if shared:
         pod.barrier("the updates are counted")
     valid = None
@@ -70,18 +71,77 @@ def prepare_corpus(
     return Corpus(tokenizers, train, valid)
 
 
+def sets_of(config: Config, split: str) -> list[str]:
+    """What `split` stands for, as names that `split_source` takes: `valid`; `test` for all test sets; or the name of one of
+    them. Raises UserError where there is none.
+    """
+    if split == "test" and (names := list(parse_test_sets(config.data.test))):
+        return names
+    _spec(config, split)
+    return [split]
+
+
 def split_source(config: Config, split: str) -> Source:
-    """The source that config.data.train, .valid or .test names. Raises UserError where it names none."""
-    spec = getattr(config.data, split)
-    if not spec:
-        raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
-    return task_of(config).read(spec, seed=config.seed.data, key=f"config.data.{split}")
+    """The source that config.data.train, .valid or .test names; of several test sets that of the name `split`. Raises
+    UserError where there is none, or where there are several references to train on.
+    """
+    key, spec = _spec(config, split)
+    try:
+        source = task_of(config).read(spec, seed=config.seed.data, key=key)
+    except UserError as error:
+        if key.startswith("config.data.test") and ";" in spec:
+            raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
+        if split != "test" and key.startswith("config.data.test"):
+            hint = f"{split!r} is read as the name of a test set; a path that begins so is written ./{split}=..."
+            raise UserError(f"{error}. ({hint})") from None
+        raise
+    if split == "train" and source.reference_count > 1:
+        raise UserError(
+            f"config.data.train = {spec!r} names {source.reference_count} targets: training text is SRC,TGT. Several "
+            "references are for config.data.valid and config.data.test."
+        )
+    return source
+
+
+def _spec(config: Config, split: str) -> tuple[str, str]:
+    """(The config key, the source that it names) of a split or a named test set."""
+    if split in ("train", "valid"):
+        key, spec = f"config.data.{split}", getattr(config.data, split)
+        if not spec:
+            raise UserError(f"{key} is empty: give --{key}=SRC,TGT or another source.")
+        return key, spec
+    found = parse_test_sets(config.data.test)
+    if split in found:
+        return "config.data.test" + ("" if split == "test" else f" ({split})"), found[split]
+    if split == "test" and found:
+        raise UserError(f"config.data.test names the test sets {', '.join(found)}: ask for one of them.")
+    if split == "test":
+        raise UserError("config.data.test is empty: give --config.data.test=SRC,TGT or another source.")
+    known = ", ".join(found) if set(found) - {"test"} else "no named test sets"
+    raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
+
+
+def check_sources(config: Config, splits: Sequence[str] = ("train", "valid", "test")) -> None:
+    """Opens the sources of these splits and reads their first pair, so that a mistake is told before the training and not
+    after it. Raises UserError for a source that is missing, cannot be read, is empty or not of its form.
+    """
+    for split in splits:
+        for name in sets_of(config, split) if getattr(config.data, split).strip() else ():
+            first_pair(split_source(config, name), f"config.data.{split}")
+
+
+def first_pair(source: Source, key: str) -> tuple[str, str]:
+    """Raises UserError where there is none, or the files cannot be read."""
+    try:
+        return next(source.pairs())
+    except OSError as error:
+        raise UserError(f"{key} = {source.spec!r} cannot be read: {error}.") from None
 
 
 def split_store(
     config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None, pod: Pod | None = None
 ) -> TokenStore:
-    """The token store of a split; of `valid` and `test` nothing is dropped or cut. Of several hosts all must call this."""
+    """The token store of a split; of `valid` and test sets nothing is dropped or cut. Of several hosts all must call this."""
     workdir, source, train = epath.Path(workdir), split_source(config, split), split == "train"
     policies = dict(
         max_length=config.data.max_length if train else 2**31 - 1,
@@ -91,7 +151,8 @@ def split_store(
     )
     survey = survey_once(source, split, workdir, pod) if pod and pod.count > 1 else None
     fingerprint = survey.fingerprint if survey else source.fingerprint()
-    name = f"{split}-{_digest(fingerprint, tokenizers.digest, policies)}"
+    kind = split if split in ("train", "valid") else "test"
+    name = f"{kind}-{_digest(fingerprint, tokenizers.digest, policies)}"
     folder = epath.Path(_cache(config, workdir)) / name
     how = dict(processes=config.data.processes, progress=progress(split) if progress else None, **policies)
     if survey:
@@ -109,7 +170,9 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         ).split()
     }
     if config.train.init_from:
-        pair = TokenizerPair.load(epath.Path(config.train.init_from) / "tokenizer")
+        # A run that goes on needs its own folder alone: the one that it started from may be gone.
+        theirs = epath.Path(config.train.init_from) / "tokenizer"
+        pair = TokenizerPair.load(own if TokenizerPair.is_complete(own) else theirs)
     elif d.tokenizer == "subword_nmt":
         codes = read_codes(epath.Path(d.root or ".") / d.tokenizer_model)
         folder = (
@@ -121,7 +184,9 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(folder)
         _check_size(pair, config)
     elif d.tokenizer_model:
-        pair = TokenizerPair.load(epath.Path(d.root or ".") / d.tokenizer_model)
+        given = epath.Path(d.root or ".") / d.tokenizer_model
+        gone = TokenizerPair.is_complete(own) and not given.exists()
+        pair = TokenizerPair.load(own if gone else given)
         _check_size(pair, config)
     else:
         folder = epath.Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"

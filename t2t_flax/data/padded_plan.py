@@ -6,6 +6,7 @@ import numpy as np
 
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.plan import Plan
+from t2t_flax.errors import UserError
 
 MULTIPLE = 8
 """Sizes of groups are multiples of this (fairseq's required-batch-size-multiple)."""
@@ -45,13 +46,19 @@ def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
     """Where groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes multiples of MULTIPLE.
 
     A group that is too small for a multiple keeps its size, and what a multiple leaves over opens the next group, as in
-    fairseq's `batch_by_size`.
+    fairseq's `batch_by_size`; a longer pair that comes then can close that group too. Raises UserError where a single
+    pair is over the cap.
     """
+    if len(lengths) and lengths.max() > cap:
+        raise UserError(
+            f"a pair of {lengths.max()} tokens is longer than a group of config.data.batch_tokens / "
+            f"config.data.batch_groups = {cap} tokens: raise config.data.batch_tokens or lower config.data.max_length."
+        )
     starts, start, longest = [], 0, 0
     for i, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
-        size = i - start
-        if size and (size + 1) * longest > cap:
+        while (i - start + 1) * longest > cap:
+            size = i - start
             start += max(MULTIPLE * (size // MULTIPLE), size % MULTIPLE)
             starts.append(start)
             longest = int(lengths[start : i + 1].max())

@@ -5,18 +5,23 @@ windows in a new order and cuts each window, in a new order of its pairs, into a
 training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
+from t2t_flax.data.sizes import bucket_edges
 from t2t_flax.errors import UserError
 
 WINDOW_PAIRS = 65536
 WINDOW_UPDATES = 64
 _REFERENCE_ORDERS = 2
 _ATTEMPTS = 100
+_SLOTS = 2
+"""An update of pairs of similar length takes at most this many times batch_tokens slots, its padding counted."""
 
 
 class Place(NamedTuple):
@@ -35,9 +40,9 @@ class Plan:
     """Update k as a function of k.
 
     `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
-    tokens of each side. `by_length` puts pairs of similar length together (5.1). What takes a reading of all lengths can
-    be given: `mean_length`, the larger mean of both sides, and `counts_by`, which gets the number of windows and the
-    function that counts the updates of one.
+    tokens of each side. `by_length` puts pairs of similar length together (5.1), so that an update with one pair in a
+    row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, where it is
+    known.
     """
 
     def __init__(
@@ -49,19 +54,22 @@ class Plan:
         by_length: bool,
         seed: int,
         mean_length: float | None = None,
-        counts_by: Callable[[int, Callable[[int], int]], np.ndarray] = lambda n, count: np.array(
-            [*map(count, range(n))]
-        ),
     ):
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
         self._size = len(source_lengths)
         mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
-        windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
-        self._bounds = np.linspace(0, self._size, windows + 1).astype(np.int64)
-        self.counts = counts_by(windows, self._count)
-        """Updates of each window, int64 [windows]."""
-        self.updates_per_epoch = int(self.counts.sum())
+        self.windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
+        self._bounds = np.linspace(0, self._size, self.windows + 1).astype(np.int64)
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Updates of each window, int64 [windows]. Counting reads all lengths; whoever knows them sets them instead."""
+        return np.array([self._count(window) for window in range(self.windows)])
+
+    @functools.cached_property
+    def updates_per_epoch(self) -> int:
+        return int(self.counts.sum())
 
     def place(self, k: int) -> Place:
         """Where update k >= 0 comes from."""
@@ -86,17 +94,14 @@ class Plan:
     def cuts(self, epoch: int, window: int) -> Iterator[Pieces]:
         """The ways in which an epoch may cut a window into its number of updates, the preferred one first.
 
-        Raises UserError where none is left.
+        There is always one: the last is the order by which the updates of the window were counted.
         """
         count = int(self.counts[window])
-        for attempt in range(_ATTEMPTS):
-            order, starts = self._attempt(window, key_of(self._seed, 4, window, epoch, attempt), count)
+        drawn = (key_of(self._seed, 4, window, epoch, attempt) for attempt in range(_ATTEMPTS))
+        for key in itertools.chain(drawn, [key_of(self._seed, 3, window, 0)]):
+            order, starts = self._attempt(window, key, count)
             if starts is not None:
                 yield np.split(order, starts[1:-1])
-        raise UserError(
-            f"no order of the training pairs keeps every update within config.data.batch_tokens = {self._tokens} and its "
-            "rows: raise config.data.batch_tokens, it is small beside the longest pairs."
-        )
 
     def _order_of_windows(self, epoch: int) -> np.ndarray:
         return permutation(len(self.counts), key_of(self._seed, 1, epoch))
@@ -113,54 +118,81 @@ class Plan:
         jitter = hashes(len(members), key) / 2.0**64
         return members[np.argsort(longer + jitter, kind="stable")]
 
-    def _sums(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target))
+    def _limits(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[int], int] | None]:
+        """What bounds the pieces of an order; see `cut`."""
+        sums = [np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target)]
+        if not self._by_length:
+            return *sums, None
+        longer = np.maximum(self._source[order], self._target[order])
+        edges = np.array(bucket_edges(int(longer[-1])))
+        ends = np.searchsorted(longer, edges, side="right")
+        begins = np.concatenate([[0], ends[:-1]])
+
+        def furthest(start: int) -> int:
+            reach = np.minimum(ends, start + _SLOTS * self._tokens // edges)
+            return int(reach[reach > np.maximum(begins, start)].max(initial=start + 1))
+
+        return *sums, furthest
 
     def _count(self, window: int) -> int:
         return max(
-            len(cut(*self._sums(self._order(window, key_of(self._seed, 3, window, i))), self._tokens)) - 1
+            len(cut(*self._limits(self._order(window, key_of(self._seed, 3, window, i))), cap=self._tokens)) - 1
             for i in range(_REFERENCE_ORDERS)
         )
 
     def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
         """An order of a window's pairs, and where its `count` updates begin and end; None where it cannot be cut so."""
         order = self._order(window, key)
-        return order, cut_evenly(*self._sums(order), count, self._tokens)
+        return order, cut_evenly(*self._limits(order), count=count, cap=self._tokens)
 
 
-def cut(source_sums: np.ndarray, target_sums: np.ndarray, cap: int) -> np.ndarray:
+def cut(
+    source_sums: np.ndarray, target_sums: np.ndarray, furthest: Callable[[int], int] | None = None, *, cap: int
+) -> np.ndarray:
     """Starts (and the end) of consecutive pieces, each as long as it can be with both sides at most `cap` tokens.
 
-    The sums are cumulative and begin with 0. Raises UserError where a single pair is over the cap.
+    The sums are cumulative and begin with 0. A piece that begins at i ends at `furthest(i)` or before. Raises UserError
+    where a single pair is over the cap.
     """
     starts = [0]
     last = len(source_sums) - 1
     while starts[-1] < last:
         at = starts[-1]
-        end = min(
+        end = -1 + min(
             np.searchsorted(source_sums, source_sums[at] + cap, side="right"),
             np.searchsorted(target_sums, target_sums[at] + cap, side="right"),
         )
-        if end - 1 == at:
+        if end == at:
             raise UserError(f"a pair is longer than config.data.batch_tokens = {cap}: raise it or lower max_length.")
-        starts.append(int(end) - 1)
+        starts.append(int(min(end, furthest(at)) if furthest else end))
     return np.array(starts)
 
 
-def cut_evenly(source_sums: np.ndarray, target_sums: np.ndarray, count: int, cap: int) -> np.ndarray | None:
-    """Exactly `count` consecutive pieces whose fullest is as small as can be; None if that takes more than `cap`."""
+def cut_evenly(
+    source_sums: np.ndarray,
+    target_sums: np.ndarray,
+    furthest: Callable[[int], int] | None = None,
+    *,
+    count: int,
+    cap: int,
+) -> np.ndarray | None:
+    """Exactly `count` consecutive pieces whose fullest is as small as can be; None if that takes more than `cap`.
+
+    `furthest`: see `cut`.
+    """
+    pieces = lambda most: cut(source_sums, target_sums, furthest, cap=most)  # noqa: E731
     longest = max(int(np.diff(source_sums).max()), int(np.diff(target_sums).max()))
     low = max(longest, -(-int(max(source_sums[-1], target_sums[-1])) // count))
-    if low > cap or len(cut(source_sums, target_sums, cap)) - 1 > count:
+    if low > cap or len(pieces(cap)) - 1 > count:
         return None
     high = cap
     while low < high:
         middle = (low + high) // 2
-        if len(cut(source_sums, target_sums, middle)) - 1 <= count:
+        if len(pieces(middle)) - 1 <= count:
             high = middle
         else:
             low = middle + 1
-    starts = list(cut(source_sums, target_sums, high))
+    starts = list(pieces(high))
     while len(starts) - 1 < count:  # one cap can skip a count: halve the piece with most pairs
         widest = int(np.argmax(np.diff(starts)))
         starts.insert(widest + 1, (starts[widest] + starts[widest + 1]) // 2)

@@ -19,7 +19,8 @@ from t2t_flax.config import Data
 from t2t_flax.data import workers
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.source import Source
-from t2t_flax.data.store import FORMAT_VERSION, StoreWriter, TokenStore
+from t2t_flax.data.store import TokenStore
+from t2t_flax.data.store_writer import StoreWriter, turn
 from t2t_flax.data.tokenizer import EOS, train_sentencepiece
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
@@ -31,6 +32,8 @@ INLINE_PAIRS = 60_000
 CHUNKS_IN_FLIGHT = 3
 """Chunks that wait or are worked on, for each process."""
 
+RECIPE_VERSION = 1
+"""Of the tokenised sentences, which checkpoints refer to: another number than the files' own FORMAT_VERSION."""
 COUNTS = ("pairs_read", "dropped", "too_long", "cut", "empty")
 
 Pairs = list[tuple[str, str]]
@@ -115,14 +118,19 @@ def prepare_split(
     found = find(folder, digest)
     if found:
         return found
-    encoded = encode(source.pairs(), tokenizers, policies, processes)
     place = place_of(folder, digest)
-    with new_store(place, tokenizers) as writer:
-        counts = write_chunks(writer, encoded, source, policies, progress=progress)
-        refuse_nothing(source, counts, policies)
-        writer.meta.update(digest=digest, recipe=recipe, **counts)
-    send(place, folder)
-    return TokenStore.open(place, epath.Path(folder))
+    with turn(place):
+        found = find(folder, digest)  # another process may have made it while this one waited
+        if found:
+            return found
+        encoded = encode(source.pairs(), tokenizers, policies, processes)
+        with new_store(place, tokenizers) as writer:
+            counts = write_chunks(writer, encoded, source, policies, progress=progress)
+            refuse_nothing(source, counts, policies)
+            writer.meta.update(digest=digest, recipe=recipe, **counts)
+        store = TokenStore.open(place, epath.Path(folder))
+        send(place, folder)
+    return store
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ class Policies:
 def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
     """(what a store is made from, its sha256)."""
     recipe = {
-        "format_version": FORMAT_VERSION,
+        "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
         "tokenizer_digest": tokenizers.digest,
         **dataclasses.asdict(policies),

@@ -3,6 +3,7 @@
 The store is the same, byte for byte, as one host makes it. Hosts talk through files that all see and through barriers.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,6 +25,7 @@ from t2t_flax.data.prepare import (
 from t2t_flax.data.remote_store import find, place_of, send
 from t2t_flax.data.source import Source, Survey
 from t2t_flax.data.store import TokenStore
+from t2t_flax.data.store_writer import turn
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote, write_whole
@@ -71,6 +73,18 @@ def prepare_together(
     rules = Policies(**policies)
     recipe, digest = recipe_of(survey.fingerprint, tokenizers, rules)
     folder = epath.Path(folder)
+    with turn(place_of(folder, digest)) if pod.index == 0 else contextlib.nullcontext():
+        _prepare_parts(source, survey, tokenizers, folder, pod, rules, recipe, digest, processes, progress)
+    store = find(folder, digest)
+    if store is None:
+        raise UserError(
+            f"{folder} was made by host 0 and is not seen here: config.data.cache, or the workdir, must be a folder that "
+            "all hosts share, or an object store (gs://...)."
+        )
+    return store
+
+
+def _prepare_parts(source, survey, tokenizers, folder, pod, rules, recipe, digest, processes, progress) -> None:
     work = folder.with_name(f"{folder.name}.parts-{pod.count}")
     ready = work.with_name(f"{work.name}-not-needed")
     if pod.index == 0:
@@ -88,13 +102,6 @@ def prepare_together(
     pod.barrier(f"{folder.name} is whole")
     if pod.index == 0:
         ready.unlink(missing_ok=True)
-    store = find(folder, digest)
-    if store is None:
-        raise UserError(
-            f"{folder} was made by host 0 and is not seen here: config.data.cache, or the workdir, must be a folder that "
-            "all hosts share, or an object store (gs://...)."
-        )
-    return store
 
 
 def _part(work: epath.Path, digest: str, index: int) -> tuple[epath.Path, str]:
@@ -131,6 +138,7 @@ def _join(source, tokenizers, folder, work, digest, recipe, hosts, rules) -> Non
             counts = {name: counts[name] + meta[name] for name in COUNTS}
         refuse_nothing(source, counts, rules)
         writer.meta.update(digest=digest, recipe=recipe, **counts)
+    TokenStore.open(place)  # verifies it, before the other hosts open it
     send(place, folder)
     for old in folder.parent.glob(f"{folder.name}.parts-*"):
         old.rmtree(missing_ok=True)

@@ -28,6 +28,9 @@ class Survey:
 class Source(abc.ABC):
     """A corpus of (source, target) sentences in a fixed order."""
 
+    reference_count = 1
+    """Target sides of a sentence; training and its losses see the first."""
+
     def __init__(self, spec: str, count: int | None = None):
         self.spec = spec
         self.count = count
@@ -60,6 +63,10 @@ class Source(abc.ABC):
             count += 1
             yield pair
         self.counted(count)
+
+    def references(self) -> Iterator[tuple[str, ...]]:
+        """All target sides of each pair, in order."""
+        return ((target,) for _, target in self.pairs())
 
     def counted(self, count: int) -> None:
         """Notes the number of pairs. Raises UserError if there is none."""

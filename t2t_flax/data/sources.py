@@ -8,56 +8,64 @@ from collections.abc import Iterator
 from etils import epath
 
 from t2t_flax.data import source as base
-from t2t_flax.data.lines import file_sha256, lines, scan
+from t2t_flax.data.lines import check_rereadable, file_sha256, lines, scan
 from t2t_flax.data.source import Source, Survey
 from t2t_flax.errors import UserError
 
 FORMS = (
-    "'SRC,TGT' (two text files, plain or .gz), 'FILE.tsv' or 'FILE.tsv.gz' (source TAB target), "
-    "'tfds:NAME:SPLIT', 'toy:SPLIT' or 'toy:SPLIT:COUNT'"
+    "'SRC,TGT' (two text files, plain or .gz), 'SRC,REF1,REF2' (several references, of validation and test text), "
+    "'FILE.tsv' or 'FILE.tsv.gz' (source TAB target), 'tfds:NAME:SPLIT', 'toy:SPLIT' or 'toy:SPLIT:COUNT'"
 )
-TOY_COUNTS = {"train": 60_000, "valid": 500, "test": 500}
+TOY_COUNTS = {"train": 90_000, "valid": 500, "test": 500}
 
 
 class TextSource(Source):
-    """Two files, line i of one being the translation of line i of the other."""
+    """A file of sources and one or more of references, line i of each being a translation of line i of the first."""
 
-    def __init__(self, spec: str, source: epath.Path, target: epath.Path):
+    def __init__(self, spec: str, source: epath.Path, *references: epath.Path):
         super().__init__(spec)
-        self._paths = source, target
+        self._paths = source, *references
+
+    @property
+    def reference_count(self):
+        return len(self._paths) - 1
 
     def read(self):
+        return ((source, target) for source, target, *_ in self._lines())
+
+    def references(self):
+        return (tuple(targets) for _, *targets in self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
         streams = [lines(path) for path in self._paths]
-        for i, pair in enumerate(itertools.zip_longest(*streams)):
-            if None in pair:
-                self._refuse(
-                    *(
-                        i if side is None else i + 1 + sum(1 for _ in stream)
-                        for side, stream in zip(pair, streams, strict=True)
-                    )
-                )
-            yield pair
+        for i, line in enumerate(itertools.zip_longest(*streams)):
+            if None in line:
+                left = (0 if text is None else 1 + sum(1 for _ in s) for text, s in zip(line, streams, strict=True))
+                self._refuse(*(i + count for count in left))
+            yield line
 
     def fingerprint(self):
         return _sha256("text", *map(file_sha256, self._paths))
 
     def survey(self):
         scans = [scan(path, base.STRIDE) for path in self._paths]
-        if scans[0].lines != scans[1].lines:
-            self._refuse(scans[0].lines, scans[1].lines)
+        if len({found.lines for found in scans}) > 1:
+            self._refuse(*(found.lines for found in scans))
         marks = zip(*(found.offsets for found in scans), strict=False)
         numbered = tuple((base.STRIDE * i, offsets) for i, offsets in enumerate(marks))
         return Survey(_sha256("text", *(found.sha256 for found in scans)), scans[0].lines, numbered)
 
     def read_range(self, first, last, survey):
         line, offsets = _mark_before(survey, first)
-        streams = [lines(path, line, offset) for path, offset in zip(self._paths, offsets or (0, 0), strict=True)]
-        return itertools.islice(zip(*streams, strict=True), first - line, last - line)
+        pair = list(zip(self._paths, offsets or (0,) * len(self._paths), strict=True))[:2]
+        streams = [lines(path, line, offset) for path, offset in pair]
+        return itertools.islice(zip(*streams, strict=False), first - line, last - line)
 
-    def _refuse(self, source_lines: int, target_lines: int):
+    def _refuse(self, *counts: int):
+        (first, count), *others = zip(self._paths, counts, strict=True)
         raise UserError(
-            f"{self._paths[0]} has {source_lines} lines and {self._paths[1]} has {target_lines}: "
-            f"line i of one must be the translation of line i of the other"
+            f"{first} has {count} lines and {' and '.join(f'{path} has {n}' for path, n in others)}: "
+            "line i of one must be the translation of line i of the other"
         )
 
     def where(self, i):
@@ -139,7 +147,7 @@ def open_source(
 
         return TfdsSource(spec, languages, data_dir=root, label=label)
     names = [name.strip() for name in spec.split(",")]
-    if len(names) == 2 and all(names):
+    if len(names) >= 2 and all(names):
         return TextSource(spec, *(_existing(name, root, label) for name in names))
     if len(names) == 1 and names[0].endswith((".tsv", ".tsv.gz")):
         return TsvSource(spec, _existing(names[0], root, label))
@@ -153,6 +161,7 @@ def _existing(name: str, root: str, label: str) -> epath.Path:
         raise UserError(f"{label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{label}: {path} is a folder; name a file in it")
+    check_rereadable(path, label)
     return path
 
 

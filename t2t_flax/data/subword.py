@@ -45,7 +45,7 @@ def read_codes(path: epath.Path) -> str:
         raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
     try:
         data = path.read_bytes()
-        codes = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        codes = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
         raise UserError(f"config.data.tokenizer_model: {path} cannot be read as BPE codes ({error}).") from None
     merges = [line for line in codes.splitlines() if not line.startswith("#version")]

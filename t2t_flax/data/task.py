@@ -3,18 +3,28 @@ into answers and scored. `data.task` names the file of `t2t_flax.tasks` that doe
 """
 
 import abc
+import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, Data
+from t2t_flax.config import Config, Data, Eval
 from t2t_flax.data.source import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 
-Counts = tuple[np.ndarray, Callable[[np.ndarray], float]]
-"""int64 [sentences, n], and the score in percent of their sum over sentences: what a bootstrap resamples."""
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a score is computed from and a bootstrap resamples. values: [sentences, n]. percent: the score of their sum over
+    sentences. how: the sentence, and signature (of a bootstrap's `bs` and `seed`) the line, that let others reproduce it.
+    """
+
+    values: np.ndarray
+    percent: Callable[[np.ndarray], float]
+    how: str = ""
+    signature: Callable[..., str] = lambda **_: ""
 
 
 class Task(abc.ABC):
@@ -29,8 +39,11 @@ class Task(abc.ABC):
     prefixes = True
     """Whether users can give the beginning of an output."""
 
-    def __init__(self, data: Data):
-        self.data = data
+    def __init__(self, data: Data, scoring: Eval | None = None):
+        self.data, self.scoring = data, scoring or Eval()
+
+    def check(self) -> None:  # noqa: B027
+        """Raises UserError where a package or a model is missing that `scores` needs."""
 
     @abc.abstractmethod
     def read(self, spec: str, *, seed: int, key: str) -> Source:
@@ -59,13 +72,15 @@ class Task(abc.ABC):
         self,
         sources: Sequence[str],
         outputs: Sequence[str],
-        targets: Sequence[str],
+        references: Sequence[Sequence[str]],
         *,
         samples: int,
         brief: bool = False,
     ) -> dict[str, Any]:
-        """Scores of a whole set, `{name: {"score": percent, "how" or "signature": text}}`. samples: of the bootstrap of the
-        main score's interval, 0 = none. brief: the main score will do.
+        """Scores of a whole set, `{name: {"score": percent, "how" or "signature": text}}`.
+
+        references: one or more sets of targets, each with one for each output. samples: of the bootstrap of the intervals,
+        0 = none. brief: the main score will do.
         """
 
     @staticmethod
@@ -74,13 +89,13 @@ class Task(abc.ABC):
         """Scores, and with them `perplexity`, in a few lines for people."""
 
     @abc.abstractmethod
-    def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:
-        """What `score` of these answers is computed from, for each sentence."""
+    def counts(self, score: str, answers: Sequence[str], references: Sequence[Sequence[str]]) -> Counts:
+        """What `score` of these answers is computed from, for each sentence. references: one or more sets of answers."""
 
 
 def task_of(config: Config) -> Task:
     """The task that data.task names."""
-    return task_class(config.data.task)(config.data)
+    return task_class(config.data.task)(config.data, config.eval)
 
 
 def task_class(name: str) -> type[Task]:

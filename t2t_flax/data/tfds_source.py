@@ -19,6 +19,7 @@ from t2t_flax.errors import UserError
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
 _PART = r"\w+(?:\[[^\]]*\])?"
 _SPEC = re.compile(rf"tfds:(?P<name>.+?):(?P<split>{_PART}(?:\+{_PART})*)")
+_NAMESPACED = re.compile(r"[^/:]+:[A-Za-z_]")
 _READ_AT_ONCE = 1024
 
 
@@ -110,10 +111,12 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 def _prepared(name: str, data_dir: str | None, label: str):
     """The dataset's builder, after downloading and preparing it if no earlier run has."""
+    own_files = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
+    if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
+        raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {own_files}")
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 
-    own_files = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
     known = _register_translation_datasets()
     try:
         builder = tfds.builder(name, data_dir=data_dir)

@@ -9,7 +9,7 @@ from t2t_flax.data.subword import SubwordNmtTokenizer
 from t2t_flax.data.symbols import SymbolTokenizer
 from t2t_flax.data.tokenizer import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote
+from t2t_flax.files import fsync_folder, is_remote
 
 KINDS = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
 
@@ -22,7 +22,12 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
     data = path.read_bytes()
     for kind in KINDS:
         if kind.recognizes(data):
-            return kind(data)
+            try:
+                return kind(data)
+            except UserError:
+                raise
+            except Exception as error:  # whatever the library of that kind raises for a damaged file
+                raise UserError(f"{path} is damaged: as a {kind.__name__} it gives {error}") from error
     raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, BPE pieces or symbols")
 
 
@@ -53,8 +58,10 @@ class TokenizerPair:
             (into / name).unlink(missing_ok=True)
         if into == folder:
             return
+        fsync_folder(into)
         try:
             into.rename(folder)
+            fsync_folder(folder.parent)
         except OSError:  # another process made the folder meanwhile
             into.rmtree()
             if not folder.exists():

@@ -14,11 +14,16 @@ from t2t_flax.data.toy_lexicon import Phrase
 Below = Callable[[int], int]
 """Returns an integer in [0, n), uniform."""
 Domain = Callable[[Below], object]
+Parameters = list[tuple[str, Domain]]
 
 
 def draw(below: Below) -> tuple[str, str]:
-    """One English-German pair. The parts of a pair differ from each other: no coat is heavier than the coat."""
-    template, parameters = TEMPLATES[below(len(TEMPLATES))]
+    """One English-German pair, each template equally likely."""
+    return fill(below, *TEMPLATES[below(len(TEMPLATES))])
+
+
+def fill(below: Below, template: Callable, parameters: Parameters) -> tuple[str, str]:
+    """A pair of one template. Its parts differ from each other: no coat is heavier than the coat."""
     values: dict[str, object] = {}
     taken: set[object] = set()
     for name, domain in parameters:
@@ -31,7 +36,7 @@ def draw(below: Below) -> tuple[str, str]:
     return template(**values)
 
 
-def _from(options: Iterable) -> Domain:
+def any_of(options: Iterable) -> Domain:
     """An item of a sequence, a lexeme of a table, or a phrase of a table of strings."""
     if isinstance(options, dict):
         options = [Phrase(en, de) if isinstance(de, str) else de for en, de in options.items()]
@@ -39,11 +44,11 @@ def _from(options: Iterable) -> Domain:
     return lambda below: items[below(len(items))]
 
 
-def _mixed(*domains: Domain) -> Domain:
+def mixed(*domains: Domain) -> Domain:
     return lambda below: domains[below(len(domains))](below)
 
 
-def _within(en: str, de: str, *inner: Domain) -> Domain:
+def within(en: str, de: str, *inner: Domain) -> Domain:
     """Drawn phrases inside a longer one: on {} at {}, am {} um {} Uhr."""
 
     def phrase(below: Below) -> Phrase:
@@ -135,72 +140,74 @@ def _gift(below: Below) -> Event:
     return toy_grammar.give(give(below), person(below), thing(below), any_adjective(below) if below(2) else None)
 
 
-name = _from(sorted(lexicon.NAMES["f"] + lexicon.NAMES["m"]))
-owner, relative = _from(tuple(lexicon.OWNERS)), _from(tuple(lexicon.KIN))
-person, thing, food = _from(lexicon.PERSONS), _from(lexicon.THINGS), _from(lexicon.FOODS)
-any_adjective, place, city = _from(lexicon.ADJECTIVES), _from(lexicon.PLACES), _from(lexicon.CITIES)
-handle, eat, meet, serve = (_from(t) for t in (lexicon.HANDLE, lexicon.EAT, lexicon.MEET, lexicon.SERVE))
-ride = _from([lexicon.JOURNEY["travel"], lexicon.JOURNEY["return"]])
-go, rest, give = _from(lexicon.GO), _from(lexicon.STAY), _from(lexicon.GIVE)
-vehicle, manner = _from(tuple(lexicon.VEHICLES)), _from(tuple(lexicon.MANNERS))
-weekday, month, hour, some = _from(lexicon.DAYS), _from(lexicon.MONTHS), _hour(0, 24), _words(2, 21)
-period = _from(tuple(lexicon.PERIODS))
-periods = _from(lexicon.PERIODS)
-on_a_day, in_a_month = _within("on {}", "am {}", weekday), _within("in {}", "im {}", month)
-at_an_hour = _within("on {} at {}", "am {} um {} Uhr", weekday, hour)
+name = any_of(sorted(lexicon.NAMES["f"] + lexicon.NAMES["m"]))
+owner, relative = any_of(tuple(lexicon.OWNERS)), any_of(tuple(lexicon.KIN))
+person, thing, food = any_of(lexicon.PERSONS), any_of(lexicon.THINGS), any_of(lexicon.FOODS)
+any_adjective, place, city = any_of(lexicon.ADJECTIVES), any_of(lexicon.PLACES), any_of(lexicon.CITIES)
+handle, eat, meet, serve = (any_of(t) for t in (lexicon.HANDLE, lexicon.EAT, lexicon.MEET, lexicon.SERVE))
+ride = any_of([lexicon.JOURNEY["travel"], lexicon.JOURNEY["return"]])
+go, rest, give = any_of(lexicon.GO), any_of(lexicon.STAY), any_of(lexicon.GIVE)
+vehicle, manner = any_of(tuple(lexicon.VEHICLES)), any_of(tuple(lexicon.MANNERS))
+weekday, month, hour, some = any_of(lexicon.DAYS), any_of(lexicon.MONTHS), _hour(0, 24), _words(2, 21)
+period = any_of(tuple(lexicon.PERIODS))
+periods = any_of(lexicon.PERIODS)
+on_a_day, in_a_month = within("on {}", "am {}", weekday), within("in {}", "im {}", month)
+at_an_hour = within("on {} at {}", "am {} um {} Uhr", weekday, hour)
 
 DOMAINS: dict[str, Domain] = {
     "name": name, "owner": owner, "relative": relative, "person": person, "thing": thing, "place": place, "city": city,
-    "who": _mixed(
-        _from(toy_grammar.PRONOUNS), _from(toy_grammar.PRONOUNS), lambda b: toy_grammar.named(name(b)),
+    "who": mixed(
+        any_of(toy_grammar.PRONOUNS), any_of(toy_grammar.PRONOUNS), lambda b: toy_grammar.named(name(b)),
         lambda b: toy_grammar.named(name(b)), lambda b: toy_grammar.kin(owner(b), relative(b)),
         lambda b: toy_grammar.kin(name(b), relative(b)), _persons, _persons,
     ),
     "deed": _event(plain=False), "plain": _event(plain=True), "gift": _gift,
-    "handle": handle, "ride": ride, "travel": _from(lexicon.JOURNEY), "rest": rest,
-    "indoors": _from([lexicon.STAY[en] for en in ("work", "sleep", "wait", "sing", "laugh", "play")]),
+    "handle": handle, "ride": ride, "travel": any_of(lexicon.JOURNEY), "rest": rest,
+    "indoors": any_of([lexicon.STAY[en] for en in ("work", "sleep", "wait", "sing", "laugh", "play")]),
     "vehicle": vehicle,
-    "mind": _from(lexicon.MIND), "intent": _from(lexicon.INTEND), "state": _from(lexicon.STATES),
-    "how": _from(toy_grammar.MODALS), "may": _from([toy_grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
-    "joint": _from(tuple(toy_sentences.JOINTS)), "question": _from(tuple(toy_sentences.QUESTIONS)),
-    "adjective": any_adjective, "color": _from([lexicon.ADJECTIVES[en] for en in lexicon.COLORS]),
-    "trait": _from([a for en, a in lexicon.ADJECTIVES.items() if en not in lexicon.COLORS]),
-    "today": _mixed(
-        _from(lexicon.NOW), _from(lexicon.NOW), _within("every {}", "jeden {}", weekday), on_a_day, at_an_hour
+    "mind": any_of(lexicon.MIND), "intent": any_of(lexicon.INTEND), "state": any_of(lexicon.STATES),
+    "how": any_of(toy_grammar.MODALS), "may": any_of([toy_grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
+    "joint": any_of(tuple(toy_sentences.JOINTS)), "question": any_of(tuple(toy_sentences.QUESTIONS)),
+    "adjective": any_adjective, "color": any_of([lexicon.ADJECTIVES[en] for en in lexicon.COLORS]),
+    "trait": any_of([a for en, a in lexicon.ADJECTIVES.items() if en not in lexicon.COLORS]),
+    "today": mixed(
+        any_of(lexicon.NOW), any_of(lexicon.NOW), within("every {}", "jeden {}", weekday), on_a_day, at_an_hour
     ),
-    "then": _mixed(
-        _from(lexicon.PAST), _from(lexicon.PAST), _within("{} {} ago", "vor {} {}", some, periods), _year,
-        on_a_day, in_a_month, at_an_hour, _within("on {}", "am {}", _day(1950, 2025)),
+    "then": mixed(
+        any_of(lexicon.PAST), any_of(lexicon.PAST), within("{} {} ago", "vor {} {}", some, periods), _year,
+        on_a_day, in_a_month, at_an_hour, within("on {}", "am {}", _day(1950, 2025)),
     ),
-    "later": _mixed(
-        _from(lexicon.SOON), _from(lexicon.SOON), _within("in {} {}", "in {} {}", some, periods),
-        on_a_day, in_a_month, at_an_hour, _within("on {}", "am {}", _day(2030, 2050)),
+    "later": mixed(
+        any_of(lexicon.SOON), any_of(lexicon.SOON), within("in {} {}", "in {} {}", some, periods),
+        on_a_day, in_a_month, at_an_hour, within("on {}", "am {}", _day(2030, 2050)),
     ),
-    "side": _from(lexicon.SIDES), "job": _from(tuple(lexicon.TRADES)), "period": period,
+    "side": any_of(lexicon.SIDES), "job": any_of(tuple(lexicon.TRADES)), "period": period,
     "number": _number, "years": _words(2, 100), "minutes": lambda b: toy_numbers.words(_whole(b, 3)),
-    "amount": lambda b: 1 + b(999), "operator": _from(tuple(toy_facts.OPERATORS)), "large": lambda b: 100 + b(9900),
+    "amount": lambda b: 1 + b(999), "operator": any_of(tuple(toy_facts.OPERATORS)), "large": lambda b: 100 + b(9900),
     "rank": lambda b: toy_numbers.ordinal(2 + b(198)), "jubilee": lambda b: toy_numbers.ordinal(2 + b(98)),
-    "text": _from(lexicon.TEXTS), "year_words": _words(1800, 2025, "year"),
-    "show": _from(lexicon.SHOWS), "carrier": _from(lexicon.CARRIERS), "weekday": weekday, "month": month, "hour": hour,
+    "text": any_of(lexicon.TEXTS), "year_words": _words(1800, 2025, "year"),
+    "show": any_of(lexicon.SHOWS), "carrier": any_of(lexicon.CARRIERS), "weekday": weekday, "month": month, "hour": hour,
     "morning": _hour(6, 12), "evening": _hour(16, 24), "day": _day(1920, 2030), "full_day": _day(1920, 2030, "full"),
-    "price": _price, "worth": _from({"cheaper": "billiger", "more expensive": "teurer"}),
+    "price": _price, "worth": any_of({"cheaper": "billiger", "more expensive": "teurer"}),
     "way": _measure("length-kilometer", 100, 20000), "mass": _measure("mass-kilogram", 2, 400),
-    "length": _measure("length-meter", 2, 100), "dimension": _from(lexicon.DIMENSIONS),
+    "length": _measure("length-meter", 2, 100), "dimension": any_of(lexicon.DIMENSIONS),
     "heat": _measure("temperature-celsius", -250, 400),
     "share": lambda b: toy_numbers.percent(_tenths(b, 1, 1000)),
     "rate": lambda b: toy_numbers.percent(_tenths(b, 1, 300)),
-    "index": _from(lexicon.INDICES), "change": _from(lexicon.CHANGES),
-    "venue": _from([lexicon.PLACES[en] for en in lexicon.OPENING]),
+    "index": any_of(lexicon.INDICES), "change": any_of(lexicon.CHANGES),
+    "venue": any_of([lexicon.PLACES[en] for en in lexicon.OPENING]),
     "code": lambda b: f"0{100 + b(900)} {10000 + b(90000)}", "chamber": lambda b: 100 + b(900),
 }  # fmt: skip
 
 
-def _templates() -> Iterable[tuple[Callable, list[tuple[str, Domain]]]]:
-    for module in (toy_sentences, toy_facts):
-        for template in vars(module).values():
-            if inspect.isfunction(template) and template.__module__ == module.__name__ and template.__name__[0] != "_":
-                names = inspect.signature(template).parameters
-                yield template, [(each, DOMAINS[each.rstrip("0123456789")]) for each in names]
+def templates_of(module, domains: dict[str, Domain]) -> Iterable[tuple[Callable, Parameters]]:
+    """The public functions of a module with the domains of their parameters."""
+    for template in vars(module).values():
+        if inspect.isfunction(template) and template.__module__ == module.__name__ and template.__name__[0] != "_":
+            yield (
+                template,
+                [(each, domains[each.rstrip("0123456789")]) for each in inspect.signature(template).parameters],
+            )
 
 
-TEMPLATES = tuple(_templates())
+TEMPLATES = tuple(pair for module in (toy_sentences, toy_facts) for pair in templates_of(module, DOMAINS))

@@ -87,9 +87,16 @@ MODALS = {
     "want to": Modal("want to", "wants to", ("will", "willst", "will", "wollen")),
     "would like to": Modal("would like to", "would like to", ("möchte", "möchtest", "möchte", "möchten")),
 }
+IT = Subject("it", "es", ER)
 WILL = Modal("will", "will", ("werde", "wirst", "wird", "werden"))
 HAVE = {"haben": ("habe", "hast", "hat", "haben"), "sein": ("bin", "bist", "ist", "sind")}
 BE = (("am", "was"), ("are", "were"), ("is", "was"), ("are", "were"))
+WAR = ("war", "warst", "war", "waren")
+HATTE = ("hatte", "hattest", "hatte", "hatten")
+
+
+WORDS = {"the": "der", "this": "dies", "a": "ein"} | OWNERS
+PLURAL_WORDS = {"the": "die", "these": "diese", "many": "viele", "": ""} | {en: f"{de}e" for en, de in OWNERS.items()}
 
 
 def spaced(*parts: str) -> str:
@@ -133,12 +140,12 @@ def all_the(noun: Noun) -> Subject:
 
 
 def act(verb: Verb, determiner: str, noun: Noun, adjective: Adjective | None = None, case: int = ACCUSATIVE) -> Event:
-    """`verb` with one object in `case`; `determiner` is "a", "the" or a possessive such as "my"."""
+    """`verb` with one object in `case`; `determiner` is "a", "the", "this" or a possessive such as "my"."""
     described = spaced(adjective.en if adjective else "", noun.en)
     if determiner == "a":
         positive, negative = (noun_phrase(word, noun, case, adjective) for word in ("ein", "kein"))
         return Event(verb, article_en(described), positive, negative)
-    german = noun_phrase("der" if determiner == "the" else OWNERS[determiner], noun, case, adjective)
+    german = noun_phrase(WORDS[determiner], noun, case, adjective)
     return Event(verb, f"{determiner} {described}", german, f"{german} nicht")
 
 
@@ -189,13 +196,20 @@ def _clause(
     return Clause(spaced(en, event.en, when.en), who.de, finite, middle, tail, cluster.format(finite))
 
 
-def present(who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False) -> Clause:
-    """The present tense; `ask` gives the English question with do."""
+def present(
+    who: Subject,
+    event: Event,
+    time: Phrase | None = None,
+    negated: bool = False,
+    ask: bool = False,
+    progressive: bool = False,
+) -> Clause:
+    """The present tense; `ask` gives the English question with do. The English progressive has no German form."""
     verb, third = event.verb, who.person == ER
-    if ask:
-        en = f"{'does' if third else 'do'} {who.en} {verb.en}"
-    elif negated:
-        en = f"{who.en} {'does' if third else 'do'} not {verb.en}"
+    if progressive:
+        en = spaced(_asked_or_not(BE[who.person][0], who, negated, ask), verb.ing)
+    elif ask or negated:
+        en = spaced(_asked_or_not("does" if third else "do", who, negated, ask), verb.en)
     else:
         en = f"{who.en} {verb.en3 if third else verb.en}"
     return _clause(en, who, verb.forms, event, time, negated, (verb.prefix, verb.prefix + "{}"))
@@ -204,19 +218,46 @@ def present(who: Subject, event: Event, time: Phrase | None = None, negated: boo
 def past(who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False) -> Clause:
     """The English past tense, the German perfect."""
     verb = event.verb
-    if ask:
-        en = f"did {who.en} {verb.en}"
-    else:
-        en = f"{who.en} did not {verb.en}" if negated else f"{who.en} {verb.past_en}"
+    en = spaced(_asked_or_not("did", who, negated, ask), verb.en) if ask or negated else f"{who.en} {verb.past_en}"
     ends = verb.participle, verb.participle + " {}"
     return _clause(en, who, HAVE[verb.auxiliary], event, time, negated, ends)
 
 
-def modal(how: Modal, who: Subject, event: Event, time: Phrase | None = None, ask: bool = False) -> Clause:
-    """A modal verb or the future (`WILL`) with an infinitive at the end."""
-    helper = how.en3 if who.person == ER else how.en
-    en = f"{helper} {who.en} {event.verb.en}" if ask else f"{who.en} {helper} {event.verb.en}"
-    return _clause(en, who, how.forms, event, time, False, (event.verb.full(), event.verb.full() + " {}"))
+def modal(
+    how: Modal, who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False
+) -> Clause:
+    """A modal verb or the future (`WILL`) with an infinitive at the end; want to and have to ask and deny with do."""
+    helper, _, rest = how.en.partition(" ")
+    if helper in ("want", "have"):
+        helper, rest = ("does" if who.person == ER else "do"), how.en
+    if ask or negated:
+        en = spaced(_asked_or_not(helper, who, negated, ask).replace("can not", "cannot"), rest, event.verb.en)
+    else:
+        en = f"{who.en} {how.en3 if who.person == ER else how.en} {event.verb.en}"
+    return _clause(en, who, how.forms, event, time, negated, (event.verb.full(), event.verb.full() + " {}"))
+
+
+def copula(
+    who: Subject,
+    what: Phrase,
+    tense: str = "present",
+    time: Phrase | None = None,
+    negated: bool = False,
+    ask: bool = False,
+    denied: str = "",
+) -> Clause:
+    """A form of be, sein; `tense` is present, past or future, `denied` the German for not `what` where it has kein."""
+    helper = "will" if tense == "future" else BE[who.person][tense == "past"]
+    be, sein = ("be", "sein") if tense == "future" else ("", "")
+    en = spaced(_asked_or_not(helper, who, negated, ask), be)
+    forms = {"present": HAVE["sein"], "past": WAR, "future": WILL.forms}[tense]
+    event = Event(None, what.en, what.de, denied or f"nicht {what.de}")
+    return _clause(en, who, forms, event, time, negated, (sein, spaced(sein, "{}")))
+
+
+def _asked_or_not(helper: str, who: Subject, negated: bool, ask: bool) -> str:
+    """The English helper verb before its subject (does he), after it (he does), or negated (he does not)."""
+    return f"{helper} {who.en}" if ask else f"{who.en} {helper}{' not' if negated else ''}"
 
 
 def to_infinitive(event: Event) -> Phrase:

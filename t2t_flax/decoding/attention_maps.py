@@ -90,7 +90,7 @@ def check_picture(path: epath.PathLike) -> None:
     if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("a picture needs matplotlib: pip install 't2t_flax[plot]', or pip install matplotlib.")
+        raise UserError("a picture needs matplotlib: pip install -r requirements.txt, or pip install matplotlib.")
 
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:

@@ -82,7 +82,8 @@ class Translator:
         progress: Callable[[int, int], None] | None = None,
         compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
-        """One Translation for each line. An empty line stays empty. `prefixes`: the start of each translation.
+        """One Translation for each line. An empty line stays empty but for its prefix, as often as the others have
+        hypotheses. `prefixes`: the start of each translation.
 
         `progress(sentences done, of how many)` is called after each batch, the shortest sentences first, empty ones not
         counted; `compiling()` is entered for the first batch of each shape.
@@ -98,8 +99,7 @@ class Translator:
         cut = [len(ids) > limit for ids in sources]
         sources = [ids[:limit] + self._eos if ids else [] for ids in sources]
         forced = [self._tokenizers.target.encode(p) if p else [] for p in prefixes or [""] * len(lines)]
-        empty = Translation((Hypothesis("", (), 0.0, 0.0, False),))
-        out: list[Translation] = [empty] * len(lines)
+        out = [self._nothing_but(ids) for ids in forced]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: len(sources[i]))
         for start in range(0, len(order), self._rows):
             chunk = order[start : start + self._rows]
@@ -113,6 +113,11 @@ class Translator:
             if progress:
                 progress(min(start + self._rows, len(order)), len(order))
         return out
+
+    def _nothing_but(self, prefix: Sequence[int]) -> Translation:
+        """What an empty line becomes."""
+        text = self._tokenizers.target.decode(list(prefix)) if prefix else ""
+        return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * self._config.n_best)
 
     def _limit(self) -> int:
         learned = self._model.config.position == "learned"

@@ -1,33 +1,51 @@
 """Whether one system is better than another: paired bootstrap resampling of two evaluation records (Koehn 2004)."""
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config, Data
+from t2t_flax.config import Config, Data, Eval
 from t2t_flax.data.corpus import split_source
-from t2t_flax.data.task import Task, task_class
+from t2t_flax.data.task import Counts, Task, task_class
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bleu import VARIANTS, Variant, variant
+from t2t_flax.evaluation.bleu import BOOTSTRAP_SEED, draw_sentences
+from t2t_flax.evaluation.metrics import lower_is_better
+from t2t_flax.evaluation.significance import interval, sacrebleu_p, two_sided
+from t2t_flax.evaluation.target_language import tokenizer_of
 
-RESAMPLES, SEED = 1000, 12345  # those of sacreBLEU's own command line
+RESAMPLES, SEED = 1000, BOOTSTRAP_SEED  # those of sacreBLEU's own command line
 HOW = (
-    "Paired bootstrap resampling: p_value is that of sacreBLEU (PairedTest, test type bs), where small in effect one-sided, "
-    "and 1 where both systems say the same; interval holds the middle 95 % of the differences on the same resamples; "
-    "a_better is the share of resamples in which a scores higher."
-)
-HOW_TWO_SIDED = (
     "Paired bootstrap resampling over sentences: p_value is two-sided, twice the smaller share of resampled differences on "
-    "either side of zero; interval holds the middle 95 % of them."
+    "either side of zero; interval holds the middle 95 % of them, and leaves out zero exactly where p_value < 0.05; a_better "
+    "is the share of resamples in which a is better."
 )
+HOW_SACREBLEU = (
+    "p_value_sacrebleu is what sacreBLEU (PairedTest, test type bs) prints for the same resamples: where small in effect "
+    "one-sided."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bootstrap:
+    """Two systems by one score. scores: of a and b. differences: a - b on each resample of sentences."""
+
+    task: Task
+    name: str
+    counts: Counts
+    scores: tuple[float, float]
+    differences: np.ndarray
+
+    @property
+    def difference(self) -> float:
+        """a - b on the whole test set."""
+        return self.scores[0] - self.scores[1]
 
 
 def compare(
@@ -38,57 +56,62 @@ def compare(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Any]:
-    """Both systems' `score` (a BLEU of `bleu.VARIANTS`, or f1; default: sacrebleu, in parsing f1), the difference a - b, its
-    95 % interval and the p-value.
+    """Both systems' `score` (default: sacrebleu, in parsing f1), the difference a - b, its 95 % interval and its two-sided
+    p-value, and sacreBLEU's own p-value for a score of sacreBLEU.
 
     Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file that is missing,
-    changed or no record, and for records of different test sets.
+    changed or no record, and for records of different test sets or references.
     """
-    task, score, said, references = _prepared(record_a, record_b, score)
-    (counts_a, of), (counts_b, _) = (task.counts(score, text, references) for text in said)
-    draws = np.random.default_rng(seed).choice(len(references), size=(resamples, len(references)))  # as PairedTest does
-    differences = np.array([of(counts_a[i].sum(0)) - of(counts_b[i].sum(0)) for i in draws])
-    score_a, score_b = of(counts_a.sum(0)), of(counts_b.sum(0))
-    if score in VARIANTS:
-        chosen = variant(score, tokenized=task.data.tokenized, language=task.data.target_language)
-        p_value, signature = _paired_test(
-            chosen, *map(chosen.prepare, said), chosen.prepare(references), resamples, seed
-        )
-        how = f"{HOW} {VARIANTS[score]}: {chosen.how}"
-    else:
-        p_value, signature, how = two_sided(differences), "", HOW_TWO_SIDED
-    low, high = np.percentile(differences, (2.5, 97.5))
-    return {
-        "score": score,
-        "spoken": task.spoken[score],
-        "a": {"record": os.fspath(record_a), "score": round(score_a, 4)},
-        "b": {"record": os.fspath(record_b), "score": round(score_b, 4)},
-        "difference": round(score_a - score_b, 4),
-        "interval": {"level": 0.95, "low": round(float(low), 4), "high": round(float(high), 4)},
-        "p_value": round(p_value, 6),
-        "a_better": round(float((differences > 0).mean()), 4),
-        "sentences": len(references),
+    found = bootstrap(record_a, record_b, score=score, resamples=resamples, seed=seed)
+    low, high = interval(found.differences)
+    lower = lower_is_better(found.name)
+    better = found.differences < 0 if lower else found.differences > 0
+    signature = found.counts.signature(bs=resamples, seed=seed)
+    told = {
+        "score": found.name,
+        "spoken": found.task.spoken[found.name],
+        "lower_is_better": lower,
+        "a": {"record": os.fspath(record_a), "score": round(found.scores[0], 4)},
+        "b": {"record": os.fspath(record_b), "score": round(found.scores[1], 4)},
+        "difference": round(found.difference, 4),
+        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
+        "p_value": round(two_sided(found.differences), 6),
+    }
+    if signature:
+        told["p_value_sacrebleu"] = round(sacrebleu_p(found.differences, found.difference), 6)
+    how = [HOW, HOW_SACREBLEU if signature else "", f"{told['spoken']}: {found.counts.how}"]
+    return told | {
+        "a_better": round(float(better.mean()), 4),
+        "sentences": len(found.counts.values),
         "resamples": resamples,
         "seed": seed,
         "signature": signature,
-        "how": how,
+        "how": " ".join(filter(None, how)),
     }
 
 
-def paired_statistics(
-    record_a: str | os.PathLike, record_b: str | os.PathLike, score: str
-) -> tuple[tuple[np.ndarray, np.ndarray], Callable[[np.ndarray], float]]:
-    """Both systems' counts, int64 [sentences, n] each, and the function that makes a score of their sum over sentences.
-
-    Raises UserError as `compare` does.
+def bootstrap(
+    record_a: str | os.PathLike,
+    record_b: str | os.PathLike,
+    *,
+    score: str = "",
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Bootstrap:
+    """Both systems' `score` on the test set, and the differences on `resamples` draws of its sentences. Raises UserError as
+    `compare` does.
     """
-    task, score, said, references = _prepared(record_a, record_b, score)
-    (a, of), (b, _) = (task.counts(score, text, references) for text in said)
-    return (a, b), of
+    task, name, (a, b) = paired_statistics(record_a, record_b, score)
+    draws = draw_sentences(len(a.values), resamples, seed)
+    differences = np.array([a.percent(a.values[i].sum(0)) - b.percent(b.values[i].sum(0)) for i in draws])
+    scores = tuple(float(side.percent(side.values.sum(0))) for side in (a, b))
+    return Bootstrap(task, name, a, scores, differences)
 
 
-def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: str):
-    """(the task, the score, both systems' answers, references)."""
+def paired_statistics(
+    record_a: str | os.PathLike, record_b: str | os.PathLike, score: str = ""
+) -> tuple[Task, str, tuple[Counts, Counts]]:
+    """The task, the score's name, and what it is computed from in both systems. Raises UserError as `compare` does."""
     a, b = read_record(record_a), read_record(record_b)
     score = check_comparable(a, b, record_a, record_b, score)
     (said_a, references), (said_b, other) = (texts(r, at) for r, at in ((a, record_a), (b, record_b)))
@@ -96,27 +119,28 @@ def _prepared(record_a: str | os.PathLike, record_b: str | os.PathLike, score: s
         raise UserError(
             f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
         )
-    known = {item.name for item in dataclasses.fields(Data)}
-    data = Data(**{key: value for key, value in a["config"]["data"].items() if key in known})
-    task = task_class(data.task)(data)
-    return task, score, (said_a, said_b), references
+    task = task_of_record(a)
+    given = (task.data, task.scoring.sacrebleu_tokenizer, score, tuple(map(tuple, references)))
+    return task, score, (_counts(*given, tuple(said_a)), _counts(*given, tuple(said_b)))
 
 
-def two_sided(differences: np.ndarray) -> float:
-    """Twice the smaller share of resampled differences on either side of zero; never 0, as the test itself is one more."""
-    smaller = min((differences <= 0).sum(), (differences >= 0).sum())
-    return min(1.0, 2 * (int(smaller) + 1) / (len(differences) + 1))
+@functools.lru_cache(maxsize=64)
+def _counts(
+    data: Data, tokenizer: str, score: str, references: tuple[tuple[str, ...], ...], said: tuple[str, ...]
+) -> Counts:
+    """Those of one system. A table compares one with many others, and some metrics take seconds to count."""
+    return task_class(data.task)(data, Eval(sacrebleu_tokenizer=tokenizer)).counts(score, said, references)
 
 
 def describe(comparison: dict[str, Any]) -> str:
     """A comparison in a few lines for people."""
     c = comparison
-    low, high = c["interval"]["low"], c["interval"]["high"]
+    low, high, lower = c["interval"]["low"], c["interval"]["high"], c.get("lower_is_better", False)
     return "\n".join(
         [
-            f"{c['spoken']} of two systems on the same {c['sentences']} sentences:",
+            f"{c['spoken']} of two systems on the same {c['sentences']} sentences{', lower is better' * lower}:",
             *(f"  {name} {c[name]['score']:6.2f}   {c[name]['record']}" for name in "ab"),
-            f"  a - b {c['difference']:+.2f}, 95 % interval [{low:+.2f}, {high:+.2f}], p = {c['p_value']:.3g} "
+            f"  a - b {c['difference']:+.2f}, 95 % interval [{low:+.2f}, {high:+.2f}], two-sided p = {c['p_value']:.3g} "
             f"(paired bootstrap, {c['resamples']} resamples)",
         ]
     )
@@ -149,9 +173,22 @@ def planned(config: Config, split: str) -> dict[str, Any]:
     return {"data": data, "config": config_lib.as_json(config)}
 
 
-def task_of_record(record: dict[str, Any]) -> type[Task]:
-    """The task of an evaluation record; the oldest do not name one."""
-    return task_class(record["config"]["data"].get("task", "translation"))
+def task_of_record(record: dict[str, Any]) -> Task:
+    """The task of an evaluation record with its keys; the oldest records do not name one. Raises UserError for a task that
+    this version does not have.
+    """
+    known = {item.name for item in dataclasses.fields(Data)}
+    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in known})
+    try:
+        return task_class(data.task)(data, Eval(sacrebleu_tokenizer=_tokenizer(record)))
+    except ModuleNotFoundError:
+        raise UserError(f"a record of data.task = {data.task!r}: this version has no such task.") from None
+
+
+def _tokenizer(record: dict[str, Any]) -> str:
+    """sacreBLEU's tokenizer in a record; before there was a choice it was 13a."""
+    setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
+    return tokenizer_of(setting, record["config"]["data"].get("target_language", Data.target_language))
 
 
 def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") -> str:
@@ -180,45 +217,36 @@ def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") ->
     if score not in spoken:
         task = a["config"]["data"].get("task", "translation")
         raise UserError(f"systems of data.task = {task} are compared by {', '.join(spoken)}, not by {score!r}.")
+    one, other = (_tokenizer(record) for record in (a, b))
+    if score == "sacrebleu" and one != other:
+        raise UserError(
+            f"the sacreBLEU of {at_a} has tokenizer {one}, that of {at_b} {other}: evaluate one again with "
+            f"--config.eval.sacrebleu_tokenizer={one}."
+        )
     return score
 
 
-def texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[str]]:
-    """Hypotheses and references that lie beside a record. Raises UserError where they are not as it describes them."""
+def texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[list[str]]]:
+    """Hypotheses, and each set of references, that lie beside a record. Raises UserError where they are not as it describes
+    them.
+    """
+    (hypotheses,) = _lines_of("hypotheses", record, at)
+    return hypotheses, _lines_of("references", record, at)
+
+
+def _lines_of(kind: str, record: dict[str, Any], at: str | os.PathLike) -> list[list[str]]:
+    """Of a record's `kind` the lines of its file, or of each where it lists several."""
+    names, digests = (of if isinstance(of, list) else [of] for of in (record[kind], record["digests"][kind]))
     found = []
-    for kind in ("hypotheses", "references"):
-        file = epath.Path(at).parent / record[kind]
+    for name, digest in zip(names, digests, strict=True):
+        if os.path.basename(name) != name:
+            raise UserError(f"{at} names {name} as its {kind}: they must lie beside the record.")
+        file = epath.Path(at).parent / name
         if not file.exists():
             raise UserError(f"the {kind} of {at} are not there: {file}. They must lie beside the record.")
         data = file.read_bytes()
-        lines = data.decode("utf-8").split("\n")[:-1]
-        if hashlib.sha256(data).hexdigest() != record["digests"][kind]:
-            raise UserError(f"{file} is not what {at} describes ({len(lines)} lines, another digest): evaluate again.")
-        found.append(lines)
-    return found[0], found[1]
-
-
-def _paired_test(
-    chosen: Variant, a: list[str], b: list[str], references: list[str], resamples: int, seed: int
-) -> tuple[float, str]:
-    """sacreBLEU's p-value with b as baseline, and its signature."""
-    from sacrebleu.significance import PairedTest
-
-    with _sacrebleu_seed(seed):
-        test = PairedTest([("b", b), ("a", a)], {"BLEU": chosen.metric()}, [references], "bs", resamples)
-        signatures, results = test()
-    p_value = 1.0 if a == b else float(results["BLEU"][1].p_value)
-    return p_value, str(signatures["BLEU"])
-
-
-@contextlib.contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """sacreBLEU takes its seed from the environment only."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        os.environ.pop("SACREBLEU_SEED")
-        if before is not None:
-            os.environ["SACREBLEU_SEED"] = before
+        if hashlib.sha256(data).hexdigest() != digest:
+            count = data.count(b"\n")
+            raise UserError(f"{file} is not what {at} describes ({count} lines, another digest): evaluate again.")
+        found.append(data.decode("utf-8").split("\n")[:-1])
+    return found

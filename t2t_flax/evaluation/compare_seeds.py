@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
+from t2t_flax.data.task import Counts
 from t2t_flax.evaluation.compare import RESAMPLES, SEED, check_comparable, paired_statistics, read_record
+from t2t_flax.evaluation.significance import LEVEL
 
 HOW = (
     "The difference is the mean over pairs of runs of the same seed. Half the width of its interval (95 %) is the root of two "
@@ -55,23 +57,27 @@ def pair_seeds(
     first = read_record(pairs[0][0])
     for a, _ in pairs:  # each pair's own two are compared with one another below
         score = check_comparable(first, read_record(a), pairs[0][0], a, score)
-    told = [paired_statistics(a, b, score) for a, b in pairs]
-    sentences = len(told[0][0][0])
+    counted = [paired_statistics(a, b, score)[2] for a, b in pairs]
+    sentences = len(counted[0][0].values)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(sentences, np.full(sentences, 1 / sentences), size=resamples)
-    resampled = np.mean([_differences(statistics, of, drawn) for statistics, of in told], axis=0)
-    scores = np.array([[of(side.sum(0)) for side in statistics] for statistics, of in told])
+    resampled = np.mean([_differences(a, b, drawn) for a, b in counted], axis=0)
+    scores = np.array([[side.percent(side.values.sum(0)) for side in sides] for sides in counted])
     return Paired(score, scores, resampled, sentences, seed)
 
 
-def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
+def compare_seeds(paired: Paired, spread: tuple[float, int], comparisons: float | None = None) -> dict[str, Any]:
     """The mean difference a - b over the pairs, its 95 % interval and a two-sided p-value, where `spread` is that of
     `spread_over_seeds`; without degrees of freedom they are over sentences alone.
+
+    comparisons: of a table, what `significance.multipliers` gives for this row; then `p_corrected` and `interval_corrected`
+    are there too, which agree with each other as `p_value` and `interval` do.
     """
     (a, b), (variance, freedom) = paired.scores.mean(axis=0).tolist(), spread
     bootstrap = len(paired.resampled) > 0
     sentences = float(paired.resampled.var(ddof=1)) if bootstrap else 0.0
-    low, high, p_value = students_t(a - b, 2 * variance / len(paired.scores), freedom, sentences)
+    chance = (2 * variance / len(paired.scores), freedom, sentences)
+    low, high, p_value = students_t(a - b, *chance)
     found = {
         "score": paired.score,
         "a": round(a, 4),
@@ -81,6 +87,13 @@ def compare_seeds(paired: Paired, spread: tuple[float, int]) -> dict[str, Any]:
         "p_value": float(f"{p_value:.4g}"),
         "pairs": paired.scores.round(4).tolist(),
     }
+    if comparisons is not None:
+        low, high, _ = students_t(a - b, *chance, level=LEVEL / comparisons)
+        found["p_corrected"] = float(f"{min(1.0, p_value * comparisons):.4g}")
+        found["interval_corrected"] = {"level": 0.95, "comparisons": round(comparisons, 4)} | {
+            "low": round(low, 4),
+            "high": round(high, 4),
+        }
     if bootstrap:
         drawn = {"sentences": paired.sentences, "resamples": len(paired.resampled), "seed": paired.seed}
         found |= {"sentence_spread": round(sentences**0.5, 4)} | drawn
@@ -111,12 +124,15 @@ def told(difference: float, low: float, high: float, p_value: float, digits: int
     return f"{difference:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] {p}"
 
 
-def students_t(mean: float, seed_variance: float, freedom: int, sentence_variance: float) -> tuple[float, float, float]:
+def students_t(
+    mean: float, seed_variance: float, freedom: int, sentence_variance: float, *, level: float = LEVEL
+) -> tuple[float, float, float]:
     """(low, high, p) of a mean whose variance over seeds was estimated with that many degrees of freedom, and whose variance
-    over sentences is known. The squares of the two half widths add, Student's t for the seeds and the normal for the
-    sentences: seeds that agree by chance do not make the interval that of the sentences alone.
+    over sentences is known: low to high leaves out 0 exactly where p < level. The squares of the two half widths add,
+    Student's t for the seeds and the normal for the sentences: seeds that agree by chance do not make the interval that of
+    the sentences alone.
     """
-    half = _half_width(0.05, seed_variance, freedom, sentence_variance)
+    half = _half_width(level, seed_variance, freedom, sentence_variance)
     if half == 0:
         return mean, mean, float(mean == 0)
     rest = lambda log_p: _half_width(np.exp(log_p), seed_variance, freedom, sentence_variance) - abs(mean)  # noqa: E731
@@ -132,6 +148,6 @@ def _half_width(p_value: float, seed_variance: float, freedom: int, sentence_var
     return float(np.sqrt(t**2 * seed_variance + z**2 * sentence_variance))
 
 
-def _differences(statistics, of, drawn: np.ndarray) -> list[float]:
-    a, b = (drawn @ side for side in statistics)
-    return [of(x) - of(y) for x, y in zip(a, b, strict=True)]
+def _differences(a: Counts, b: Counts, drawn: np.ndarray) -> list[float]:
+    sums = zip(drawn @ a.values, drawn @ b.values, strict=True)
+    return [a.percent(x) - b.percent(y) for x, y in sums]

@@ -2,11 +2,10 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax import config as config_lib
@@ -17,11 +16,13 @@ from t2t_flax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_flax.decoding.forced import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError
-from t2t_flax.files import check_reachable, numbered
+from t2t_flax.evaluation.parameters import Choice, Part, mean, restored
+from t2t_flax.files import check_workdir
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.parallel.pod import Pod
-from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
+from t2t_flax.training import workdir as workdir_lib
+from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.state import init_state, make_model
 
@@ -31,7 +32,10 @@ log = logging.getLogger("t2t_flax")
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need.
-    asked: which were asked for, and among which (`asked_for`).
+
+    asked: which were asked for, and among which (`Choice.asked`). metric: that of a best checkpoint, higher is better.
+    stored: the run's own config, where it differs. config_changes: of optimization, up to the newest checkpoint
+    (`training.config_changes`).
     """
 
     workdir: epath.Path
@@ -42,6 +46,9 @@ class Loaded:
     params: Any
     steps: tuple[int, ...]
     asked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metric: float | None = None
+    stored: Config | None = None
+    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def translate(
         self,
@@ -71,7 +78,7 @@ class Loaded:
         """
         ids = self._ids(pairs, where)
         batch_size = self.config.decode.batch_size
-        return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size)
+        return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
 
     def attend(self, source: str, target: str | None = None) -> AttentionMaps:
         """Attention of every layer and head for a pair; without a target, for the run's own translation.
@@ -103,14 +110,34 @@ class Loaded:
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
-    """The resolved config of a run, with `{"decode.beam_size": "8"}` overrides. Raises UserError where the folder holds
-    no run, or an override is impossible.
+    """The resolved config of a run for use on this machine, with `{"decode.beam_size": "8"}` overrides.
+
+    A run may come from anybody: where compiled programs are loaded from (train.compile_cache) and files are written
+    (data.cache; data.root for a TFDS dataset that is not prepared there) is not taken from it, only from `overrides`.
+    Raises UserError where the folder holds no run, or an override is impossible.
     """
-    check_reachable(workdir)
-    path = epath.Path(workdir) / "config.json"
-    if not path.exists():
-        raise UserError(f"{workdir} holds no run: there is no {path.name}. Give the --workdir of a `train` command.")
-    return _changed(config_lib.from_json(path.read_text()), overrides)
+    return _changed(_without_places(read_config(workdir)), overrides)
+
+
+def read_config(workdir: str | epath.Path) -> Config:
+    """The config of a run as it is stored. Raises UserError where the folder holds no run."""
+    check_workdir(workdir)
+    stored = workdir_lib.read_config(workdir)
+    if stored is None:
+        raise UserError(f"{workdir} holds no run: there is no config.json. Give the --workdir of a `train` command.")
+    return stored
+
+
+def _without_places(stored: Config) -> Config:
+    data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
+    specs = [data.valid, *config_lib.parse_test_sets(data.test).values()]
+    names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
+    if data.root and names:
+        levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
+        prepared = (any(any((epath.Path(data.root) / name).glob(level)) for level in levels) for name in names)
+        data = data if all(prepared) else dataclasses.replace(data, root="")
+    train = dataclasses.replace(stored.train, compile_cache=config_lib.Train.compile_cache)
+    return dataclasses.replace(stored, data=data, train=train)
 
 
 def _changed(stored: Config, overrides: dict[str, str] | None) -> Config:
@@ -119,21 +146,28 @@ def _changed(stored: Config, overrides: dict[str, str] | None) -> Config:
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
 
 
-def load(
-    workdir: str | epath.Path,
-    *,
-    step: int | None = None,
-    average: int = 0,
-    at_most: bool = False,
-    overrides: dict[str, str] | None = None,
-    pod: Pod | None = None,
-) -> Loaded:
-    """Restores a run: the newest whole checkpoint, checkpoint `step`, or the mean of the last `average` up to it.
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Everything about a run but its parameters. abstract: their shapes and shardings. stored: the config without
+    overrides.
+    """
 
-    An average leaves out checkpoints that are there only because the run was stopped between two regular ones. With
-    `at_most` it takes fewer where there are fewer, or some are damaged.
-    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
-    checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
+    workdir: epath.Path
+    stored: Config
+    config: Config
+    tokenizers: TokenizerPair
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    abstract: Any
+
+    def parts(self, choice: Choice, pod: Pod | None = None) -> Iterator[Part]:
+        """The chosen checkpoints; see `parameters.restored`."""
+        return restored(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, pod)
+
+
+def frame(workdir: str | epath.Path, overrides: dict[str, str] | None = None, pod: Pod | None = None) -> Frame:
+    """Reads a run without its parameters. Raises UserError for a folder without a run, or overrides that change the
+    model.
     """
     workdir = epath.Path(workdir)
     stored = stored_config(workdir)
@@ -144,10 +178,36 @@ def load(
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
-    item = "ema" if stored.optimizer.ema_decay else "params"
-    params, steps = _restore(workdir, abstract.params, item, step, average, at_most, tokenizers.digest, pod)
-    asked = asked_for(workdir, step, average) | ({"at_most": True} if at_most else {})
-    return Loaded(workdir, config, tokenizers, mesh, model, params, steps, asked)
+    return Frame(workdir, stored, config, tokenizers, mesh, model, abstract.params)
+
+
+def load(
+    workdir: str | epath.Path,
+    *,
+    step: int | None = None,
+    average: int = 0,
+    best: bool = False,
+    at_most: bool = False,
+    overrides: dict[str, str] | None = None,
+    pod: Pod | None = None,
+) -> Loaded:
+    """Restores a run: the newest whole checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
+    `best` by eval.metric.
+
+    An average is of regular checkpoints: it leaves out those that are there only because the run was stopped, or because
+    they are among the best. With `at_most` it takes fewer where there are fewer, or some are damaged; `best` then makes
+    do with the next best, and with the newest where no checkpoint has a metric.
+    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
+    checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
+    """
+    choice = Choice(step, average, best, at_most)
+    run = frame(workdir, overrides, pod)
+    part = mean(run.parts(choice, pod))
+    if best and part.metric is None:
+        choice = Choice(at_most=True)  # which is what was found
+    found = dict(params=part.params, steps=part.steps, metric=part.metric, asked=choice.asked(run.workdir))
+    found["config_changes"] = list(part.config_changes)
+    return Loaded(run.workdir, run.config, run.tokenizers, run.mesh, run.model, stored=run.stored, **found)
 
 
 def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) -> jax.sharding.Mesh:
@@ -162,75 +222,3 @@ def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) 
         if pod is None or pod.lead:
             log.warning("%s was trained on another mesh: %s Here all devices share the rows.", workdir, error)
         return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))
-
-
-def asked_for(workdir: str | epath.Path, step: int | None, average: int) -> dict[str, Any]:
-    """A choice of checkpoints with what there was to choose from, as JSON values: the same choice later is the same."""
-    return {"step": step, "average": average, "of": numbered(epath.Path(workdir) / "checkpoints")}
-
-
-def _restore(
-    workdir: epath.Path,
-    abstract: Any,
-    item: str,
-    step: int | None,
-    average: int,
-    at_most: bool,
-    tokenizer_digest: str,
-    pod: Pod | None,
-):
-    folder = workdir / "checkpoints"
-    if not folder.exists():
-        raise UserError(f"{workdir} has no checkpoint yet.")
-    checkpoints = Checkpoints(folder, keep_last=10**6, pod=pod)
-    try:
-        steps = checkpoints.steps()
-        if not steps or (step is not None and step not in steps):
-            raise UserError(
-                f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
-            )
-        candidates = [s for s in reversed(steps) if step is None or s <= step]
-        taken, trees, means, unscheduled = [], [], {}, []
-        for s in candidates:
-            try:
-                meta = checkpoints.meta(s)
-                digest = meta["digests"]["tokenizer"]
-                if average and not meta.get("scheduled", True) and s != step:
-                    unscheduled.append(s)
-                    continue
-                if digest != tokenizer_digest:
-                    raise UserError(
-                        f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
-                        f"{workdir / 'tokenizer'} (digest {tokenizer_digest[:12]}): bring the run's own tokenizer back."
-                    )
-                trees.append(checkpoints.restore_params(s, abstract, item))
-                taken.append(s)
-                means[s] = tuple(part for _, part in meta.get("averaged", []))
-            except DamagedCheckpoint as damage:
-                if (step is not None or average) and not at_most:
-                    raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
-                log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
-            if len(taken) == max(1, average):
-                break
-    finally:
-        checkpoints.close()
-    if not taken and unscheduled and at_most:
-        return _restore(workdir, abstract, item, step, 0, at_most, tokenizer_digest, pod)
-    if not taken and unscheduled:
-        raise UserError(
-            f"{workdir} has no regular checkpoint yet, only {unscheduled} from when it was stopped: leave out --average, or "
-            "train on to the next one."
-        )
-    if not taken:
-        raise UserError(f"all checkpoints in {workdir} are damaged.")
-    if average > len(taken) and not at_most:
-        left_out = f" (left out, made when it was stopped: {unscheduled})" if unscheduled else ""
-        raise UserError(f"an average of {average} checkpoints was asked for; {workdir} has {sorted(taken)}{left_out}.")
-    return mean(trees), (len(taken) == 1 and means[taken[0]]) or tuple(taken)
-
-
-def mean(trees: list[Any]) -> Any:
-    """The arithmetic mean of parameter trees, in float32 (6.1)."""
-    if len(trees) == 1:
-        return trees[0]
-    return jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / len(x), *trees)

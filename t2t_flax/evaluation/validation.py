@@ -20,10 +20,11 @@ def validation_score(run: Run) -> Callable[..., float]:
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config.decode, source_eos=eos)
 
     def score(params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext) -> float:
-        pairs = list(itertools.islice(split_source(config, "valid").pairs(), config.eval.bleu_sentences or None))
-        sources, targets = zip(*pairs, strict=True)
+        valid, first = split_source(config, "valid"), config.eval.bleu_sentences or None
+        sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
+        references = list(zip(*itertools.islice(valid.references(), first), strict=True))
         found = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
-        scores = task.scores(sources, [t.text for t in found], targets, samples=0, brief=True)
+        scores = task.scores(sources, [t.text for t in found], references, samples=0, brief=True)
         return scores[next(iter(task.spoken))]["score"]
 
     return score

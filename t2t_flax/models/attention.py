@@ -27,8 +27,8 @@ def causal_mask(length: int) -> jax.Array:
 
 
 def weights_of(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax over the keys (last axis), float32; masked keys get exactly 0 unless every key is masked."""
-    return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
+    """softmax over the keys (last axis), float32; masked keys get exactly 0, also where every key is masked."""
+    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1), 0.0)
 
 
 def widths(config: Model) -> tuple[int, int]:

@@ -76,4 +76,6 @@ class Dropout(nn.Module):
         rate = self.rate if isinstance(self.rate, Rate) else Rate.of(self.rate)
         site = zlib.crc32("/".join(self.path).encode())
         keep = random_bits(noise, site, x.shape) >= rate.threshold
-        return jnp.where(keep, x * jnp.asarray(rate.scale, x.dtype), jnp.zeros((), x.dtype))
+        # In float32: 1 / (1 - rate) rounded to bfloat16 would shift the mean (by -0.16 % at a rate of 0.1).
+        scaled = (x.astype(jnp.float32) * rate.scale).astype(x.dtype)
+        return jnp.where(keep, scaled, jnp.zeros((), x.dtype))

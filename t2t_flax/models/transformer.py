@@ -5,7 +5,9 @@ Ids: 0 is padding, 1 ends a sentence. Segment ids number the pairs of a packed r
 restart at 0 in each segment.
 """
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -19,6 +21,23 @@ from t2t_flax.models.embedding import DecoderStart, Embedding, Position
 from t2t_flax.models.layers import layer_norm
 from t2t_flax.models.stack import DecoderLayer, EncoderLayer
 
+
+def products(precision: str | None) -> contextlib.AbstractContextManager:
+    """The context in which matrix products of float32 arrays are traced at this `jax.default_matmul_precision`; None
+    leaves JAX's default.
+    """
+    return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
+
+
+def _at_its_precision(method: Callable) -> Callable:
+    @functools.wraps(method)
+    def traced(self, *args, **kwargs):
+        with products(self.matmul_precision):
+            return method(self, *args, **kwargs)
+
+    return traced
+
+
 REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
@@ -26,7 +45,7 @@ class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to vocab_multiple.
 
     packed_shift: what stands before the first target of a packed pair; "restart" = the decoder start, as in decoding,
-    "carry" = the EOS of the pair before it in the row.
+    "carry" = the EOS of the pair before it in the row. matmul_precision: of every product, see `products`.
     """
 
     config: Model
@@ -35,6 +54,7 @@ class Transformer(nn.Module):
     dtype: jnp.dtype = jnp.float32
     remat: str = "none"
     packed_shift: str = "restart"
+    matmul_precision: str | None = None
 
     def setup(self):
         c = self.config
@@ -76,11 +96,13 @@ class Transformer(nn.Module):
         """
         return self.logits(self.hidden(batch, noise))
 
+    @_at_its_precision
     def hidden(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """What the logits are made of: decoder output [B, T, D]."""
         memory_BxSxD = self.encode(batch["source"], batch["source_segments"], batch["source_positions"], noise)
         return self.decode(memory_BxSxD, batch, noise)
 
+    @_at_its_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); no position mixes with padding."""
         embedding = self.shared_embedding if self.config.tying == "all" else self.source_embedding
@@ -90,6 +112,7 @@ class Transformer(nn.Module):
             x = _constrain(layer(x, segments_BxS, noise))
         return self.encoder_norm(x) if self.final_norm else x
 
+    @_at_its_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Decoder output [B, T, D] for known targets, which are shifted right (3.1), in each segment on its own."""
         embedding = self.shared_embedding if self.config.tying == "all" else self.target_embedding
@@ -103,6 +126,7 @@ class Transformer(nn.Module):
             x = _constrain(layer(x, memory_BxSxD, segments, cross_mask, noise))
         return self.decoder_norm(x) if self.final_norm else x
 
+    @_at_its_precision
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] -> float32 logits [..., V rows]; rows beyond the vocabulary are never predicted."""
         logits = getattr(self, self.output_params[0]).logits(x)
@@ -115,6 +139,7 @@ class Transformer(nn.Module):
         names = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}
         return (names[self.config.tying], *(("output_bias",) if self.config.output_bias else ()))
 
+    @_at_its_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
         """Encodes sources (one a row, zero-padded) and returns the cache for `decode_step`.
 
@@ -129,6 +154,7 @@ class Transformer(nn.Module):
         own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]
         return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
 
+    @_at_its_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""
         embedding = self.shared_embedding if self.config.tying == "all" else self.target_embedding

@@ -6,6 +6,7 @@ that touches it. One process alone has the same interface on a dictionary.
 
 import itertools
 import socket
+import time
 from typing import Any
 
 from t2t_flax.errors import UserError
@@ -17,6 +18,9 @@ class PodError(Exception):
 
 class Pod:
     """`index` of `count` processes, one of which, `lead`, speaks and writes for all."""
+
+    MINUTES = 900.0
+    """Seconds for what takes every process about as long: reading or writing a checkpoint, listing a folder."""
 
     def __init__(self, index: int = 0, count: int = 1, client: Any = None):
         self.index, self.count = index, count
@@ -63,15 +67,21 @@ class Pod:
             number = next(self._barriers)
             self._ask(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
-    def agree(self, what: str, mine: str = "") -> list[str]:
-        """What each process says about `what`, known to all. Every process must ask the same. Raises PodError."""
+    def agree(self, what: str, mine: str = "", seconds: float = MINUTES) -> list[str]:
+        """What each process says about `what`, known to all. Every process must ask the same. Raises PodError where one
+        has not answered after `seconds`.
+        """
         if self.count == 1:
             return [mine]
         number = next(self._questions)
         self.put(f"agree/{number}/{self.index}", mine)
-        self.barrier(what)
+        self.barrier(what, seconds)
         told = self.entries(f"agree/{number}")
         return [told[str(i)] for i in range(self.count)]
+
+    def from_lead(self, what: str, mine: str = "", seconds: float = MINUTES) -> str:
+        """What process 0 says about `what`, on all processes. Every process must ask the same. Raises PodError."""
+        return self.agree(what, mine if self.lead else "", seconds)[0]
 
     def name_of(self, index: int) -> str:
         """`process 2 on HOST`."""
@@ -107,7 +117,7 @@ def check_shared(pod: Pod, folder, what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / mark).write_text("")
         pod.put("shared/mark", mark)
-    seen = pod.agree("the shared folder", "" if _appears(folder / pod.get("shared/mark", 600.0)) else "not seen")
+    seen = pod.agree("the shared folder", "" if appears(folder / pod.get("shared/mark", 600.0)) else "not seen")
     blind = [i for i, answer in enumerate(seen) if answer]
     if pod.lead:
         (folder / mark).unlink(missing_ok=True)
@@ -119,12 +129,10 @@ def check_shared(pod: Pod, folder, what: str) -> None:
         )
 
 
-def _appears(path) -> bool:
-    """Network file systems may show a new file some seconds late."""
-    import time
-
+def appears(path, there: bool = True) -> bool:
+    """Whether `path` is there (or, `there` False, is gone) within some seconds: network file systems show it late."""
     for _ in range(20):
-        if path.exists():
+        if path.exists() == there:
             return True
         time.sleep(0.5)
     return False

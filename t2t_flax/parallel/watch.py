@@ -111,6 +111,15 @@ class Watch:
             self._alive_at, self._progressing = time.monotonic(), progressing
 
     @contextlib.contextmanager
+    def without_hang_timeout(self):
+        """Work that is not interrupted and may compile, such as the first save; a signal waits until it is done."""
+        progressing, self._progressing = self._progressing, False
+        try:
+            yield
+        finally:
+            self._alive_at, self._progressing = time.monotonic(), progressing
+
+    @contextlib.contextmanager
     def progress(self):
         """Within it, `reached()` is called again and again; `hang_timeout` holds."""
         self._alive_at, self._progressing = time.monotonic(), True

@@ -11,7 +11,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
 from t2t_flax.planning.topology import Topology
 from t2t_flax.process import child_environment
 
@@ -31,7 +31,7 @@ def ask(
     if topology.platform == "tpu" and not has_libtpu():
         raise UserError(
             f"--topology={topology.name} needs the TPU compiler, which is not installed: pip install '{requirement()}' "
-            "(about 700 MB; no TPU needed), or pip install 't2t-flax[plan]'."
+            f"(about 700 MB; no TPU needed), or {install_hint('plan')}."
         )
     request = {
         "config": config_lib.to_json(config),

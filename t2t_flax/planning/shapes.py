@@ -3,7 +3,8 @@
 import math
 
 from t2t_flax.config import Config
-from t2t_flax.data.batches import Batches, Shape, bucket_edges
+from t2t_flax.data.batches import Batches, Shape, shape_of
+from t2t_flax.data.sizes import bucket_edges
 from t2t_flax.data.store import TokenStore
 from t2t_flax.telemetry.flops import Tokens, forward_flops
 
@@ -18,9 +19,7 @@ def estimated(config: Config, shards: int) -> Shape:
     else:
         edges = [4, *bucket_edges(d.max_length)]
         length, rows = edges[-1], math.ceil(d.batch_tokens / edges[-2])
-    per_device = d.microbatch_tokens // length or rows
-    micro = math.ceil(rows / max(1, per_device * shards))
-    return Shape(length, math.ceil(rows / micro / shards) * shards, micro)
+    return shape_of(length, rows, d.microbatch_tokens, shards)
 
 
 def of_store(config: Config, store: TokenStore, shards: int) -> Shape:

@@ -1,5 +1,6 @@
 """One attempt at a trial, or at several that train together: `train` in a process of its own, which the worker watches."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 
 from t2t_flax import config as config_lib
 from t2t_flax import errors
+from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.errors import UserError
+from t2t_flax.files import is_remote
 from t2t_flax.process import ALONE, child_environment
-from t2t_flax.sweeps.folder import COMPLETE, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
+from t2t_flax.sweeps.folder import COMPLETE, DIVERGED, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
 from t2t_flax.sweeps.shares import Share
 
 POLL = 0.2
@@ -25,17 +29,22 @@ def attempt(
     prune: Callable[[], bool] = lambda: False, code: str = "", cwd: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Trains claimed trials, several of them together, until they end; says of each whether it is `complete`, `stopped`,
-    `failed` or `pruned`, and notes it.
+    `failed` or `pruned`, and notes it. A trial that has diverged is noted as such, with the reason, and has failed for good.
 
     stopping: whether the worker is to end, upon which the training saves and stops. prune: whether the trial is to.
     A trial that failed by itself more than `retries` times is given up; one that a mistake ended waits for somebody to see
-    to it. cwd: where relative paths of the configs start.
+    to it. cwd: where relative paths of the configs start. Raises UserError where they have some and it is not there.
     """
+    if cwd and not os.path.isdir(cwd):
+        for name in names:
+            check_no_relative_path(folder.config(name), cwd)
+        cwd = None
     numbers = {name: 1 + sum(line["event"] == "begin" for line in folder.attempts(name)) for name in names}
     together = names if len(names) > 1 else []
     for name in names:
         begun = dict(attempt=numbers[name], code=code, share=share.told, together=together)
         folder.note(name, event="begin", at=folder.newest(name), **begun)
+        _divergence(folder, name).unlink(missing_ok=True)  # of an attempt before
         say_in_log(
             folder,
             name,
@@ -49,7 +58,7 @@ def attempt(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=child_environment(**share.environment, **{ALONE: "1"}),
-            cwd=cwd if cwd and os.path.isdir(cwd) else None,
+            cwd=cwd or None,
             pass_fds=[claim.descriptor for claim in claims],
             start_new_session=True,
         )
@@ -67,11 +76,15 @@ def attempt(
     if outcome == COMPLETE:  # where it left no marker, it was not
         outcome = FAILED
     outcomes = {name: COMPLETE if folder.state(name) == COMPLETE else outcome for name in names}
+    reasons = {name: _reason(folder, name) for name in names if outcomes[name] != COMPLETE}
+    outcomes |= {name: FAILED for name, reason in reasons.items() if reason}
     for name, found in outcomes.items():
         seconds = round(time.monotonic() - began, 1)
         told = dict(attempt=numbers[name], exit=exit_code, asked=asked, seconds=seconds, together=together)
         folder.note(name, event=found, **told)
-        if found == FAILED and not together:
+        if reasons.get(name):
+            folder.note(name, event=DIVERGED, attempt=numbers[name], reason=reasons[name])
+        elif found == FAILED and not together:
             if exit_code == errors.USER_ERROR:
                 folder.note(name, event=MISTAKE, attempt=numbers[name])
             elif folder.failures(name) > retries:
@@ -79,6 +92,44 @@ def attempt(
         if found == FAILED and name != names[0]:
             say_in_log(folder, name, log_tail(folder, names[0]))
     return outcomes
+
+
+def check_no_relative_path(config: Path, cwd: str) -> None:
+    """Raises UserError where a trial's config has paths that start from `cwd`, a folder that is not there: from another one
+    they would name other files.
+    """
+    if found := relative_paths(config_lib.from_json(config.read_text())):
+        told = ", ".join(f"config.{key} = {value!r}" for key, value in found.items())
+        raise UserError(
+            f"the sweep was made in {cwd}, which this host does not have, and {config} has paths that start there: {told}. "
+            "Join it where that folder is, or make the sweep anew with absolute paths."
+        )
+
+
+def relative_paths(config: Config) -> dict[str, str]:
+    """The keys of a config that hold relative paths, with their values."""
+    data, found = config.data, {}
+    absolute = lambda path: is_remote(path) or os.path.isabs(os.path.expanduser(path.strip()))  # noqa: E731
+    if data.root and not absolute(data.root):
+        found["data.root"] = data.root
+    for key in () if data.root else ("train", "valid", "test"):
+        specs = parse_test_sets(data.test).values() if key == "test" else [getattr(data, key)]
+        files = [file for spec in specs if not spec.startswith(("toy:", "tfds:")) for file in spec.split(",")]
+        if not all(absolute(file) for file in files if file.strip()):
+            found[f"data.{key}"] = getattr(data, key)
+    own = {"data.cache": data.cache, "data.tokenizer_model": "" if data.root else data.tokenizer_model}
+    own |= {"train.init_from": config.train.init_from, "train.compile_cache": config.train.compile_cache}
+    return found | {key: path for key, path in own.items() if path and not absolute(path)}
+
+
+def _divergence(folder: Folder, name: str) -> Path:
+    return folder.workdir(name) / "diverged.json"
+
+
+def _reason(folder: Folder, name: str) -> str:
+    """Why a trial has diverged, from the mark that its training left; empty where it has not."""
+    mark = _divergence(folder, name)
+    return json.loads(mark.read_text())["reason"] if mark.exists() else ""
 
 
 def say_in_log(folder: Folder, name: str, text: str) -> None:

@@ -23,13 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
+from t2t_flax import locks
 from t2t_flax.config import scalars
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_full, numbered
+from t2t_flax.sweeps.trials import is_folder_name
 
 COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
 MISTAKE = "mistake"
 """How an attempt ended that a user must see to; it counts as failed until a worker is started anew."""
+DIVERGED = "diverged"
+"""How an attempt ended at an update that was not finite: the trial has failed for good, for it would diverge again."""
 ELSEWHERE = "elsewhere"
 """One more attempt, on another host, at what a mistake ended."""
 HOSTS = 3
@@ -39,16 +43,8 @@ KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "t
 """Of sweep.json."""
 
 
-class Claim:
-    """The right to train a trial, held by a lock that the training process inherits: it ends when both have ended,
-    however they end.
-    """
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-
-    def release(self) -> None:
-        os.close(self.descriptor)
+Claim = locks.FileLock
+"""The right to train a trial. The training process inherits the lock: it ends when both have ended, however they end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +105,7 @@ class Folder:
         if {PRUNED, "pruning"} & {line["event"] for line in _since_asked(lines)}:
             return PRUNED
         last = next((event for event in reversed(outcomes) if event != "begin"), None)
-        if last in ("given up", MISTAKE):
+        if last in ("given up", MISTAKE, DIVERGED):
             return FAILED
         return STOPPED if outcomes and (self.workdir(name) / "checkpoints").exists() else "waiting"
 
@@ -176,30 +172,17 @@ class Folder:
         """None where another worker trains the trial, or its orphaned training still runs."""
         path = self.path / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
+            return locks.lock_file(path, "sweep")
         except OSError as error:
-            os.close(descriptor)
+            if error.errno not in locks.NO_LOCKS:
+                raise
             raise no_locks(self.path, error) from None
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{this_worker()}\n".encode(), 0)
-        return Claim(descriptor)
 
     def holder(self, name: str) -> str | None:
         """Who trains the trial now, in words; None where nobody does."""
-        path = self.path / "claims" / name
-        if not path.exists():
-            return None
-        with path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "another worker"
-        return None
+        found = locks.holder_of(self.path / "claims" / name)
+        return found and f"{found.host} process {found.process}"
 
 
 def _since_asked(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -234,14 +217,23 @@ def no_locks(path: Path, error: OSError) -> UserError:
 
 
 def asked(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-    """The trials that a search has proposed so far, by name, in their order."""
-    files = sorted((Path(path) / "asked").glob("*.json"))
-    return {told["name"]: told for told in (json.loads(file.read_text()) for file in files)}
+    """The trials that a search has proposed so far, by name, in their order. Raises UserError for a damaged one."""
+    proposals = {}
+    for file in sorted((Path(path) / "asked").glob("*.json")):
+        try:
+            told = json.loads(file.read_text())
+        except ValueError:
+            raise UserError(f"{file} is damaged: it is not JSON.") from None
+        if not isinstance(told, dict) or not isinstance(told.get("number"), int):
+            raise UserError(f"{file} is damaged: a proposal has a number.")
+        _check_trial(file, told.get("name"), told)
+        proposals[told["name"]] = told
+    return proposals
 
 
 def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, Any]:
     """The content of sweep.json, its trials with those that a search has proposed. Raises UserError where the folder holds
-    no sweep.
+    no sweep, or names in it are no names of folders: they would lead out of it.
     """
     file = Path(path) / "sweep.json"
     try:
@@ -252,6 +244,19 @@ def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, 
         ) from None
     except ValueError:
         raise UserError(f"{file} is damaged: it is not JSON.") from None
-    if not isinstance(stored, dict) or not KEYS <= stored.keys():
+    if not isinstance(stored, dict) or not KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(KEYS))}.")
+    for name, trial in stored["trials"].items():
+        _check_trial(file, name, trial)
     return stored | {"trials": stored["trials"] | (asked(path) if asked_too else {})}
+
+
+def _check_trial(file: Path, name: Any, trial: Any) -> None:
+    """Raises UserError for a trial whose name or row is no folder's name, or that lacks its parts."""
+    for of in (name, trial.get("row") if isinstance(trial, dict) else name):
+        if not is_folder_name(of):
+            raise UserError(f"{file} names {of!r}: a trial or row is named as its folder, so without / and such.")
+    if not (
+        isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
+    ):
+        raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")

@@ -1,7 +1,6 @@
 """A sweep's folder made, or found again and compared with what is asked for."""
 
 import contextlib
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote, write_whole
 from t2t_flax.sweeps.folder import Folder, one_at_a_time, read_sweep
 from t2t_flax.sweeps.trials import Trial
-from t2t_flax.version import __version__
+from t2t_flax.version import __version__, source_digest
 
 _LOCK = "sweep.lock"
 
@@ -86,11 +85,7 @@ def add_configs(folder: Folder, trials: list[Trial], *, anew: bool = False) -> N
 
 def code() -> dict[str, str]:
     """The version of this package, and a digest of its source files."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return {"version": __version__, "digest": digest.hexdigest()[:16]}
+    return {"version": __version__, "digest": source_digest()}
 
 
 def _version(of: dict[str, str]) -> str:

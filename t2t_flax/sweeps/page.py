@@ -14,7 +14,7 @@ _STYLE = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; marg
 table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd }
 td.number { text-align: right; font-variant-numeric: tabular-nums } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto }
 svg { max-width: 100%; height: auto } figcaption { color: #555 } tr.chosen { background: #f2f7ff }"""
-NO_PICTURES = "Pictures need matplotlib: pip install 't2t-flax[plot]', then the same command again."
+NO_PICTURES = "Pictures need matplotlib: pip install -r requirements.txt, then the same command again."
 
 
 def page(

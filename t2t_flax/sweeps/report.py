@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
@@ -39,7 +40,8 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
 
 def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str, *, named: bool) -> str:
     """What the table says. named: `chosen` is a baseline that somebody named, not the best row."""
-    told = f"{described['config']}, {score}: mean over seeds, spread = their standard deviation"
+    better = ", lower is better" * lower_is_better(score)
+    told = f"{described['config']}, {score}{better}: mean over seeds, spread = their standard deviation"
     compared = [row for row in table if row.against]
     if compared:
         of, count = compared[0].against, len(compared)
@@ -49,10 +51,12 @@ def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str
             chance = "seeds (with one spread for all rows)"
         else:
             chance = "sentences and seeds (these with one spread for all rows)"
-        told += f"; difference: to {chosen}, its 95 % interval over {chance}"
+        told += f"; difference: to {chosen}, its 95 % interval over {chance}; p: two-sided"
         if count > 1:
-            of = f"{count} comparisons" if named else f"all {count * (count + 1) // 2} pairs of rows"
-            told += f"; p: corrected for {of}"
+            of = (
+                f"{count} comparisons (Holm)" if named else f"all {count * (count + 1) // 2} pairs of rows (Bonferroni)"
+            )
+            told += f", both corrected for {of}"
     elif sum(row.mean is not None for row in table) > 1 and not any(row.apart for row in table):
         told += "; no differences: for this score they need rows with two seeds"
     return told

@@ -1,18 +1,26 @@
 """By which scores the trials of a sweep can be told apart."""
 
-from t2t_flax.config import Config
-from t2t_flax.data.task import task_class
+from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.data.task import task_of
 from t2t_flax.errors import UserError
 
 
 def default_score(config: Config) -> str:
     """The task's own on the test set, where there is one; else the validation loss."""
-    return next(iter(task_class(config.data.task).spoken)) if config.data.test else "valid_nll"
+    return next(iter(task_of(config).spoken)) if config.data.test else "valid_nll"
 
 
 def check_score(name: str, config: Config) -> None:
-    """Raises UserError where a run of this config will not have the score."""
-    task = task_class(config.data.task)
+    """Raises UserError where a run of this config will not have the score; `SET:score` is one of a named test set."""
+    test_set, _, name = name.rpartition(":")
+    named = parse_test_sets(config.data.test)
+    if test_set and name.startswith("valid_"):
+        raise UserError(f"{name} is of the validation set, which has no name: give --score={name}.")
+    if test_set and test_set not in named:
+        raise UserError(
+            f"there is no score {test_set}:{name}: config.data.test has {', '.join(named) or 'no test set'}."
+        )
+    task = task_of(config)
     final = (*task.names, "nll", "perplexity")
     losses, score = ("valid_nll", "valid_ppl", "valid_loss"), f"valid_{task.score}"
     if name not in (*final, *losses, score):

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.files import write_whole
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked, one_at_a_time
 from t2t_flax.sweeps.opening import add_configs
 from t2t_flax.sweeps.results import trial_score
-from t2t_flax.sweeps.space import Range, Search, minimized, rounded
+from t2t_flax.sweeps.space import Range, Search
 from t2t_flax.sweeps.trials import one, row_names
 from t2t_flax.sweeps.worker import Queue
 from t2t_flax.telemetry.metrics import read_metrics
 
 _ASKS = 100
 """Proposals in a row that may be no possible config."""
-NO_OPTUNA = "this search needs Optuna: pip install 't2t-flax[sweep]'."
+NO_OPTUNA = f"this search needs Optuna: {install_hint('sweep')}."
 
 
 class Searched(Queue):
@@ -41,7 +42,7 @@ class Searched(Queue):
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
                 study_name="sweep",
-                direction="minimize" if minimized(search.metric) else "maximize",
+                direction="minimize" if lower_is_better(search.metric) else "maximize",
                 pruner=self._pruner() if search.prune else optuna.pruners.NopPruner(),
                 load_if_exists=True,
             )
@@ -137,16 +138,23 @@ class Searched(Queue):
             number = told["number"]
             state = self._folder.state(name) if number in running or number in failed.keys() - again else ""
             if number in failed and state == COMPLETE:  # it was told as failed, and then tried again
-                self._tell_again(failed[number], trial_score(self._folder, name, self._search.metric))
+                self._tell_again(failed[number], self._score(name))
             if state not in ENDED or number in failed:
                 continue
-            value = trial_score(self._folder, name, self._search.metric) if state == COMPLETE else None
+            value = self._score(name) if state == COMPLETE else None
             if state == PRUNED:
                 self._study.tell(told["number"], state=states.PRUNED)
             elif state == FAILED or value is None or value != value:
                 self._study.tell(told["number"], state=states.FAIL)
             else:
                 self._study.tell(told["number"], value)
+
+    def _score(self, name: str) -> float | None:
+        """None where the record of a trial is damaged: to the search it failed, and the others go on."""
+        try:
+            return trial_score(self._folder, name, self._search.metric)
+        except UserError:
+            return None
 
     def _tell_again(self, failed: Any, value: float | None) -> None:
         """What Optuna was told of a trial stays: this is one more with the same parameters."""
@@ -186,4 +194,4 @@ def _suggest(trial: Any, key: str, of: Range) -> Any:
         return trial.suggest_categorical(key, list(of.choices))
     if of.whole:
         return trial.suggest_int(key, round(of.low), round(of.high), log=of.log)
-    return rounded(trial.suggest_float(key, of.low, of.high, log=of.log))
+    return of.rounded(trial.suggest_float(key, of.low, of.high, log=of.log))

@@ -81,10 +81,14 @@ class Range:
     def __post_init__(self):
         if self.choices:
             return
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise UserError(f"a range from {self.low} to {self.high} has no end: give finite numbers.")
         if not self.low < self.high:
             raise UserError(f"a range from {self.low} to {self.high} is empty: the first must be below the second.")
         if self.log and self.low <= 0:
             raise UserError(f"a logarithmic range cannot begin at {self.low}: give a number above 0.")
+        if self.whole and (self.low != round(self.low) or self.high != round(self.high)):
+            raise UserError(f"a range of whole numbers cannot go from {self.low} to {self.high}: give whole ends.")
 
     def draw(self, rng: random.Random) -> Any:
         """A value of it; numbers with four significant digits, so that a row's name tells them whole."""
@@ -93,13 +97,12 @@ class Range:
         if self.whole and not self.log:
             return rng.randint(round(self.low), round(self.high))
         value = rng.uniform(*(map(math.log, (self.low, self.high)) if self.log else (self.low, self.high)))
-        value = math.exp(value) if self.log else value
-        return round(value) if self.whole else rounded(value)
+        return self.rounded(math.exp(value) if self.log else value)
 
-
-def rounded(value: float) -> float:
-    """To four significant digits."""
-    return float(f"{value:.4g}")
+    def rounded(self, value: float) -> float | int:
+        """A drawn number as trials get it: whole, or with four significant digits; never beyond an end."""
+        value = round(value) if self.whole else float(f"{value:.4g}")
+        return type(value)(min(max(value, self.low), self.high))
 
 
 def uniform(low: float, high: float) -> Range:
@@ -127,8 +130,8 @@ class Search:
     """Rows that are drawn instead of listed.
 
     space: a Range for each config key. count: rows in all. metric: what is searched for, a score of the final record
-    (`sacrebleu`, `tokenized_bleu`, `chrf`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`); nll and loss
-    are to be small, everything else large. method: "random", known before the first trial, or "tpe", Optuna's, which
+    (`sacrebleu`, `tokenized_bleu`, `chrf`, `ter`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`);
+    `evaluation.metrics` says which are to be small. method: "random", known before the first trial, or "tpe", Optuna's, which
     learns from the trials before. prune: successive halving (Optuna's): at a quarter and at half of the updates a trial
     stops unless its validation metric is in the better half of those that came so far.
     """
@@ -195,11 +198,6 @@ def as_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "(" + ",".join(map(as_text, value)) + ")"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def minimized(metric: str) -> bool:
-    """Whether less of the metric is better."""
-    return metric.removeprefix("valid_") in ("nll", "loss", "ppl", "perplexity")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.errors import OK, STOPPED, UserError
+from t2t_flax.errors import OK, STOPPED, UserError, install_hint
 
 _RESTARTS = 1000
 """How often a job whose time ends is queued again."""
-NO_SUBMITIT = "--submit needs submitit: pip install 't2t-flax[sweep]'."
+NO_SUBMITIT = f"--submit needs submitit: {install_hint('sweep')}."
 
 
 class SlurmWorker:

@@ -5,6 +5,7 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
@@ -104,11 +105,22 @@ def _told(row: Overrides, keys: set[str]) -> str:
 
 def folder_name(text: str) -> str:
     """The text with what a folder's name cannot hold replaced; a long one is cut, and ends in a digest of the whole."""
-    name = "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
+    name = _plain(text)
     if len(name.encode()) > _LONGEST_NAME or name != text.replace(" ", "_"):
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         name = name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + "-" + digest
     return name
+
+
+def is_folder_name(name: Any) -> bool:
+    """Whether a row or trial can have this name: one part of a path that `folder_name` has nothing to replace in, with room
+    for the number before a row and the seed behind it.
+    """
+    return isinstance(name, str) and name == _plain(name) and len(name.encode()) <= _LONGEST_NAME + 32
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
 
 
 def command(path: str, fixed: dict[str, str], overrides: dict[str, str], workdir: str) -> str:

@@ -11,6 +11,7 @@ from t2t_flax.data.task import Counts, Task
 from t2t_flax.data.tokenizer import train_sentencepiece
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.metrics import label
 from t2t_flax.tasks.brackets import EXACT, HOW, bracket_counts, f1
 from t2t_flax.tasks.tree_source import open_trees
 from t2t_flax.tasks.trees import Node, bracketed, escaped, from_linear, leaves, linear, read_trees, unescaped
@@ -21,7 +22,7 @@ _SEED = 12345
 class Parsing(Task):
     score = "f1"
     names = ("f1", "precision", "recall", "evalb_f1", "exact_match", "tagging_accuracy", "well_formed")
-    spoken = {"f1": "F1"}
+    spoken = {"f1": label("f1")}
     prefixes = False
 
     def read(self, spec, *, seed, key):
@@ -47,7 +48,8 @@ class Parsing(Task):
     def answer(self, source, output):
         return bracketed(from_linear(output, source.split())[0]) if source.strip() else ""
 
-    def scores(self, sources, outputs, targets, *, samples, brief=False):
+    def scores(self, sources, outputs, references, *, samples, brief=False):
+        (targets,) = references
         pairs = list(zip(sources, outputs, targets, strict=True))
         made = [from_linear(output, source.split()) for source, output, _ in pairs]
         gold = [from_linear(target, source.split())[0] for source, _, target in pairs]
@@ -90,9 +92,10 @@ class Parsing(Task):
             f"well-formed outputs {scores['well_formed']['score']:.2f} %   perplexity {scores['perplexity']:.3f}",
         ]
 
-    def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:
-        pairs = zip(map(_tree, answers), map(_tree, references), strict=True)
-        return np.array([bracket_counts(answer, reference) for answer, reference in pairs]), f1
+    def counts(self, score: str, answers: Sequence[str], references: Sequence[Sequence[str]]) -> Counts:
+        (trees,) = references
+        pairs = zip(map(_tree, answers), map(_tree, trees), strict=True)
+        return Counts(np.array([bracket_counts(answer, reference) for answer, reference in pairs]), f1, HOW)
 
 
 def _tree(text: str) -> Node:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from t2t_flax.config import Data, Eval
 from t2t_flax.data.prepare import tokenizer_settings, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.task import Counts, Task
-from t2t_flax.evaluation import bleu
+from t2t_flax.evaluation.bleu import NAMES, Statistics, Variant, variant
+from t2t_flax.evaluation.metrics import label, lower_is_better
 from t2t_flax.evaluation.scores import corpus_scores
+from t2t_flax.evaluation.target_language import check_tokenizer, metric_names
 
 _STEPS = {
     "tokenized_bleu": "Moses tokens, multi-bleu",
@@ -18,9 +19,20 @@ _STEPS = {
 
 
 class Translation(Task):
+    """The metrics are those that make sense for the target language."""
+
     score = "bleu"
-    names = (*bleu.VARIANTS, "chrf", "exact_match")
-    spoken = bleu.VARIANTS
+    names = (*NAMES, "exact_match")
+    spoken = {name: label(name) for name in NAMES}
+
+    def __init__(self, data: Data, scoring: Eval | None = None):
+        super().__init__(data, scoring)
+        metrics = metric_names(data.target_language)
+        self.names = (*metrics, "exact_match")
+        self.spoken = {name: label(name) for name in metrics}
+        self._text = dict(
+            tokenized=data.tokenized, language=data.target_language, tokenizer=self.scoring.sacrebleu_tokenizer
+        )
 
     def read(self, spec, *, seed, key):
         data = self.data
@@ -30,29 +42,33 @@ class Translation(Task):
     def train_tokenizers(self, source):
         return train_tokenizers(source, joint=self.data.joint_vocabulary, **tokenizer_settings(self.data))
 
-    def scores(self, sources, outputs, targets, *, samples, brief=False):
-        text = dict(tokenized=self.data.tokenized, language=self.data.target_language)
-        hypotheses, references = ([self.answer("", line) for line in side] for side in (outputs, targets))
-        return corpus_scores(hypotheses, references, bootstrap_samples=samples, all_variants=not brief, **text)
+    def check(self):
+        check_tokenizer(self.scoring.sacrebleu_tokenizer, self.data.target_language)
+
+    def scores(self, sources, outputs, references, *, samples, brief=False):
+        hypotheses, *references = ([self.answer("", line) for line in side] for side in (outputs, *references))
+        names = ("sacrebleu",) if brief else ()
+        return corpus_scores(hypotheses, references, bootstrap_samples=samples, names=names, **self._text)
 
     @staticmethod
     def summary(scores: dict[str, Any]) -> list[str]:
         lines = []
-        for name, spoken in bleu.VARIANTS.items():
+        for name in (name for name in NAMES if name in scores):
             value = f"{scores[name]['score']:.2f}"
             if "confidence" in scores[name]:
                 value += f" ± {scores[name]['confidence']['half_width']:.2f}"
-            lines.append(f"  {spoken:14} {value:14} {_STEPS.get(name, scores[name]['signature'])}")
-        lines.append(
-            f"  chrF {scores['chrf']['score']:.2f}   exactly right {scores['exact_match']['score']:.1f} %   "
-            f"perplexity {scores['perplexity']:.3f}"
-        )
+            told = _STEPS.get(name, scores[name]["signature"]) + (
+                "  (lower is better)" if lower_is_better(name) else ""
+            )
+            lines.append(f"  {label(name):14} {value:14} {told}")
+        exact, perplexity = scores["exact_match"]["score"], scores["perplexity"]
+        lines.append(f"  exactly right {exact:.1f} %   perplexity {perplexity:.3f}")
         return lines
 
-    def counts(self, score: str, answers: Sequence[str], references: Sequence[str]) -> Counts:
-        chosen = bleu.variant(score, tokenized=self.data.tokenized, language=self.data.target_language)
-        statistics = bleu.statistics(chosen, chosen.prepare(answers), chosen.prepare(references))
-        return statistics, lambda sums: bleu.of_counts(chosen, np.asarray(sums))
+    def counts(self, score: str, answers: Sequence[str], references: Sequence[Sequence[str]]) -> Counts:
+        chosen: Variant = variant(score, **self._text)
+        found = Statistics(chosen, answers, references)
+        return Counts(found.counts, found.percent, chosen.how, found.signature)
 
 
 TASK = Translation

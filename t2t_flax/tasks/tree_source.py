@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.lines import file_sha256, lines
+from t2t_flax.data.lines import check_rereadable, file_sha256, lines
 from t2t_flax.data.source import Source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.trees import Node, leaves, linear, read_trees
@@ -53,5 +53,7 @@ def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
         if not found or any(one.is_dir() for one in found):
             what = f"there is no file {path}" if not found else f"{path} is a folder"
             raise UserError(f"{key} = {spec!r}: {what}. Expected {FORMS}.")
+        for one in found:
+            check_rereadable(one, f"{key} = {spec!r}")
         paths += found
     return TreeSource(spec, paths)

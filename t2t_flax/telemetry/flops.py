@@ -56,6 +56,8 @@ def mixer_products(model: Model, tokens: float, pairs: float, *, causal: bool) -
         return (tokens * 2 * d + pairs) * heads * (d_k + d_v)
     if model.mixer in _GATES:
         return tokens * 2 * _GATES[model.mixer] * d * d * (1.0 if causal else 0.75)
+    if model.mixer not in ("conv", "dilated_conv"):
+        raise ValueError(f"no formula for the products of model.mixer = {model.mixer!r}")
     return tokens * model.mixer_width * d * d
 
 
@@ -85,11 +87,13 @@ def data_sheet_peak(device: jax.Device) -> float | None:
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 
 
-def measured_peak(dtype: jnp.dtype, size: int | None = None) -> float:
-    """FLOP/s of one device in a square matrix product of the compute type; the best of several."""
+def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
+    """FLOP/s of one device in a square matrix product of the compute type, at this `jax.default_matmul_precision`; the
+    best of several.
+    """
     size = size or (1024 if jax.default_backend() == "cpu" else 8192)
     x = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a, b: a @ b)
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
     product(x, x).block_until_ready()
     best = float("inf")
     for _ in range(3):

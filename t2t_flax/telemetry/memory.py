@@ -1,5 +1,8 @@
 """What a compiled program takes, weighed against the memory there is."""
 
+import math
+from typing import Any
+
 import jax
 import psutil
 
@@ -23,8 +26,13 @@ def program_bytes(compiled: jax.stages.Compiled) -> int | None:
     return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes - aliased
 
 
+def resident_bytes(tree: Any) -> int:
+    """Bytes that arrays, given as themselves or as shapes with shardings, take on one device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def weigh(name: str, needed: int | None, available: int | None, advice: str) -> None:
-    """Raises UserError, before the first update, where a program needs more memory than there is."""
+    """Raises UserError, before a program first runs, where it needs more memory than there is."""
     if needed and available and needed > available:
         raise UserError(
             f"{name} needs {needed / 2**30:.2f} GiB on each device, {available / 2**30:.2f} GiB are there. {advice}"

@@ -15,17 +15,28 @@ log = logging.getLogger("t2t_flax")
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl (and WORKDIR/tensorboard).
 
-    A resumed run drops the lines after its first update, so that the file reads as if nothing had happened. For a
+    A resumed run drops the lines after its first update, so that the file reads as if nothing had happened; a file with
+    damaged lines is kept as metrics.jsonl.damaged. For a
     workdir in an object store the files grow on local disk and are sent whole, now and then and by `send`.
     """
 
-    def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool):
+    def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
-        kept = "".join(json.dumps(line) + "\n" for line in read_metrics(workdir) if line["step"] <= resume_step)
+        lines, whole = _read(workdir / "metrics.jsonl")
+        if not whole:
+            write_whole(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
+        # A change of the config at `resume_step` came after that checkpoint: the run that goes on writes it again.
+        # So does an evaluation that the checkpoint does not know of.
+        again = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
+        kept = "".join(
+            json.dumps(line) + "\n"
+            for line in lines
+            if line["step"] < resume_step or line["step"] == resume_step and not again & line.keys()
+        )
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir
         path = folder / "metrics.jsonl"
-        if self._mirror or path.exists() and path.read_text() != kept:
+        if self._mirror or path.exists() and path.read_bytes() != kept.encode():
             write_whole(path, kept)
         self._file = path.open("a")
         self._board = None
@@ -66,9 +77,28 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """The lines of WORKDIR/metrics.jsonl; a last line that was cut by a kill is left out."""
-    path = epath.Path(workdir) / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The lines of WORKDIR/metrics.jsonl; a last line that was cut by a kill is left out, as are (with a warning) lines
+    that are no longer JSON.
+    """
+    return _read(epath.Path(workdir) / "metrics.jsonl")[0]
+
+
+def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines of a file, and whether all of them could be read."""
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return [], True
+    found, damaged = [], []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            values = json.loads(line) if line else None
+        except ValueError:
+            values = {}
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
+            found.append(values)
+        elif line:
+            damaged.append(number)
+    if damaged:
+        log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(damaged), damaged[0])
+    return found, not damaged

@@ -19,7 +19,9 @@ _REMIND = 10
 
 
 class Pace:
-    """Compares the processes of `pod` (anything with index, lead, count, put, entries, name_of)."""
+    """Compares the processes of `pod` (anything with index, lead, count, put, entries, name_of). Of several processes each
+    compiles its product here: in the middle of the training that would look as if the process hung.
+    """
 
     def __init__(self, pod: Any, share: float):
         self._pod, self._share = pod, share
@@ -28,7 +30,8 @@ class Pace:
         self._in_a_row: dict[int, int] = {}
         self._named: list[int] = []
         self._silent = 0
-        self._product = None
+        if pod.count > 1:
+            self._compile()
 
     def compare(self, seconds: dict[str, float]) -> str | None:
         """To be called by all processes now and then, with nothing in flight. `seconds`: the run's clock, of which the
@@ -57,15 +60,16 @@ class Pace:
         self._named, self._silent = sorted(late), 0
         return "\n".join(f"straggler: {self._pod.name_of(i)} {why}" for i, why in sorted(late.items()))
 
+    def _compile(self) -> None:
+        cpu = jax.default_backend() == "cpu"
+        devices = jax.local_devices()[:1] if cpu else jax.local_devices()
+        x = jnp.ones((512, 512) if cpu else (4096, 4096), jnp.float32 if cpu else jnp.bfloat16)
+        self._inputs = [jax.device_put(x, device) for device in devices]
+        self._product = jax.jit(lambda x: jax.lax.fori_loop(0, _PRODUCTS, lambda _, y: (y @ x) * 0.001, x))
+        jax.block_until_ready([self._product(x) for x in self._inputs])
+
     def _measure(self) -> float:
         """Seconds of some products on the devices of this process; the median of three."""
-        if self._product is None:
-            cpu = jax.default_backend() == "cpu"
-            devices = jax.local_devices()[:1] if cpu else jax.local_devices()
-            x = jnp.ones((512, 512) if cpu else (4096, 4096), jnp.float32 if cpu else jnp.bfloat16)
-            self._inputs = [jax.device_put(x, device) for device in devices]
-            self._product = jax.jit(lambda x: jax.lax.fori_loop(0, _PRODUCTS, lambda _, y: (y @ x) * 0.001, x))
-            jax.block_until_ready([self._product(x) for x in self._inputs])
         times = []
         for _ in range(3):
             start = time.perf_counter()

@@ -35,3 +35,9 @@ def checksums(tree: Any) -> dict[str, int]:
     paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True) if jax.tree.leaves(tree) else ((), ())
     values = jax.device_get(_checksums(list(leaves)))
     return {jax.tree_util.keystr(path): int(value) for path, value in zip(paths, values, strict=True)}
+
+
+def compile_checksums(state: Any) -> None:
+    """Compiles what saving `state` (params, opt_state, ema) computes, so that the first save does not."""
+    for tree in (state.params, state.opt_state, state.ema):
+        checksums(tree)

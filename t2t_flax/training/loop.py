@@ -16,6 +16,7 @@ from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.pace import Pace
 from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.checksum import compile_checksums
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.feed import Feed
 from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
@@ -26,9 +27,11 @@ from t2t_flax.training.update_log import UpdateLog
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the loop ended: `reason` is "steps", "patience" or the name of a signal."""
+    """How the loop ended: `reason` is "steps", "patience" or the name of a signal. state: None where it has been dropped to
+    make room.
+    """
 
-    state: TrainState
+    state: TrainState | None
     step: int
     reason: str
     seconds: dict[str, float]
@@ -48,7 +51,7 @@ def train(
 
     `score(params, after_batch, compiling)` scores the validation set, calling `after_batch()` now and then, and compiles
     within `compiling()`. Update t takes batch t - 1. `watch`: of the processes of the run; default: this one alone.
-    Raises NonFiniteLoss; UserError for a checkpoint of another model and for a full disk.
+    Raises NonFiniteUpdate; UserError for a checkpoint of another model and for a full disk.
     """
     if watch is None:
         with Watch(Pod(), run.config.distributed) as watch:
@@ -57,12 +60,15 @@ def train(
     with watch.giving_up("restoring and compiling"):
         checkpoints = open_checkpoints(run, watch.pod)
         state, done = restore_or_init(run, checkpoints, say)
+        checkpoints.prepare_to_save()
         clock = Clock(done.seconds)
         with clock.measure("compile"):
             programs = compile_train_steps(run)
             valid_loss = validation_loss(run)
-        log = UpdateLog(run, clock, done.step)
+            compile_checksums(state)
+        log = UpdateLog(run, clock, done)
         pace = Pace(watch.pod, config.distributed.straggler_share)
+        watch.pod.barrier("compiled")  # who compiles longer than the others does not hang
     with (
         finish_saves_on_error(checkpoints),
         watch.progress(),
@@ -106,7 +112,8 @@ def train(
             if ends or now.checkpoint or (metric is not None and config.checkpoint.keep_best):
                 log.flush(bar)
                 log.send()
-                with clock.measure("save"):
+                # It may wait for the save before it, to which Orbax gives an hour; the first one compiles.
+                with clock.measure("save"), watch.without_hang_timeout():
                     done.step, done.seconds, done.scheduled = step, clock.seconds, now.checkpoint or stop
                     save(run, checkpoints, state, done, metric)
             if asked or stop:
@@ -139,7 +146,8 @@ def validation_loss(run: Run) -> ValidationLoss | None:
     """The function that scores the validation set, where the config asks for it."""
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
-    return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid)
+    besides = run.abstract.opt_state, run.abstract.ema
+    return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid, "valid", besides)
 
 
 def evaluate(
@@ -158,11 +166,16 @@ def evaluate(
 
 
 def note_metric(done: Progressed, values: dict[str, float], step: int, name: str) -> float | None:
-    """The evaluation's metric, higher is better, and its effect on patience; None if this evaluation has none."""
+    """The evaluation's metric, higher is better, and its effect on patience; None if this evaluation has none, or one that
+    is not finite and so is no better than any other.
+    """
     value = values.get(f"valid_{name}")
     if value is None:
         return None
     metric = -value if name in ("nll", "loss") else value
+    if not math.isfinite(metric):
+        done.evaluations_without_better += 1
+        return None
     if done.best_metric is None or metric > done.best_metric:
         done.best_metric, done.best_step, done.evaluations_without_better = metric, step, 0
     else:

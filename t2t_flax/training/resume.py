@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +13,20 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import NO_ROOM, UserError
 from t2t_flax.files import is_full
 from t2t_flax.parallel.pod import Pod, broken_connection
-from t2t_flax.training.checkpoint import Checkpoints, DamagedCheckpoint, check_same_model
-from t2t_flax.training.due import due
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.config_changes import check_same_model, config_changes, in_words, stored_config_of
+from t2t_flax.training.damage import DamagedCheckpoint
+from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.run import Run
 from t2t_flax.training.state import TrainState, init_state
 
 
 @dataclasses.dataclass
 class Progressed:
-    """What the loop itself carries besides the arrays; it lies in the checkpoint's meta."""
+    """What the loop itself carries besides the arrays; it lies in the checkpoint's meta.
+
+    A new field needs a default: checkpoints of before do not have it. One that is gone is ignored there.
+    """
 
     step: int = 0
     best_metric: float | None = None
@@ -32,37 +36,42 @@ class Progressed:
     """True where the run was stopped before or inside the evaluation of `step`: the resumed run begins with it."""
     scheduled: bool = True
     """False where only a signal, or an evaluation, asked for the checkpoint: averages leave it out."""
+    newest_regular: int | None = None
+    """Step of the newest checkpoint that is regular; None where there is none, or an older version did not note it."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    skipped_updates: int = 0
+    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of `config_changes.config_changes`, one for each resume that changed a key of optimization; oldest first."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Progressed":
+        """Of what `dataclasses.asdict` gave, in this version or another."""
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
 def open_checkpoints(run: Run, pod: Pod | None = None) -> Checkpoints:
-    """The run's checkpoints, with room for what the final average needs."""
+    """The run's checkpoints, with room for what the final average needs. Removes what a killed save has left."""
     c = run.config.checkpoint
-    return Checkpoints(
-        run.workdir / "checkpoints",
-        keep_last=max(c.keep_last, c.average_last),
-        keep_best=c.keep_best,
-        scheduled=lambda step: due(run, step).checkpoint,
-        pod=pod,
-    )
+    folder, last = run.workdir / "checkpoints", max(c.keep_last, c.average_last)
+    checkpoints = Checkpoints(folder, keep_last=last, keep_best=c.keep_best, pod=pod)
+    checkpoints.clean_up()
+    return checkpoints
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, say) -> tuple[TrainState, Progressed]:
-    restored = checkpoints.restore_latest(run.abstract, run.config)
+    digests = {"tokenizer": run.corpus.tokenizers.digest, "training data": run.corpus.train.digest}
+    restored = checkpoints.restore_latest(run.abstract, run.config, digests)
     if restored:
         state, meta = restored
-        for what, mine in (("tokenizer", run.corpus.tokenizers.digest), ("training data", run.corpus.train.digest)):
-            saved = meta["digests"][what]
-            if saved != mine:
-                raise UserError(
-                    f"checkpoint {meta['step']} in {run.workdir} was made with other {what} (digest {saved[:12]}, now "
-                    f"{mine[:12]}): use another --workdir, or bring the data back."
-                )
-        say(f"resuming {run.workdir} after update {meta['step']}")
-        return state, Progressed(**meta["progress"])
+        done = Progressed.from_json(meta["progress"])
+        changes = config_changes(stored_config_of(meta), run.config, meta["step"])
+        done.config_changes += changes
+        told = "".join(f", with {in_words(change['changed'])}" for change in changes)
+        say(f"resuming {run.workdir} after update {meta['step']}{told}")
+        return state, done
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     if run.config.train.init_from:
-        params = params_of_finished(run, epath.Path(run.config.train.init_from))
+        params = params_of_finished(run, epath.Path(run.config.train.init_from), checkpoints.pod)
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))
@@ -70,29 +79,29 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, say) -> tuple[TrainState
     return state, Progressed()
 
 
-def params_of_finished(run: Run, workdir: epath.Path) -> Any:
+def params_of_finished(run: Run, workdir: epath.Path, pod: Pod | None = None) -> Any:
     """The newest parameters of another run, which must have the same model. Raises UserError otherwise."""
-    folder = workdir / "checkpoints"
-    checkpoints = Checkpoints(folder, keep_last=10**6) if folder.exists() else None
-    steps = checkpoints.steps() if checkpoints else []
+    checkpoints = Checkpoints(workdir / "checkpoints", pod=pod)
+    steps = checkpoints.steps()
     if not steps:
         raise UserError(f"config.train.init_from = {workdir}: no checkpoint there.")
     try:
         meta = checkpoints.meta(steps[-1])
-        stored = config_lib.from_json(json.dumps(meta["config"]))
+        stored = stored_config_of(meta)
         check_same_model(stored, run.config, f"config.train.init_from = {workdir}")
         item = "ema" if stored.optimizer.ema_decay else "params"
         return checkpoints.restore_params(steps[-1], run.abstract.params, item)
     except DamagedCheckpoint as damage:
         raise UserError(f"config.train.init_from = {workdir}: checkpoint {steps[-1]} is damaged: {damage}") from damage
-    finally:
-        checkpoints.close()
 
 
 def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed, metric: float | None) -> None:
+    before = done.newest_regular
+    done.newest_regular = done.step if done.scheduled else before
     meta = {
         "step": done.step,
         "scheduled": done.scheduled,
+        "regular_before": before,  # by which a mean of the last n sees that one of them is gone
         "config": config_lib.as_json(run.config),
         "digests": {"tokenizer": run.corpus.tokenizers.digest, "training data": run.corpus.train.digest},
         "progress": dataclasses.asdict(done),
@@ -104,14 +113,16 @@ def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed
 def finish_saves_on_error(checkpoints: Checkpoints):
     """Where the block fails, what is being written is still written: the run will want to continue from it.
 
-    One process of several does not wait for long: another may be gone, without which a save is never complete.
+    One process of several does not wait for long: another may be gone, without which a save is never complete. In a
+    divergence all are there.
     """
     try:
         yield
-    except Exception:
+    except Exception as error:
+        alone = jax.process_count() == 1 or isinstance(error, NonFiniteUpdate)
         closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
         closing.start()
-        closing.join(None if jax.process_count() == 1 else 5.0)
+        closing.join(None if alone else 5.0)
         raise
 
 

@@ -11,7 +11,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.data.batches import Batches, Shape, validation_batches
-from t2t_flax.data.corpus import Corpus
+from t2t_flax.data.corpus import Corpus, split_source
 from t2t_flax.data.store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
@@ -87,36 +87,63 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
 
 
 class ValidationLoss:
-    """(nll, smoothed loss) per real target token of a whole store, without dropout; compiled once.
+    """(nll, smoothed loss) per real target token of a whole store, without dropout; compiled once for each shape.
 
-    `params`: parameters, or their abstract shapes and shardings.
+    `params`: parameters, or their abstract shapes and shardings. `split`: valid or test, for messages. `besides`: what
+    else lies on the devices while it runs, such as the optimizer state. Raises UserError where a pair, which is named,
+    is longer than the positions, and where a program needs more memory than there is.
     """
 
-    def __init__(self, config: Config, model: Transformer, mesh: jax.sharding.Mesh, params: Any, store: TokenStore):
-        longest = max(int(x.max()) for x in store.lengths)
-        if model.config.position == "learned" and longest > model.config.position_max:
+    def __init__(
+        self,
+        config: Config,
+        model: Transformer,
+        mesh: jax.sharding.Mesh,
+        params: Any,
+        store: TokenStore,
+        split: str = "valid",
+        besides: Any = (),
+    ):
+        self._mesh, self._config, self._store, self._split = mesh, config, store, split
+        if model.config.position == "learned" and store.longest > model.config.position_max:
             raise UserError(
-                f"a validation or test sentence has {longest} tokens, config.model.position_max = "
-                f"{model.config.position_max} learned positions end before it."
+                f"{self._longest()}; config.model.position_max = {model.config.position_max} learned positions end before "
+                "it. Shorten that pair."
             )
-        self._mesh = mesh
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
-        self.shape, self._batches = validation_batches(store, config.data, shards=shards, tokens=tokens)
-        struct = batch_struct((self.shape.rows, self.shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
         shardings = jax.tree.map(lambda x: x.sharding, params)
-        step = make_eval_step(config, model, mesh, shardings)
-        with mesh_lib.use(mesh):
-            self._program = step.lower(params, struct).compile()
+        step, available = make_eval_step(config, model, mesh, shardings), memory.device_memory()
+        self._parts = []
+        for shape, batches in validation_batches(store, config.data, shards=shards, tokens=tokens):
+            struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
+            with mesh_lib.use(mesh):
+                program = step.lower(params, struct).compile()
+            needed = memory.program_bytes(program)
+            advice = "Lower config.data.microbatch_tokens."
+            if shape.rows == shards and shape.length > config.data.row_length:
+                advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
+            what = f"the loss of config.data.{split} for {shape}"
+            memory.weigh(what, needed and needed + memory.resident_bytes(besides), available, advice)
+            self._parts.append((program, shape, batches))
+
+    def _longest(self, limit: int | None = None) -> str:
+        """The longest pair of the store, of those that a row of `limit` tokens holds, in words."""
+        longer = np.maximum(*self._store.lengths)
+        i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
+        where = split_source(self._config, self._split).where(i)
+        source, target = (int(x[i]) for x in self._store.lengths)
+        return f"config.data.{self._split}: {where} has {source} source and {target} target tokens"
 
     def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> tuple[float, float]:
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
-        for batch in self._batches():
-            rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
-            arrays = mesh_lib.to_global(rows, (self.shape.rows, self.shape.length), sharding)
-            sums.append(self._program(params, arrays))
-            after_batch()
+        for program, shape, batches in self._parts:
+            for batch in batches():
+                rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
+                arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
+                sums.append(program(params, arrays))
+                after_batch()
         nll, loss, tokens = np.sum([[float(x) for x in three] for three in sums], axis=0)
         return float(nll / tokens), float(loss / tokens)
 

@@ -20,6 +20,8 @@ from t2t_flax.parallel.watch import StopRequested, Watch
 from t2t_flax.telemetry import memory
 from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.checksum import compile_checksums
+from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.feed import Feed
 from t2t_flax.training.loop import Outcome, evaluate, finished_before, note_metric, patience_is_used_up, validation_loss
@@ -29,7 +31,7 @@ from t2t_flax.training.run import Run, batch_struct, compiler_options
 from t2t_flax.training.scalars import scalars, with_scalars
 from t2t_flax.training.state import TrainState
 from t2t_flax.training.step import train_step
-from t2t_flax.training.update_log import NonFiniteLoss, UpdateLog
+from t2t_flax.training.update_log import UpdateLog
 
 TRIAL = "trial"
 
@@ -108,7 +110,7 @@ class _Track:
     score: Callable[..., float] | None
     bar: Progress
     outcome: Outcome | None = None
-    failure: NonFiniteLoss | None = None
+    failure: NonFiniteUpdate | None = None
 
     @property
     def running(self) -> bool:
@@ -120,10 +122,10 @@ class _Track:
 
     @contextlib.contextmanager
     def failing_alone(self):
-        """A loss that is not finite ends this run, not the others."""
+        """An update that is not finite ends this run, not the others."""
         try:
             yield
-        except NonFiniteLoss as error:
+        except NonFiniteUpdate as error:
             self.failure = error
 
 
@@ -133,7 +135,7 @@ def train_together(
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
     ended: Callable[[Run, Outcome], None] = lambda run, outcome: None,
-) -> list[Outcome | NonFiniteLoss]:
+) -> list[Outcome | NonFiniteUpdate]:
     """Trains runs that `share_a_program` from where all of them stand; see `loop.train` for `scores` and `watch`.
 
     Returns each run's outcome, or what went wrong with it alone. A run that its patience ends is finished, the others go
@@ -155,9 +157,11 @@ def train_together(
         with clock.measure("compile"):
             stack.compile(state)
             losses = [validation_loss(run) for run in runs]
+            for i, run in enumerate(runs):
+                compile_checksums(Stack.of_run(state, i, run))
         bars = [Progress("train", config.train.steps, start=start, quiet=bool(i)) for i in range(len(runs))]
         tracks = [
-            _Track(run, checkpoints, done, UpdateLog(run, clock, start), valid_loss, score, bar)
+            _Track(run, checkpoints, done, UpdateLog(run, clock, done), valid_loss, score, bar)
             for run, checkpoints, done, valid_loss, score, bar in zip(
                 runs, opened, progressed, losses, scores, bars, strict=True
             )

@@ -1,5 +1,6 @@
 """One update, and the loss of a validation batch, as pure functions jitted on the mesh."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import optax
 
 from t2t_flax.config import Config
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.transformer import Transformer
+from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.chunked import chunked_sums
 from t2t_flax.training.loss import smoothed_cross_entropy
@@ -52,8 +53,11 @@ def train_step(
     """(state, batch) -> (state, metrics), a pure function.
 
     batch: int32 [A, B, L] arrays. Gradients, losses and tokens are summed over the A microbatches and divided once by
-    the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate. moments:
-    where the optimizer state lies; with ZeRO-1 the gradients go there before the parameters are whole again.
+    the real target tokens of the update. metrics: float32 scalars loss, nll, tokens, grad_norm, learning_rate, finite.
+    moments: where the optimizer state lies; with ZeRO-1 the gradients go there before the parameters are whole again.
+
+    finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
+    and the schedule advance, so that batch, dropout and rate remain functions of the update's number; all else is kept.
     """
     rate = schedule(config.optimizer, config.model.d_model)
 
@@ -64,7 +68,8 @@ def train_step(
         def micro(part, a):
             noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
             loss = lambda params: loss_sums(config, model, params, part, noise, shards)  # noqa: E731
-            (loss, (nll, tokens)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+            with products(model.matmul_precision):  # a backward pass of its own (custom_vjp) is traced here
+                (loss, (nll, tokens)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
             return grads, loss, nll, tokens
 
         if count == 1:  # a loop of one costs a tenth of the step
@@ -79,16 +84,33 @@ def train_step(
         params = optax.apply_updates(state.params, updates)
         decay = config.optimizer.ema_decay
         ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
+        norm = optax.tree.norm(grads)
+        # A finite norm bounds every gradient and its square, and with them Adam's moments: they need no look of their own.
+        finite = functools.reduce(
+            jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves((loss, norm, params)))
+        )
+        params, ema, opt_state = (
+            _kept_unless(finite, new, old)
+            for new, old in ((params, state.params), (ema, state.ema), (opt_state, state.opt_state))
+        )
         metrics = {
             "loss": loss / tokens,
             "nll": nll / tokens,
             "tokens": tokens,
-            "grad_norm": optax.tree.norm(grads),
+            "grad_norm": norm,
             "learning_rate": rate(state.step + 1),
+            "finite": finite.astype(jnp.float32),
         }
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
     return step
+
+
+def _kept_unless(finite: jax.Array, new: Any, old: Any) -> Any:
+    """`new` where `finite`, else `old`; the schedule's counter is always new, for it counts updates, applied or not."""
+    counts = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
+    choose = lambda n, o: n if counts(n) else jnp.where(finite, n, o)  # noqa: E731
+    return jax.tree.map(choose, new, old, is_leaf=counts)
 
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):

@@ -1,4 +1,4 @@
-"""What is said of each update: the progress bar, metrics.jsonl, and a stop where the loss is not finite."""
+"""What is said of each update: the progress bar, metrics.jsonl, and what happens where it was not finite."""
 
 import math
 from typing import Any
@@ -10,22 +10,29 @@ from t2t_flax.telemetry.clock import Clock
 from t2t_flax.telemetry.metrics import MetricsWriter
 from t2t_flax.telemetry.profile import Profile
 from t2t_flax.telemetry.progress import Progress
+from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.feed import Fed
+from t2t_flax.training.resume import Progressed
 from t2t_flax.training.run import Run
 
 
-class NonFiniteLoss(Exception):
-    """The loss of an update was NaN or infinite; the run stopped, and that state was not saved."""
-
-
 class UpdateLog:
-    """Reads each update's metrics one update late, refuses a loss that is not finite, and writes every n-th."""
+    """Reads each update's metrics one update late, and writes every n-th. Counts the updates that were skipped in `done`."""
 
-    def __init__(self, run: Run, clock: Clock, step: int):
-        self._run, self._clock, config = run, clock, run.config
+    def __init__(self, run: Run, clock: Clock, done: Progressed):
+        self._run, self._clock, self._done, config = run, clock, done, run.config
+        self._skipped_in_a_row = 0
         self._writer = None
         if jax.process_index() == 0:
-            self._writer = MetricsWriter(run.workdir, resume_step=step, tensorboard=config.log.tensorboard)
+            self._writer = MetricsWriter(
+                run.workdir,
+                resume_step=done.step,
+                tensorboard=config.log.tensorboard,
+                evaluation_due=done.evaluation_due,
+            )
+        for change in done.config_changes:
+            if change["step"] == done.step:
+                self.write(done.step, {"config_changed": change["changed"]})
         self._pending: tuple[int, Fed, Any] | None = None
         self._since = self._busy()
         self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
@@ -33,7 +40,7 @@ class UpdateLog:
         sheet = flops.data_sheet_peak(jax.devices()[0])
         self._peaks = {
             "data_sheet": sheet and sheet * devices,
-            "measured": flops.measured_peak(run.model.dtype) * devices,
+            "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * devices,
         }
         if jax.default_backend() == "cpu":  # simulated devices share the cores that one product already uses
             self._peaks["measured"] /= devices
@@ -55,12 +62,12 @@ class UpdateLog:
     def _read(self, step: int, fed: Fed, metrics: Any, bar: Progress) -> None:
         with self._clock.measure("step"):
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm")):
-            raise NonFiniteLoss(
-                f"update {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The run stopped; this state "
-                "was not saved. Lower the learning rate or set config.optimizer.clip_norm, and give the same command "
-                "again: it continues from the checkpoint before."
-            )
+        finite = bool(values.pop("finite"))
+        if not finite:
+            self._skip(step, values, bar)
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+        else:
+            self._skipped_in_a_row = 0
         model, vocab = self._run.config.model, self._run.model.target_vocab
         self._tokens += fed.real.target
         self._slots += fed.padded.target
@@ -68,13 +75,16 @@ class UpdateLog:
         self._hardware += 3 * flops.forward_flops(model, vocab, fed.padded)
         seconds = max(self._busy() - self._since, 1e-9)
         text = (
-            f"loss {values['loss']:.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "
+            f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "
             f"fill {self._tokens / self._slots:.0%}"
         )
         bar.update(step, text)
         if step % self._run.config.log.every_steps == 0:
+            if finite:
+                values["ppl"] = math.exp(min(values["nll"], 700.0))
+            if self._run.config.train.non_finite == "skip":
+                values["skipped_updates"] = self._done.skipped_updates
             values |= {
-                "ppl": math.exp(min(values["nll"], 700.0)),
                 "epoch": fed.batch.epoch,
                 "source_tokens": fed.batch.source_tokens,
                 "target_tokens": fed.batch.target_tokens,
@@ -87,7 +97,23 @@ class UpdateLog:
             self._since = self._busy()
             self._tokens = self._hardware = self._useful = self._slots = 0.0
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
+        """Notes an update that was not applied. Raises NonFiniteUpdate where the config wants the run to stop."""
+        self._skipped_in_a_row += 1
+        scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+        why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
+        train = self._run.config.train
+        if train.non_finite == "stop":
+            raise NonFiniteUpdate(step, f"{why}.")
+        if self._skipped_in_a_row > train.max_skipped_updates:
+            raise NonFiniteUpdate(
+                step, f"{why}; more than config.train.max_skipped_updates = {train.max_skipped_updates} in a row."
+            )
+        self._done.skipped_updates += 1
+        self.write(step, {"skipped": why, "skipped_updates": self._done.skipped_updates})
+        bar.say(f"skipped {why}")
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
         if self._writer:
             self._writer.write(step, values)
 

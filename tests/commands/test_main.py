@@ -51,3 +51,15 @@ def test_usage(capsys):
     assert all(name in out for name in COMMANDS)
     assert main(["trian"]) == 2
     assert "unknown command 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
+def test_a_path_that_cannot_be_is_a_mistake_of_its_user(number, monkeypatch, capsys):
+    from t2t_flax.commands import explain
+
+    def run(words):
+        raise OSError(number, "what it says", "a.en/below")
+
+    monkeypatch.setattr(explain, "run", run)
+    assert main(["explain"]) == 2
+    assert "what it says: 'a.en/below'. Give another path." in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`score`, `attend` and `average` on the command line: what they print and write, and what they say of mistakes."""
 
+import os
+
 import numpy as np
 import pytest
 from tiny_run import start, tiny_run
@@ -70,6 +72,29 @@ def test_score_names_mistakes(workdir, files, tmp_path, capsys):
     assert "holds no run" in said
 
 
+def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
+    """As `--source=<(echo ...)` makes them; each is read once, before anything else is done."""
+    source, target = PAIRS[0]
+    command = ["score", f"--workdir={workdir}", DEVICES]
+    assert main([*command, f"--source={files('p.en', [source])}", f"--target={files('p.de', [target])}"]) == 0
+    expected = capsys.readouterr().out
+    ends = []
+    for line in (source, target):
+        end, writing = os.pipe()
+        os.write(writing, f"{line}\n".encode())
+        os.close(writing)
+        ends.append(end)
+    assert main([*command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[1]}"]) == 0
+    assert capsys.readouterr().out == expected
+    assert "are one pipe" in refused(capsys, *command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[0]}")
+    assert "are one pipe" in refused(capsys, *command, "--source=-", "--target=-")
+    assert "is a folder" in refused(capsys, *command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}")
+    one = ["evaluate", f"--workdir={workdir}", f"--config.data.test=/dev/fd/{ends[0]},/dev/fd/{ends[1]}"]
+    assert "a corpus is read more than once: save it to a file" in refused(capsys, *one)
+    for end in ends:
+        os.close(end)
+
+
 def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
     output = tmp_path / "attention.npz"
     source, target = PAIRS[0]
@@ -85,8 +110,8 @@ def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
 
 def test_attend_names_mistakes(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'a.npz'}"]
-    assert "the source is empty" in refused(capsys, *attend, "--source= ")
-    assert "the target is empty" in refused(capsys, *attend, "--source=A word.", "--target=")
+    assert "--source= is empty" in refused(capsys, *attend, "--source= ")
+    assert "--target= is empty" in refused(capsys, *attend, "--source=A word.", "--target=")
     assert "the source has" in refused(capsys, *attend, "--source=" + "word " * 2000)
     assert "the target has" in refused(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
     assert "no checkpoint of step 9" in refused(capsys, *attend, "--source=A word.", "--target=Ein Wort.", "--step=9")
@@ -107,7 +132,7 @@ def test_average_names_mistakes(workdir, tmp_path, capsys):
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
     assert "say which checkpoints" in refused(capsys, *average)
     assert "say which checkpoints" in refused(capsys, *average, "--last=1", "--steps=1")
-    assert "say which checkpoints" in refused(capsys, *average, "--last=-1")
+    assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")
     assert "expected step numbers" in refused(capsys, *average, "--steps=one")
     assert "no checkpoint of step 5" in refused(capsys, *average, "--steps=1,5")
     assert "3 checkpoints" in refused(capsys, *average, "--last=3")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from small import DATA, random_pairs, small_config, write_store
 
-from t2t_flax.data.batches import Batches, bucket_edges, validation_batches
+from t2t_flax.data.batches import Batches, Shape, shape_of, validation_batches
 from t2t_flax.data.first_fit import first_fit
+from t2t_flax.data.sizes import bucket_edges
 from t2t_flax.errors import UserError
 
 KINDS = ["packed", "buckets"]
@@ -84,23 +85,42 @@ def test_batch_k_needs_no_history(store):
 
 
 def test_accumulation_follows_from_the_tokens_a_device_holds(store):
-    for tokens, shards in ((0, 1), (24, 1), (48, 1), (48, 2)):
+    for tokens, shards in ((0, 1), (24, 1), (48, 1), (48, 2), (23, 1), (1, 2)):
         config = dataclasses.replace(DATA, microbatch_tokens=tokens)
         (shape,) = Batches(store, config, seed=0, shards=shards).shapes
         if tokens:
-            assert shape.rows * shape.length <= tokens * shards
+            assert shape.rows * shape.length <= max(tokens, 24) * shards
             assert shape.micro > 1
 
 
+def test_a_microbatch_is_one_row_where_the_tokens_are_fewer_than_a_row():
+    assert shape_of(256, 33, 255, 1) == shape_of(256, 33, 256, 1) == Shape(256, 1, 33)
+    assert shape_of(256, 33, 0, 1) == Shape(256, 33, 1) and shape_of(256, 33, 1, 8) == Shape(256, 8, 5)
+
+
 def test_validation_rows_hold_every_pair_however_long(tmp_path):
-    pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1])]
+    pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1]), ([5] * 30, [6] * 41)]
     store = write_store(tmp_path / "valid", pairs)
-    shape, batches = validation_batches(store, DATA, tokens=400)
     found = []
-    for batch in batches():
-        assert batch.arrays["source"].shape == (1, shape.rows, shape.length)
-        found += pairs_in(batch.arrays)
+    for shape, batches in validation_batches(store, DATA, tokens=400):
+        for batch in batches():
+            assert batch.arrays["source"].shape == (1, shape.rows, shape.length)
+            found += pairs_in(batch.arrays)
     assert sorted(found) == sorted((s, t) for s, t in pairs)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_one_long_validation_pair_does_not_lengthen_the_rows_of_the_others(tmp_path, shards):
+    """Attention takes rows * length^2: as much as for the usual rows, until a shard has a single row."""
+    usual = random_pairs(50, longest=22)
+    before = [shape for shape, _ in validation_batches(write_store(tmp_path / "a", usual), DATA, shards=shards)]
+    assert [shape.length for shape in before] == [24]
+    store = write_store(tmp_path / "b", [*usual, ([5] * 30 + [1], [6]), ([5, 1], [6] * 1200 + [1])])
+    parts = validation_batches(store, DATA, shards=shards)
+    assert [shape.length for shape, _ in parts] == [24, 48, 1208] and parts[0][0] == before[0]
+    for shape, batches in parts:
+        assert shape.rows == shards or shape.rows * shape.length**2 <= before[0].rows * before[0].length ** 2
+        assert sum(len(batch.pairs) for batch in batches()) == {24: 50}.get(shape.length, 1)
 
 
 def test_first_fit_fills_and_respects_the_row():

@@ -13,7 +13,8 @@ from small import DATA
 
 from t2t_flax.data.batches import Batches
 from t2t_flax.data.plan import WINDOW_PAIRS
-from t2t_flax.data.store import StoreWriter, TokenStore
+from t2t_flax.data.store import TokenStore
+from t2t_flax.data.store_writer import StoreWriter
 from t2t_flax.errors import UserError
 
 

@@ -12,7 +12,7 @@ def greedy(lengths, cap):
     """The rule as a list grows: full when one more would make (pairs) * (longest) exceed the cap."""
     groups, group = [], []
     for i, length in enumerate(lengths):
-        if group and (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:
+        while (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:
             size = max(MULTIPLE * (len(group) // MULTIPLE), len(group) % MULTIPLE)
             groups.append(group[:size])
             group = group[size:]

@@ -87,16 +87,16 @@ def test_even_cut_is_the_least_possible():
         source, target = rng.integers(1, 9, (2, 7))
         sums = [np.concatenate([[0], np.cumsum(x)]) for x in (source, target)]
         best = min(max(max(np.diff(s[[0, i, j, 7]])) for s in sums) for i in range(1, 6) for j in range(i + 1, 7))
-        starts = cut_evenly(*sums, 3, 100)
+        starts = cut_evenly(*sums, count=3, cap=100)
         assert len(starts) == 4 and starts[0] == 0 and starts[-1] == 7
         assert max(max(np.diff(s[starts])) for s in sums) == best
-        assert cut_evenly(*sums, 3, best - 1) is None
+        assert cut_evenly(*sums, count=3, cap=best - 1) is None
 
 
 def test_a_pair_over_the_batch_size_is_named():
     sums = np.array([0, 5, 30])
     with pytest.raises(UserError, match="config.data.batch_tokens = 20"):
-        cut(sums, sums, 20)
+        cut(sums, sums, cap=20)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 1000, 4097])

@@ -82,7 +82,7 @@ def test_ids_of_other_rows_are_not_read(store, kind):
 
 def test_validation_rows_of_hosts(store):
     watched = Watched(store)
-    shape, batches = validation_batches(watched, DATA, shards=2, tokens=200)
+    ((shape, batches),) = validation_batches(watched, DATA, shards=2, tokens=200)
     for batch in batches():
         for part in watched.read.values():
             part.clear()

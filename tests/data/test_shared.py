@@ -11,6 +11,7 @@ from hosts import Hosts
 
 from t2t_flax.data import prepare, shared
 from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.data.integrity import VERIFIED
 from t2t_flax.data.lines import scan
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.shared import prepare_together, survey_once
@@ -54,7 +55,7 @@ def tokenizers(tmp_path_factory):
 
 
 def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
 
 
 def together(folder, form, tokenizers, hosts, name="store", **changes):

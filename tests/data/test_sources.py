@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from t2t_flax.commands import prepare
+from t2t_flax.config import load_config
+from t2t_flax.data.corpus import check_sources
 from t2t_flax.data.sources import TOY_COUNTS, open_source
 from t2t_flax.errors import UserError
 
@@ -98,13 +101,16 @@ def test_fingerprint_is_of_the_content_alone(corpora, tmp_path_factory):
         ),
         ({}, "", r"'' is not understood as a corpus; it can be 'SRC,TGT'.*'tfds:NAME:SPLIT', 'toy:SPLIT'"),
         ({"a": b"x"}, "a", r"'a' is not understood"),
-        ({"a": b"x"}, "a,a,a", r"'a,a,a' is not understood"),
+        ({"a": b"x"}, "a,a,", r"'a,a,' is not understood"),
+        ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", r"a has 2 lines and .*b has 2 and .*c has 1: line i"),
         ({}, "toy:dev", r"no split 'dev'; it has train, valid, test"),
         ({}, "toy", r"no split ''"),
         ({}, "toy:train:0", r"COUNT of at least 1, not '0'"),
         ({}, "toy:train:", r"COUNT of at least 1, not ''"),
         ({}, "toy:train:5:6", r"COUNT of at least 1, not '5:6'"),
         ({}, "tfds:wmt14_translate", r"expected tfds:NAME:SPLIT"),
+        ({}, "tfds:huggingface:x:train", r"not those of a namespace"),
+        ({}, "tfds:somebody:x/de-en:1.0.0:train", r"not those of a namespace"),
     ],
 )
 def test_mistakes_are_told_with_their_place(tmp_path, files, spec, message):
@@ -112,6 +118,26 @@ def test_mistakes_are_told_with_their_place(tmp_path, files, spec, message):
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=message):
         list(open_en_de(spec, tmp_path).pairs())
+
+
+def test_several_references_are_read_beside_each_other(tmp_path):
+    for name, lines in (("s.en", "one two"), ("a.de", "eins zwei"), ("b.de", "ein zwo"), ("c.de.gz", "1 2")):
+        write(tmp_path / name, lines.split())
+    source = open_en_de("s.en,a.de,b.de,c.de.gz", tmp_path)
+    assert source.reference_count == 3 and open_en_de("s.en,a.de", tmp_path).reference_count == 1
+    assert list(source.pairs()) == [("one", "eins"), ("two", "zwei")], "training and losses see the first"
+    assert list(source.references()) == [("eins", "ein", "1"), ("zwei", "zwo", "2")]
+    assert list(open_en_de("toy:test:2").references()) == [(t,) for _, t in open_en_de("toy:test:2").pairs()]
+    survey = source.survey()
+    assert survey.fingerprint == source.fingerprint() and survey.count == 2
+    assert list(source.read_range(1, 2, survey)) == [("two", "zwei")]
+    before = source.fingerprint()
+    write(tmp_path / "b.de", ["ein", "ZWO"])
+    assert source.fingerprint() != before, "every reference is part of what is digested"
+    for side in ("a.de", "c.de.gz"):
+        write(tmp_path / side, ["eins"])
+        with pytest.raises(UserError, match=r"s\.en has 2 lines and .*b\.de has 2.*line i of one"):
+            list(source.references())
 
 
 def test_errors_name_the_config_key(tmp_path):
@@ -141,7 +167,7 @@ def test_toy_fingerprint_changes_with_all_that_changes_the_pairs():
 
 def test_toy_default_counts():
     assert {split: open_en_de(f"toy:{split}").count for split in TOY_COUNTS} == {
-        "train": 60_000,
+        "train": 90_000,
         "valid": 500,
         "test": 500,
     }
@@ -269,3 +295,25 @@ def test_the_data_modules_start_without_jax_and_the_optional_libraries():
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({}, "config.data.test = 't.en,t.de'.*there is no file"),
+        ({"t.en": b"a\n", "t.de": b""}, "t.en has 1 lines and .*t.de has 0"),
+        ({"t.en": b"", "t.de": b""}, "the corpus is empty"),
+        ({"t.en": b"\xff\n", "t.de": b"b\n"}, "t.en line 1: byte 0xff"),
+        ({"t.en": b"a\n", "t.de": None}, "t.de is a folder"),
+    ],
+)
+def test_a_test_set_that_cannot_be_is_told_before_anything_is_prepared(tmp_path, made, message):
+    for name, content in made.items():
+        (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
+    words = ["--config=configs/toy.py", "--config.data.test=t.en,t.de", f"--config.data.root={tmp_path}"]
+    with pytest.raises(UserError, match=message):
+        prepare.run([*words, f"--workdir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
+    config = load_config("configs/toy.py", {"data.valid": "t.en,t.de", "data.root": str(tmp_path)})
+    with pytest.raises(UserError, match=message.replace("data.test", "data.valid")):
+        check_sources(config)

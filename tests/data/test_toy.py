@@ -59,14 +59,14 @@ def test_splits_are_disjoint_whatever_the_seed(corpus):
 
 
 def test_the_content_hash_gives_a_twentieth_to_each_held_out_split():
-    homes = [toy.split_of(toy_draws.draw(toy._stream(11, index))[0]) for index in range(4000)]
+    homes = [toy.split_of(toy.draw(toy._stream(11, index))[0]) for index in range(4000)]
     assert 0.88 < homes.count("train") / 4000 < 0.92
     assert 0.035 < homes.count("valid") / 4000 < 0.065
 
 
 def test_held_out_sentences_rarely_repeat(corpus):
     for split in ("valid", "test"):
-        assert len({english for english, _ in corpus[split]}) > 970
+        assert len({english for english, _ in corpus[split]}) > 960
 
 
 def test_an_english_sentence_has_one_translation():
@@ -79,23 +79,23 @@ def test_an_english_sentence_has_one_translation():
 def test_sentences_are_short_plain_lines(corpus):
     sides = [side for pairs in corpus.values() for pair in pairs for side in pair]
     for text in sides:
-        assert re.fullmatch(r"[^\s]+( [^\s]+){3,21}", text), text
+        assert re.fullmatch(r"[^\s]+( [^\s]+){0,21}", text), text
         assert text[0].isupper() or text[0].isdigit(), text
-        assert re.fullmatch(r"[A-Za-zÄÖÜäöüß0-9 .,:?'%€$£-]+", text), text
-        assert text.endswith((".", "?")) or re.search(r", \d{4}$| \d{4}$", text), text
-    assert 9 <= sum(len(text.split()) for text in sides) / len(sides) <= 11
+        assert re.fullmatch(r"[A-Za-zÄÖÜäöüß0-9 .,:?!'%€$£-]+", text), text
+        assert text.endswith((".", "?", "!")) or re.search(r", \d{4}$| \d{4}$", text), text
+    assert 6 <= sum(len(text.split()) for text in sides) / len(sides) <= 8
 
 
-def test_every_template_occurs_and_is_large_enough():
+def test_every_template_with_figures_or_long_word_order_is_large_enough():
     assert 45 <= len(toy_draws.TEMPLATES) <= 60
     for template, _ in toy_draws.TEMPLATES:
         distinct = {english for _, english, _ in drawn(template, 200)}
         assert len(distinct) >= 195, f"{template.__name__} makes few sentences"
 
 
-def test_the_vocabulary_is_a_few_hundred_words_besides_numbers(corpus):
-    words = {word for english, _ in corpus["train"] for word in re.findall(r"[A-Za-z]+", english)}
-    assert 400 < len(words) < 900
+def test_the_vocabulary_is_about_a_thousand_words(corpus):
+    words = {word.lower() for english, _ in corpus["train"] for word in re.findall(r"[A-Za-z]+", english)}
+    assert 600 < len(words) < 1100
 
 
 def test_a_price_is_the_same_amount_on_both_sides():

@@ -122,6 +122,17 @@ def test_as_many_lines_out_as_in_and_empty_lines_stay_empty(made):
     assert translate(made, []) == []
 
 
+@pytest.mark.parametrize("search", [{}, {"strategy": "sample"}])
+def test_empty_lines_honour_their_prefix_and_the_length_of_n_best_lists(made, search):
+    lines, prefixes = ["", made[3][0], " ", ""], ["Der alte Mann", "Der alte", "", "Der"]
+    out = translate(made, lines, prefixes=prefixes, n_best=3, **search)
+    assert [len(t.hypotheses) for t in out] == [3] * 4
+    for translation, prefix in zip(out, prefixes, strict=True):
+        assert all(h.text.startswith(prefix) for h in translation.hypotheses)
+    assert [out[i].text for i in (0, 2, 3)] == ["Der alte Mann", "", "Der"]
+    assert [len(t.hypotheses) for t in translate(made, ["", ""], n_best=2, **search)] == [2, 2]
+
+
 def test_cut_sources_and_capped_outputs_are_flagged(made):
     long = " ".join(made[3])
     out = translate(made, [long, made[3][0]], max_source_length=40)

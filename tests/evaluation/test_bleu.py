@@ -5,7 +5,7 @@ import logging
 import pytest
 import sacrebleu
 
-from t2t_flax.evaluation.bleu import VARIANTS, bleu, replace_punctuation, split_compounds, variant
+from t2t_flax.evaluation.bleu import BLEUS, NAMES, corpus_metric, replace_punctuation, split_compounds, variant
 
 TEXT = ["Das \"E-Mail-Konto\" gehört ihr, nicht ihm.", "Er sagt: 'Nein & nie.'", "Der CDU-Abgeordnete kam um 5.30 Uhr [sic]."]  # fmt: skip
 TOKENS = [
@@ -59,22 +59,22 @@ def test_rules_of_the_language():
 
 def test_how_names_the_steps_and_the_versions():
     for tokenized in (False, True):
-        said = {name: made(name, tokenized=tokenized).how for name in VARIANTS}
-        assert len(set(said.values())) == 3
+        said = {name: made(name, tokenized=tokenized).how for name in NAMES}
+        assert len(set(said.values())) == 6
         assert all(sacrebleu.__version__ in how and how.endswith(".") for how in said.values())
         assert ("detokenised" in said["sacrebleu"]) is tokenized
         assert ("own Moses tokens" in said["tokenized_bleu"]) is tokenized
         assert "get_ende_bleu.sh" in said["paper_bleu"] and "hyphen" in said["paper_bleu"]
-    with pytest.raises(ValueError, match="'blue' is none of sacrebleu, tokenized_bleu, paper_bleu"):
+    with pytest.raises(ValueError, match="'blue' is none of sacrebleu, tokenized_bleu, paper_bleu, chrf"):
         made("blue")
 
 
 def test_arithmetic_of_multi_bleu_has_no_smoothing():
     hypotheses, references = ["a b c x", "d e f"], ["a b c d", "d e f"]
-    smoothed = bleu(made("sacrebleu"), hypotheses, references)
+    smoothed = corpus_metric(made("sacrebleu"), hypotheses, [references])
     assert smoothed["score"] > 0 and "smooth:exp" in smoothed["signature"]
     for name in ("tokenized_bleu", "paper_bleu"):
-        score = bleu(made(name), hypotheses, references)
+        score = corpus_metric(made(name), hypotheses, [references])
         assert score["score"] == 0 and score["precisions"] == [
             pytest.approx(600 / 7, abs=1e-4),
             80,
@@ -88,8 +88,8 @@ def test_no_warning_about_tokenized_text(caplog):
     lines = ["Das ist ein Haus ."] * 150
     with caplog.at_level(logging.WARNING, "sacrebleu"):
         logging.getLogger("sacrebleu").propagate = True
-        for name in VARIANTS:
-            assert bleu(made(name, tokenized=True), lines, lines)["score"] == pytest.approx(100.0)
+        for name in BLEUS:
+            assert corpus_metric(made(name, tokenized=True), lines, [lines])["score"] == pytest.approx(100.0)
         assert not caplog.records
         sacrebleu.corpus_bleu(lines, [lines])
     assert "tokenized period" in caplog.text  # the same text as it is would have been warned about

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from records import record
-from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
+from t2t_flax.data.corpus import split_source
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bleu import bleu, variant
+from t2t_flax.evaluation.bleu import NAMES, corpus_metric, variant
 from t2t_flax.evaluation.compare import compare, describe
 from t2t_flax.evaluation.evaluate import evaluate
-from t2t_flax.evaluation.load import load
+from t2t_flax.evaluation.load import load, stored_config
 from t2t_flax.evaluation.many import existing_record
+from t2t_flax.evaluation.parameters import Choice
 
 REFERENCES = [
     f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
@@ -44,7 +45,8 @@ def test_a_clearly_better_system(tmp_path):
     assert 0 < found["interval"]["low"] < found["difference"] < found["interval"]["high"]
     for key, said in (("a", GOOD), ("b", BAD)):
         assert (
-            found[key]["score"] == bleu(variant("sacrebleu", tokenized=False, language="de"), said, REFERENCES)["score"]
+            found[key]["score"]
+            == corpus_metric(variant("sacrebleu", tokenized=False, language="de"), said, [REFERENCES])["score"]
         )
     assert other["difference"] == -found["difference"] and other["p_value"] == found["p_value"]
     text = describe(found)
@@ -58,19 +60,21 @@ def test_a_difference_of_two_sentences_is_not_significant(tmp_path):
     assert found["p_value"] > 0.05 and found["interval"]["low"] < 0 < found["interval"]["high"]
 
 
-@pytest.mark.parametrize("score", ["sacrebleu", "tokenized_bleu", "paper_bleu"])
-def test_the_p_value_is_sacrebleus(tmp_path, monkeypatch, score):
+@pytest.mark.parametrize("score", NAMES)
+def test_sacrebleus_own_p_value_is_given_under_its_own_name(tmp_path, monkeypatch, score):
     slightly = [r.replace("und", "oder") if i % 4 == 0 else r for i, r in enumerate(GOOD)]
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", slightly)
     found = compare(a, b, score=score, resamples=200, seed=5)
     chosen = variant(score, tokenized=False, language="de")
     monkeypatch.setenv("SACREBLEU_SEED", "5")
     systems = [("b", chosen.prepare(slightly)), ("a", chosen.prepare(GOOD))]
-    metric = BLEU(**chosen.settings)
-    _, expected = PairedTest(systems, {"BLEU": metric}, [chosen.prepare(REFERENCES)], "bs", 200)()
-    assert found["p_value"] == pytest.approx(expected["BLEU"][1].p_value, abs=1e-6)
-    assert (found["b"]["score"], found["a"]["score"]) == pytest.approx([r.score for r in expected["BLEU"]], abs=1e-4)
-    assert "bs:200|seed:5" in found["signature"] and chosen.how in found["how"]
+    signatures, results = PairedTest(systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200)()
+    (expected,) = (of for name, of in results.items() if name != "System")
+    (signature,) = signatures.values()
+    assert found["p_value_sacrebleu"] == pytest.approx(expected[1].p_value, abs=1e-6)
+    assert (found["b"]["score"], found["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
+    assert found["signature"] == str(signature) and "bs:200|seed:5" in found["signature"]
+    assert chosen.how in found["how"] and "one-sided" in found["how"]
 
 
 def test_the_seed_decides_and_nothing_else(tmp_path, monkeypatch):
@@ -191,15 +195,17 @@ def run_of_updates(tmp_path_factory, cache):
 def test_a_record_counts_only_where_it_would_be_made_the_same(run_of_updates, monkeypatch):
     """What `evaluate` over several runs need not make again."""
     overrides = {"mesh.data": "-1"}
-    asked = dict(split="test", step=2, average=0, overrides=overrides)
+    asked = dict(split="test", choice=Choice(step=2), overrides=overrides)
     find = lambda **of: existing_record(run_of_updates, **asked | of)  # noqa: E731
     evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
     path = run_of_updates / "eval" / "test-2.json"
-    assert find() == path and find(overrides={}) is None and find(step=4) is None and find(split="valid") is None
+    assert find() == path and find(overrides={}) is None and find(split="valid") is None
+    assert find(choice=Choice(step=4)) is None and find(choice=Choice()) is None
     stored = json.loads(path.read_text())
     for change in (
         {"versions": stored["versions"] | {"sacrebleu": "1.0"}},
         {"digests": stored["digests"] | {"tokenizer": "0" * 64}},
+        {"digests": stored["digests"] | {"code": "0" * 16}},
         {"digests": stored["digests"] | {"hypotheses": "0" * 64}},
         {"config": {}},
     ):
@@ -216,8 +222,39 @@ def test_an_average_of_fewer_is_no_average_of_as_many_as_asked_for(run_of_update
     overrides = {"mesh.data": "-1"}
     for count, found in ((3, None), (2, "test-4-mean2.json")):
         evaluate(load(run_of_updates, average=count, at_most=True, overrides=overrides), "test")
-        record = existing_record(run_of_updates, "test", None, count, overrides)
+        record = existing_record(run_of_updates, "test", Choice(average=count), overrides)
         assert (record and record.name) == found
+
+
+def test_several_references_of_a_test_set_are_all_in_the_record(run_of_updates, tmp_path):
+    pairs = [("the dog sleeps .", "der Hund schläft ."), ("it is late .", "es ist spät .")]
+    for name, lines in (
+        ("s.en", [source for source, _ in pairs]),
+        ("r1.de", [target for _, target in pairs]),
+        ("r2.de", ["ein Hund schläft .", "es ist schon spät ."]),
+    ):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    overrides = {"mesh.data": "-1", "data.root": str(tmp_path), "data.test": "s.en,r1.de,r2.de"}
+    made, triples = evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
+    folder = run_of_updates / "eval"
+    name = made["hypotheses"].removesuffix(".hyp.txt")
+    assert made["references"] == [f"{name}.ref.txt", f"{name}.ref2.txt"]
+    for text, file, digest in zip(("r1.de", "r2.de"), made["references"], made["digests"]["references"], strict=True):
+        assert (folder / file).read_bytes() == (tmp_path / text).read_bytes()
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
+    assert made["scores"]["sacrebleu"]["signature"].startswith("nrefs:2|")
+    assert [(source, reference) for source, reference, _ in triples] == pairs
+    found = existing_record(run_of_updates, "test", Choice(step=2), overrides)
+    assert found and found.name == f"{name}.json"
+    one = evaluate(load(run_of_updates, step=4, overrides=overrides | {"data.test": "s.en,r1.de"}), "test")[0]
+    other = one["hypotheses"].removesuffix(".hyp.txt")
+    assert one["references"] == f"{other}.ref.txt" and one["scores"]["nll"] > 0
+    with pytest.raises(UserError, match="different test sets"):
+        compare(folder / f"{name}.json", folder / f"{other}.json")
+    with pytest.raises(
+        UserError, match=r"data\.train = 's\.en,r1\.de,r2\.de' names 2 targets: training text is SRC,TGT"
+    ):
+        split_source(stored_config(run_of_updates, overrides | {"data.train": "s.en,r1.de,r2.de"}), "train")
 
 
 def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):

@@ -12,7 +12,9 @@ from t2t_flax.data import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.average import average
 from t2t_flax.evaluation.load import load
+from t2t_flax.telemetry import memory
 from t2t_flax.training import loop
+from t2t_flax.training.damage import check_seal, sealed
 
 ALL = {"mesh.data": "-1"}
 PAIRS = list(toy.pairs("test", 9))
@@ -62,6 +64,32 @@ def test_pairs_that_cannot_be_scored_are_named(loaded):
         loaded.score([("word " * 3000, "Wort")], where="line {}".format)
     with pytest.raises(UserError, match="the source is empty"):
         loaded.attend("")
+
+
+def needs(monkeypatch, run) -> dict[str, int]:
+    """Bytes that each program of `run()` is said to need."""
+    seen = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "weigh", lambda what, needed, available, advice: seen.update({what: needed}))
+        run()
+    return seen
+
+
+def test_a_pair_that_memory_cannot_score_is_named(loaded, monkeypatch):
+    """Before anything is scored; and the others do not pay for its length."""
+    pairs = [PAIRS[0], ("word " * 150, "Wort"), PAIRS[1]]
+    short, long = needs(monkeypatch, lambda: loaded.score(pairs)).values()
+    assert short < long
+    monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
+    message = (
+        r"scoring 8 pairs of up to \d+ tokens needs .*line 2 has \d+ source and \d+ target tokens: shorten that pair"
+    )
+    with pytest.raises(UserError, match=message):
+        loaded.score(pairs, where="line {}".format)
+    assert len(loaded.score([PAIRS[0], PAIRS[1]])) == 2
+    monkeypatch.setattr(memory, "device_memory", lambda: short - 1)
+    with pytest.raises(UserError, match="Lower config.decode.batch_size"):
+        loaded.score(PAIRS)
 
 
 def test_attention_rows_are_distributions_over_what_may_be_seen(loaded):
@@ -116,7 +144,6 @@ def test_arrays_and_picture_are_written(loaded, tmp_path):
         "<start>",
         *maps.target_tokens[:-1],
     )  # what the decoder's columns stand for
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib (extra `plot`)")
     maps.draw(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(UserError, match=r"a .png, .pdf or .svg file"):
@@ -173,17 +200,22 @@ def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_pat
 
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy)
-    path = copy / "checkpoints" / "4" / "meta" / "metadata"
-    meta = json.loads(path.read_text())
-    path.write_text(json.dumps(meta | {"scheduled": False}))
+
+    def change(step, **values):
+        path = copy / "checkpoints" / str(step) / "meta" / "metadata"
+        path.write_text(json.dumps(sealed(check_seal(json.loads(path.read_text())) | values)))
+
+    change(4, scheduled=False)
+    change(6, regular_before=2)
     assert load(copy, average=2, overrides=ALL).steps == (6, 2)
     with pytest.raises(UserError, match="an average of 3"):
         load(copy, average=3, overrides=ALL)
     assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)
     for step in (2, 6):
-        path = copy / "checkpoints" / str(step) / "meta" / "metadata"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"scheduled": False}))
-    with pytest.raises(UserError, match=r"no regular checkpoint yet, only \[6, 4, 2\] from when it was stopped"):
+        change(step, scheduled=False)
+    with pytest.raises(
+        UserError, match=r"no regular checkpoint yet .left out, made when it was stopped or evaluated: \[6, 4, 2\]"
+    ):
         load(copy, average=2, overrides=ALL)
     assert load(copy, average=2, at_most=True, overrides=ALL).steps == (6,)
 

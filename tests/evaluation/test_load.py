@@ -13,7 +13,7 @@ from tiny_run import start, tiny_run
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate, summary
-from t2t_flax.evaluation.load import load, mean
+from t2t_flax.evaluation.load import load
 from t2t_flax.training import loop
 from t2t_flax.training.run import ValidationLoss
 from t2t_flax.training.step import loss_sums
@@ -59,7 +59,6 @@ def test_mean_of_the_last_checkpoints(finished):
     assert loaded.steps == (6, 4)
     for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, *parts)), strict=True):
         np.testing.assert_allclose(a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7)
-    assert mean(parts[:1]) is parts[0]
     with pytest.raises(UserError, match="an average of 9 checkpoints was asked for"):
         load(finished[0], average=9, overrides=ONE_DEVICE)
 

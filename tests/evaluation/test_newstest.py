@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 from sacremoses import MosesTokenizer
 
-from t2t_flax.evaluation.bleu import VARIANTS, bleu, split_compounds, variant
+from t2t_flax.evaluation.bleu import BLEUS, corpus_metric, split_compounds, variant
 from t2t_flax.evaluation.scores import corpus_scores
 
 pytestmark = pytest.mark.real_data
@@ -68,8 +68,8 @@ PERTURBED = {
 
 def test_reference_against_itself(newstest):
     assert len(newstest) == 3003
-    scores = corpus_scores(newstest, newstest, all_variants=True)
-    for name in VARIANTS:
+    scores = corpus_scores(newstest, [newstest], names=BLEUS)
+    for name in BLEUS:
         assert scores[name]["score"] == pytest.approx(100.0), name
         assert scores[name]["brevity_penalty"] == 1
     assert scores["exact_match"]["sentences"] == 3003
@@ -82,8 +82,8 @@ def test_perturbed_reference(newstest, kind):
     references = newstest[:SOME]
     hypotheses = [PERTURBED[kind](line) for line in references]
     assert hypotheses != references
-    scores = corpus_scores(hypotheses, references, all_variants=True)
-    assert all(0 < scores[name]["score"] < 99.9 for name in VARIANTS)
+    scores = corpus_scores(hypotheses, [references], names=BLEUS)
+    assert all(0 < scores[name]["score"] < 99.9 for name in BLEUS)
     direct = sacrebleu.corpus_bleu(hypotheses, [references])
     assert scores["sacrebleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
     moses = MosesTokenizer("de")
@@ -110,7 +110,7 @@ def test_what_each_variant_sees(newstest):
     hypotheses = [
         " ".join(w.replace("-", "-x", 1) if "-" in w.strip("-") else w for w in r.split(" ")) for r in references
     ]
-    scores = corpus_scores(hypotheses, references, all_variants=True)
+    scores = corpus_scores(hypotheses, [references], names=BLEUS)
     assert scores["paper_bleu"]["score"] > scores["tokenized_bleu"]["score"] + 0.3
 
 
@@ -118,15 +118,15 @@ def test_curly_quotes_are_the_same_punctuation_in_the_papers_variant_only(newste
     references = [line for line in newstest if "“" in line][:100]
     hypotheses = [line.replace("“", '"') for line in references]
     assert references and hypotheses != references
-    scores = corpus_scores(hypotheses, references, all_variants=True)
+    scores = corpus_scores(hypotheses, [references], names=BLEUS)
     assert scores["paper_bleu"]["score"] == pytest.approx(100.0)
     assert scores["tokenized_bleu"]["score"] < 99 and scores["sacrebleu"]["score"] < 99
 
 
 def test_captions_that_are_tokenized_already(captions, caplog):
     assert len(captions) == 1000
-    scores = corpus_scores(captions, captions, tokenized=True, language="de", all_variants=True)
-    assert all(scores[name]["score"] == pytest.approx(100.0) for name in VARIANTS)
+    scores = corpus_scores(captions, [captions], tokenized=True, language="de", names=BLEUS)
+    assert all(scores[name]["score"] == pytest.approx(100.0) for name in BLEUS)
     assert scores["tokenized_bleu"]["reference_length"] == scores["tokenized_bleu"]["hypothesis_length"] == 12103
     plain = variant("sacrebleu", tokenized=True, language="de").prepare(captions)
     assert not any(line.endswith(" .") or "&apos;" in line or "&quot;" in line for line in plain)
@@ -146,11 +146,13 @@ def test_tokenizing_raw_captions_gives_the_prepared_ones(real_data, captions):
 def test_perturbed_captions(captions):
     hypotheses = [swap_words(line) for line in captions]
     expected, precisions, _, lengths = multi_bleu(hypotheses, captions)
-    scores = corpus_scores(hypotheses, captions, tokenized=True, all_variants=True)
+    scores = corpus_scores(hypotheses, [captions], tokenized=True, names=BLEUS)
     assert scores["tokenized_bleu"]["score"] == pytest.approx(expected, abs=1e-4)
     assert scores["tokenized_bleu"]["precisions"] == pytest.approx(precisions, abs=1e-4)
     assert lengths == [12103, 12103]
-    compounds = bleu(
-        variant("tokenized_bleu", tokenized=True, language="de"), *map(split_compounds, (hypotheses, captions))
+    compounds = corpus_metric(
+        variant("tokenized_bleu", tokenized=True, language="de"),
+        split_compounds(hypotheses),
+        [split_compounds(captions)],
     )
     assert scores["paper_bleu"]["score"] == compounds["score"]

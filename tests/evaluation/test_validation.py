@@ -23,5 +23,5 @@ def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
     run = start(tiny_run(tmp_path, eval=dict(bleu_sentences=sentences)), tmp_path, cache)
     score = validation_score(run)(None)
     assert seen == [source for source, _ in pairs]
-    expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [r for _, r in pairs])
+    expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
     assert 0 < score < 100 and score == expected["sacrebleu"]["score"]

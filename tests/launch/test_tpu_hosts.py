@@ -23,7 +23,11 @@ state, host = cloud / "state", cloud / "host"
 print(kind, what, file=(cloud / "calls").open("a"))
 option = lambda name: next((w.split("=", 1)[1] for w in words if w.startswith(name + "=")), None)
 if (kind, what) == ("queued-resources", "describe"):
-    sys.exit(print(state.read_text().strip()) if state.exists() else 1)
+    if error := os.environ.get("DESCRIBE_ERROR"):
+        sys.exit(error)
+    sys.exit(print(state.read_text().strip()) if state.exists() else "ERROR: NOT_FOUND: Resource was not found")
+elif what == "create" and "CREATE_ERROR" in os.environ:
+    sys.exit(os.environ["CREATE_ERROR"])
 elif what == "create":
     host.mkdir()
     state.write_text("ACTIVE")
@@ -102,7 +106,7 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     wait_for(lambda: status(cloud) == "0", "the second run has ended")
 
 
-@pytest.mark.parametrize(("last", "expected"), [(0, 0), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("last", "expected"), [(0, 0), (2, 2), (3, 3), (127, 2), (1, 1)])
 def test_a_lost_slice_is_asked_for_again_and_the_command_with_it(last, expected, cloud):
     folder, _ = cloud
     # The first slice is lost in mid-run: all its processes vanish at once.
@@ -117,9 +121,50 @@ def test_a_lost_slice_is_asked_for_again_and_the_command_with_it(last, expected,
     assert ("all its restarts" in done.stderr) == (last == 1)
 
 
+@pytest.mark.parametrize("old", [0, 1, 2, 3])
+@pytest.mark.parametrize("same", [True, False], ids=["of the same command", "of another command"])
+def test_how_a_command_ended_before_is_not_how_this_one_ends(old, same, cloud):
+    folder, _ = cloud
+    command = [
+        "bash",
+        "-c",
+        f'[ -e "$CLOUD/first" ] && touch "$CLOUD/second" && exit 0; touch "$CLOUD/first"; exit {old}',
+    ]
+    assert launch("queued_resource", "create", cloud=cloud).returncode == 0
+    before = command if same else ["bash", "-c", f'touch "$CLOUD/first"; exit {old}']
+    assert launch("tpu_vm", "run", "--restarts=0", "--", *before, cloud=cloud).returncode == 0
+    wait_for(lambda: status(cloud) == str(old), "the first run has ended")
+    done = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
+    assert done.returncode == 0 and (folder / "second").exists(), done.stderr
+
+
+def test_status_tells_another_command_from_the_one_that_is_given(cloud):
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
+    wait_for(lambda: status(cloud) == "0", "the run has ended")
+    assert launch("tpu_vm", "status", "--", "true", cloud=cloud).stdout.strip() == "0"
+    assert launch("tpu_vm", "status", "--", "true ", cloud=cloud).stdout.strip() == "other-0"
+
+
+@pytest.mark.parametrize("error", ["CREATE_ERROR", "DESCRIBE_ERROR"])
+def test_babysitting_ends_where_nothing_works(error, cloud):
+    """A wrong accelerator type; an expired login, which is not taken for a slice that is absent."""
+    folder, env = cloud
+    env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
+    done = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
+    assert done.returncode == 1 and "giving up: 4 rounds in a row have failed" in done.stderr, done.stderr
+    assert "refreshing your current auth tokens" in done.stderr
+    calls = (folder / "calls").read_text().splitlines()
+    assert calls.count("queued-resources create") == (4 if error == "CREATE_ERROR" else 0)
+
+
 def test_the_archive_is_what_is_committed(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
     done = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
     archive = shlex.split(done.stdout.splitlines()[0])
-    assert archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax-n.tgz" in archive
+    assert (
+        archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
+    )
+    assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
+    assert not list(folder.glob("t2t_flax*"))  # a folder that nobody can foresee, which is gone afterwards

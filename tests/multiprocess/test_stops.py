@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from several import ROOT, Processes, checkpoints, command, environment, evaluations, losses, note, record, resume
 
+from t2t_flax.telemetry.metrics import read_metrics
+
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
@@ -85,13 +87,17 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, cache):
     """The first waits for the update and saves it."""
     workdir = tmp_path / "run"
     keys = TWO | dict(train_steps=100000, checkpoint_every_steps=100000)
-    with Processes(tmp_path / "logs", 1, command(workdir, cache, **keys)) as pod:
-        pod.until_step(workdir, 3)
-        before = checkpoints(workdir)
-        pod.all[0].send_signal(signal.SIGINT)
-        time.sleep(0.01)
-        pod.all[0].send_signal(signal.SIGINT)
-        assert pod.wait(30) == [130], pod.outputs()
+    for attempt in range(4):
+        with Processes(tmp_path / f"logs{attempt}", 1, command(workdir, cache, **keys)) as pod:
+            pod.until_step(workdir, 3 + max((line["step"] for line in read_metrics(workdir)), default=0))
+            before = checkpoints(workdir)
+            pod.all[0].send_signal(signal.SIGINT)
+            time.sleep(0.01)
+            pod.all[0].send_signal(signal.SIGINT)
+            code = pod.wait(90)
+        if code != [75]:  # on a busy machine the first may be done before the second comes
+            break
+    assert code == [130], pod.outputs()
     assert "interrupted twice: ends at once" in pod.output(0)
     assert before == checkpoints(workdir)
 

@@ -78,7 +78,7 @@ def test_a_missing_package_is_told(gcs, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for name in ("gcs", "gs"):
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, name, raising=False)
-    with pytest.raises(UserError, match=r"gs://bucket/run needs a package .* pip install 't2t-flax\[gcs\]'"):
+    with pytest.raises(UserError, match=r"gs://bucket/run needs a package .* pip install -e '\.\[gcs\]'"):
         files.check_reachable(RUN)
 
 

@@ -9,6 +9,7 @@ from hosts import Hosts
 
 from t2t_flax.data import prepare, remote_store
 from t2t_flax.data.batches import Batches
+from t2t_flax.data.integrity import VERIFIED
 from t2t_flax.data.prepare import prepare_split, train_tokenizers
 from t2t_flax.data.shared import prepare_together, survey_once
 from t2t_flax.data.sources import open_source
@@ -32,7 +33,7 @@ def tokenizers(source):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
 
 
 def in_bucket(gcs) -> dict[str, bytes]:
@@ -61,8 +62,7 @@ def test_another_host_copies_it_once_and_reads_no_text(gcs, source, tokenizers, 
     stores = Hosts(4).run(lambda pod: prepare_split(source, tokenizers, FOLDER, **POLICIES))
     assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
     assert content(stores[0].folder) == in_bucket(gcs)
-    names = {path.name for path in stores[0].folder.parent.iterdir()}
-    assert names == {stores[0].folder.name, f"{stores[0].folder.name}.lock"}
+    assert [path.name for path in stores[0].folder.parent.iterdir()] == [stores[0].folder.name]
     prepare_split(source, tokenizers, FOLDER, **POLICIES)
     assert downloads(gcs) == 1
 
@@ -102,7 +102,7 @@ def test_damage_in_the_bucket_is_told(gcs, source, tokenizers, tmp_path, monkeyp
     with pytest.raises(UserError, match="gs://bucket/cache/train is not a token store"):
         prepare_split(source, tokenizers, FOLDER, **POLICIES)
     stores = tmp_path / "other" / ".cache" / "t2t_flax" / "stores"
-    assert all(path.suffix == ".lock" for path in stores.iterdir()), "no half copy is left"
+    assert not list(stores.iterdir()), "no half copy is left"
 
 
 @pytest.mark.parametrize("name", ["meta.json", "target.lengths"])
@@ -153,12 +153,14 @@ def test_many_hosts_make_one_store(gcs, source, tokenizers, tmp_path, monkeypatc
 def test_the_counts_of_the_updates_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from small import DATA
 
-    from t2t_flax.data import plan
+    from t2t_flax.data import plan, plan_file
+    from t2t_flax.data.layouts import Layouts
 
     monkeypatch.setattr(plan, "WINDOW_PAIRS", 20)
     monkeypatch.setattr(plan, "WINDOW_UPDATES", 1)
+    monkeypatch.setattr(plan_file, "WORTH_KEEPING", 0)
     store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
     first = Batches(store, DATA, seed=0)
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
-    monkeypatch.setattr(plan.Plan, "_count", None)
+    monkeypatch.setattr(Layouts, "_count", None)
     assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch

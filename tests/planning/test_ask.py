@@ -4,7 +4,7 @@ import pytest
 from small import VOCAB, random_pairs, small_config, write_store
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.batches import Batches
+from t2t_flax.data.batches import Batches, shape_of
 from t2t_flax.errors import UserError
 from t2t_flax.planning import ask as ask_lib
 from t2t_flax.planning import compiled, report, shapes, worker
@@ -96,13 +96,11 @@ def test_shapes_of_a_store_are_those_that_training_uses(tmp_path):
     assert shape in Batches(store, config.data, seed=config.seed.data, shards=2).shapes
 
 
-@pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24)])
+@pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])
 def test_the_estimate_has_the_rows_that_batches_would_have(tmp_path, shards, micro):
     """Of packed rows that are 97 % full."""
     config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "row_length": 24})
-    batches = object.__new__(Batches)
-    batches._config, batches._shards = config.data, shards
-    assert shapes.estimated(config, shards) == batches._shape(24, 10)
+    assert shapes.estimated(config, shards) == shape_of(24, 10, micro, shards)
 
 
 def test_the_formulas_of_gpus_know_the_default_rules_alone():

@@ -26,7 +26,7 @@ def test_the_table_has_a_v5e_pod_and_a_v5p_slice_by_the_compiler():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 't2t-flax[plan]'")
+@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed (extra plan)")
 @pytest.mark.parametrize("name", ["v5e-256", pytest.param("v5p-128", marks=pytest.mark.drill)])  # 1 and 3 minutes
 def test_the_compiler_says_what_the_table_says(name):
     before, now = PLANS[name], make_plan(load_config("aiayn_big"), parse(name))

@@ -10,7 +10,7 @@ from t2t_flax.planning.ask import ask, has_libtpu
 from t2t_flax.planning.plan import complete
 from t2t_flax.planning.topology import parse
 
-pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: pip install 't2t-flax[plan]'")
+pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed (extra plan)")
 SIZES = dict(d_model=64, d_ff=128, vocab_multiple=128)
 
 

@@ -40,8 +40,8 @@ class FakeSweep:
         fake = [sys.executable, "-S", str(Path(__file__).with_name("fake_train.py")), str(folder.workdir(name)), *told]
         return [sys.executable, "-S", leash, str(os.getpid()), cores, *fake]
 
-    def work(self, shares=None, retries=1, stop=None, queue=None, stack=1):
-        how = dict(stack=stack, retries=retries, stop=stop or threading.Event(), say=self.said.append)
+    def work(self, shares=None, retries=1, stop=None, queue=None, stack=1, cwd=None):
+        how = dict(stack=stack, cwd=cwd, retries=retries, stop=stop or threading.Event(), say=self.said.append)
         work(self.folder, queue or Listed(self.names), shares or [Share()], **how)
 
     def starts(self, name: str) -> int:

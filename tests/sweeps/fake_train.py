@@ -2,7 +2,8 @@
 
 python fake_train.py WORKDIR BEHAVIOUR...
 
-BEHAVIOUR: ok, fail, mistake, once (fails at the first attempt), long, silent (ends as if all were well), 75 (stops by itself)
+BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long, silent (ends as if all were well), 75 (stops
+by itself)
 """
 
 import hashlib
@@ -31,6 +32,9 @@ if behaviour in ("silent", "75"):
 if behaviour == "mistake":
     print("t2t_flax train: there is no file x")
     sys.exit(2)
+if behaviour == "diverge":
+    (workdir / "diverged.json").write_text(json.dumps({"step": 7, "reason": "update 7: loss nan, gradient norm nan."}))
+    sys.exit(3)
 if behaviour == "fail" or behaviour == "once" and len((workdir / "starts").read_text().split()) == 1:
     print("Traceback: out of something")
     sys.exit(1)

@@ -3,17 +3,22 @@
 import csv
 import dataclasses
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
+from fake_sweep import TOY, FakeSweep
 from records import record
 
+from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps.folder import read_sweep
+from t2t_flax.sweeps import attempt as attempt_lib
+from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.pictures import parallel
 from t2t_flax.sweeps.report import report
-from t2t_flax.sweeps.results import Row, _corrected, curve, rows, trial_score, verdict
+from t2t_flax.sweeps.results import Row, curve, rows, told_difference, trial_score, verdict
+from t2t_flax.sweeps.scores import check_score
 from t2t_flax.sweeps.shares import Share
 from t2t_flax.sweeps.worker import Listed
 
@@ -55,9 +60,105 @@ def test_other_scores_are_compared_by_their_spread_over_seeds(done):
     assert verdict(same, "good") == "no clear difference"
     surely = dataclasses.replace(poor, against=poor.against | {"p_corrected": 0.01})
     assert verdict(surely, "good") == "worse"  # more of the loss
-    assert "over seeds (with one spread for all rows); p: corrected for all 3 pairs of rows" in report(
-        done.folder.path, score="nll"
-    )
+    told = report(done.folder.path, score="nll")
+    assert "nll, lower is better" in told
+    assert "over seeds (with one spread for all rows); p: two-sided, both corrected for all 3 pairs of rows" in told
+
+
+def test_a_row_is_significant_exactly_where_its_interval_leaves_out_zero(done):
+    """Interval and p of a table are corrected alike, for a named row and for the best."""
+    for metric, baseline in (("sacrebleu", ""), ("sacrebleu", "poor"), ("nll", "same")):
+        table, chosen = rows(done.folder, read_sweep(done.folder.path), metric, baseline)
+        for against in (row.against for row in table if row.name != chosen):
+            corrected, alone = against["interval_corrected"], against["interval"]
+            assert (against["p_corrected"] < 0.05) == (not corrected["low"] <= 0 <= corrected["high"])
+            assert against["p_corrected"] >= against["p_value"] and corrected["low"] <= alone["low"]
+        shown = next(row for row in table if row.name != chosen)
+        assert f"[{shown.against['interval_corrected']['low']:+.2f}" in told_difference(shown)
+
+
+def test_less_is_better_for_ter(done):
+    """The row with the least TER is the best, and what is above it is worse."""
+    for name in done.names:
+        path = done.folder.workdir(name) / "eval" / "test-3.json"
+        content = json.loads(path.read_text())
+        wrong = 100.0 - content["scores"]["sacrebleu"]["score"]
+        content["scores"]["ter"] = {"score": 100 * wrong / (40 * 8)}  # one of eight words of a sentence
+        path.write_text(json.dumps(content))
+    table, chosen = rows(done.folder, read_sweep(done.folder.path), "ter")
+    assert chosen == "good" and table[0].mean == pytest.approx(100 * 0.5 / 320)
+    poor = next(row for row in table if row.name == "poor")
+    assert poor.against["difference"] > 0 and poor.against["sentences"] == 40 and verdict(poor, "good") == "worse"
+
+
+DAMAGE = {
+    "the record is gone": lambda folder: (folder / "eval" / "test-3.json").unlink(),
+    "the record is cut short": lambda folder: (folder / "eval" / "test-3.json").write_text(
+        '{"record_version": 1, "sco'
+    ),
+    "the record is another JSON file": lambda folder: (folder / "eval" / "test-3.json").write_text("[1, 2]"),
+    "the record has no scores": lambda folder: rewritten(folder / "eval" / "test-3.json", scores=None),
+    "a score is text": lambda folder: rewritten(
+        folder / "eval" / "test-3.json", scores={"sacrebleu": {"score": "high"}}
+    ),
+    "the record is of an unknown task": lambda folder: rewritten(
+        folder / "eval" / "test-3.json", config={"data": {"task": "chess"}}
+    ),
+    "the record is not readable": lambda folder: unreadable(folder / "eval" / "test-3.json"),
+    "the hypotheses are gone": lambda folder: (folder / "eval" / "test-3.hyp.txt").unlink(),
+    "the references changed": lambda folder: (folder / "eval" / "test-3.ref.txt").write_text("other\n"),
+    "the marker is empty": lambda folder: (folder / "complete.json").write_text(""),
+    "the marker names a file elsewhere": lambda folder: rewritten(folder / "complete.json", record="../../x.json"),
+    "the config is damaged": lambda folder: (folder.parents[1] / "configs" / f"{folder.name}.json").write_text("{"),
+}
+
+
+def rewritten(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """As `done`; its tests copy it."""
+    path = tmp_path_factory.mktemp("finished") / "sweep"
+    sweep = FakeSweep(path, {"good": "ok {seed}", "same": "ok {seed}1", "poor": "ok 3{seed}"}, seeds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempt_lib, "command", sweep.command)
+        sweep.work()
+    return path
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_costs_its_row_and_not_the_table(finished, tmp_path, damage):
+    shutil.copytree(finished, tmp_path / "sweep")
+    folder = Folder(tmp_path / "sweep")
+    DAMAGE[damage](folder.workdir("same,seed=0"))
+    table, chosen = rows(folder, read_sweep(folder.path), "sacrebleu")
+    by = {row.name: row for row in table}
+    assert chosen == "good" and by["poor"].against["p_corrected"] < 0.05
+    assert by["same"].apart and by["same"].against is None
+    assert [r.score is None for r in by["same"].results] == [True, False]
+
+
+def test_the_report_says_why_a_row_is_set_apart(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "sweep")
+    (Folder(tmp_path / "sweep").workdir("same,seed=0") / "eval" / "test-3.json").unlink()
+    text = report(tmp_path / "sweep")
+    assert "same: there is no record" in text and "see the note" in text and "worse" in text
+
+
+def test_a_damaged_record_of_the_best_row_leaves_its_other_seed(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "sweep")
+    folder = Folder(tmp_path / "sweep")
+    (folder.workdir("good,seed=1") / "eval" / "test-3.hyp.txt").unlink()
+    table, chosen = rows(folder, read_sweep(folder.path), "sacrebleu")
+    assert chosen == "good" and table[0].apart
+    assert {row.name: row.against and row.against["seeds"] for row in table} == {"good": None, "same": [0], "poor": [0]}
 
 
 def test_what_one_seed_can_say(fake_sweep):
@@ -132,7 +233,6 @@ def test_with_one_seed_the_heading_says_what_is_not_known(fake_sweep):
 
 
 def test_pictures_are_in_the_page(done):
-    pytest.importorskip("matplotlib")
     report(done.folder.path)
     page = (done.folder.path / "report" / "index.html").read_text()
     assert sorted(path.name for path in (done.folder.path / "report").glob("*.svg")) == ["curves.svg", "effects.svg"]
@@ -140,7 +240,6 @@ def test_pictures_are_in_the_page(done):
 
 
 def test_several_keys_are_drawn_side_by_side():
-    pytest.importorskip("matplotlib")
     rates, heads = ("1e-4", "1e-3", "1e-2"), ("learned", "sinusoid")
     table = [
         Row(f"{rate} {head}", {"optimizer.peak_lr": rate, "model.position": head}, (), {}, (), mean=float(i + j))
@@ -156,7 +255,6 @@ def test_several_keys_are_drawn_side_by_side():
 
 
 def test_two_spellings_of_one_number_share_a_place_in_the_picture():
-    pytest.importorskip("matplotlib")
     table = [
         Row(f"{rate} {heads}", {"model.dropout": rate, "model.num_heads": heads}, (), {}, (), mean=float(heads))
         for rate in ("0.1", "0.10")
@@ -172,7 +270,7 @@ def test_a_page_without_matplotlib_says_what_to_install(done, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     report(done.folder.path)
     page = (done.folder.path / "report" / "index.html").read_text()
-    assert "pip install &#x27;t2t-flax[plot]&#x27;" in page or "pip install 't2t-flax[plot]'" in page
+    assert "pip install -r requirements.txt" in page
     assert "<svg" not in page and page.count("<tr") == 4 and not list((done.folder.path / "report").glob("*.svg"))
 
 
@@ -233,6 +331,41 @@ def test_a_sweep_of_parsers_is_told_by_f1(fake_sweep):
     assert "worse" in report(sweep.folder.path, score="f1")
 
 
+def test_a_score_of_a_named_test_set_is_of_its_record(fake_sweep):
+    """`SET:score`; without a name that of the first set."""
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    references = [f"sentence number {i} of the other test set" for i in range(40)]
+    for name, wrong, score in (("good,seed=0", 30, 20.0), ("poor,seed=0", 1, 99.0)):
+        said = [r.replace("sentence", "word") if i < wrong else r for i, r in enumerate(references)]
+        workdir = sweep.folder.workdir(name)
+        made = record(workdir / "eval", "other-3", said, references)
+        made.write_text(json.dumps(json.loads(made.read_text()) | {"scores": {"sacrebleu": {"score": score}}}))
+        marker = json.loads((workdir / "complete.json").read_text())
+        records = {"first": marker["record"], "other": "other-3.json"}
+        (workdir / "complete.json").write_text(json.dumps(marker | {"records": records}))
+    for metric, best, scores in (
+        ("sacrebleu", "good", [98.0, 96.0]),
+        ("first:sacrebleu", "good", [98.0, 96.0]),
+        ("other:sacrebleu", "poor", [99.0, 20.0]),
+    ):
+        table, chosen = rows(sweep.folder, read_sweep(sweep.folder.path), metric)
+        assert chosen == best and [row.mean for row in table] == scores, metric
+        assert table[1].against["score"] == "sacrebleu" and table[1].against["difference"] < 0
+    with pytest.raises(UserError, match="no record of the test set 'third'"):
+        trial_score(sweep.folder, "good,seed=0", "third:sacrebleu")
+    config = load_config(TOY, {"data.test": "first=toy:test; other=toy:test:40"})
+    check_score("other:chrf", config)
+    check_score("sacrebleu", config)
+    for wrong, message in (
+        ("third:chrf", "there is no score third:chrf"),
+        ("other:valid_nll", "of the validation set, which has no name: give --score=valid_nll"),
+        ("other:nonsense", "there is no score 'nonsense'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_score(wrong, config)
+
+
 def test_the_spread_of_a_table_is_that_of_all_its_rows(done):
     """Of `good` and `poor` the seeds agree to one sentence, of `same` they do not: all rows have the one spread."""
     table, _ = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
@@ -246,9 +379,14 @@ def test_the_spread_of_a_table_is_that_of_all_its_rows(done):
     assert [width(same), width(poor)] == pytest.approx(expected, rel=1e-3)
 
 
-def test_p_values_are_corrected_for_the_number_of_comparisons():
-    found = [Row(str(i), {}, (), {}, (), against={"p_value": p}) for i, p in enumerate((0.03, 0.01, 0.2))]
-    base = Row("base", {}, (), {}, ())
-    told = lambda named: [row.against and row.against["p_corrected"] for row in _corrected([base, *found], named=named)]  # noqa: E731
-    assert told(True) == [None, pytest.approx(0.06), pytest.approx(0.03), pytest.approx(0.2)]
-    assert told(False) == [None, pytest.approx(0.18), pytest.approx(0.06), pytest.approx(1.0)]
+def test_settings_that_change_no_score_leave_a_record_in_the_table(fake_sweep):
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    path = next((sweep.folder.workdir("good,seed=0") / "eval").glob("*.json"))
+    made = json.loads(path.read_text())
+    for key, value, kept in (("batch_size", 7, True), ("beam_size", 7, False)):
+        decode = made["config"].get("decode", {}) | {key: value}
+        path.write_text(json.dumps(made | {"config": made["config"] | {"decode": decode}}))
+        table, _ = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
+        (good,) = (row for row in table if row.name == "good")
+        assert (good.mean is not None) == kept, key

@@ -13,7 +13,7 @@ from t2t_flax.sweeps.opening import open_folder
 from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.space import Search, choice, log_uniform
 
-optuna = pytest.importorskip("optuna", reason="optuna is not installed: pip install 't2t-flax[sweep]'")
+optuna = pytest.importorskip("optuna", reason="optuna is not installed (extra sweep)")
 
 
 class FakeSearch(FakeSweep):
@@ -25,7 +25,8 @@ class FakeSearch(FakeSweep):
             "version": 1, "config": TOY, "fixed": {}, "search": search.as_json(), "seeds": 1, "score": search.metric,
             "baseline": "",
         }  # fmt: skip
-        base = config_lib.load_config(TOY)
+        # The updates at which fake_train.py evaluates.
+        base = config_lib.load_config(TOY, {"train.steps": "1000", "eval.every_steps": "250"})
         self.folder, _ = open_folder(path, described, [], base=base)
 
     @property
@@ -154,7 +155,7 @@ def test_a_missing_optuna_is_told(fake_search, monkeypatch):
 
     sweep = fake_search(Search(SPACE, 2, "valid_nll", method="tpe"))
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 't2t-flax\[sweep\]'"):
+    with pytest.raises(UserError, match=r"needs Optuna: pip install -e '\.\[sweep\]'"):
         sweep.queue()
 
 

@@ -1,11 +1,15 @@
 """What a sweep varies, and the trials that follow from it."""
 
+import random
 import shlex
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from t2t_flax.errors import UserError
 from t2t_flax.sweeps import space
+from t2t_flax.sweeps.search import _suggest
 from t2t_flax.sweeps.space import Search, Sweep, chain, choice, integers, log_uniform, named, over, product, zipped
 from t2t_flax.sweeps.trials import command, expand, row_names
 
@@ -36,6 +40,8 @@ def test_product_zip_and_chain():
     (lambda: Search({"model.dropout": [0.1, 0.2]}, 3, "nll"), "give choice"),
     (lambda: log_uniform(0, 1), "above 0"),
     (lambda: integers(5, 5), "empty"),
+    (lambda: integers(0.5, 3), "whole ends"),
+    (lambda: space.uniform(0, float("inf")), "finite"),
 ])  # fmt: skip
 def test_impossible_spaces_are_refused(make, told):
     with pytest.raises(UserError, match=told):
@@ -68,6 +74,36 @@ def test_every_choice_and_both_ends_of_a_range_are_checked(ranges, told):
     with pytest.raises(UserError, match=told):
         Search(ranges, 3, "nll").check()
     Search({"train.steps": integers(3, 9), "model.dropout": space.uniform(0, 0.5)}, 3, "nll").check()
+
+
+@hypothesis.given(
+    st.floats(-1e6, 1e6),
+    st.floats(1e-9, 1e6),
+    st.sampled_from(["even", "log", "whole", "whole log"]),
+    st.integers(0, 99),
+)
+@hypothesis.example(0.0, 0.99999, "even", 0)
+@hypothesis.example(0.123449, 0.0000011, "log", 1)
+def test_no_draw_leaves_its_range(low, width, kind, seed):
+    high = low + width
+    if "whole" in kind:
+        low, high = round(low), round(low) + max(1, round(width))
+    if "log" in kind:
+        low, high = abs(low) + (1 if "whole" in kind else 1e-9), abs(low) + 1 + (high - low)
+    if low >= high:  # the width is lost in rounding
+        return
+    of = space.Range(low, high, log="log" in kind, whole="whole" in kind)
+    rng = random.Random(seed)
+    for value in [of.draw(rng) for _ in range(20)] + [of.rounded(low), of.rounded(high)]:
+        assert low <= value <= high and (isinstance(value, int) if of.whole else isinstance(value, float))
+
+
+def test_an_optuna_suggestion_stays_in_its_range():
+    class Top:
+        suggest_float = staticmethod(lambda key, low, high, log: high)
+
+    assert _suggest(Top(), "model.dropout", space.uniform(0, 0.99999)) == 0.99999
+    assert _suggest(Top(), "model.dropout", space.uniform(0, 0.5)) == 0.5
 
 
 def test_a_search_may_draw_a_row_twice():

@@ -40,6 +40,13 @@ def test_an_effect_on_all_seeds_is_the_difference_of_the_means():
         assert (found.low, found.high) == pytest.approx((found.difference,) * 2)
 
 
+def test_the_interval_of_an_effect_leaves_out_zero_exactly_where_it_is_sure():
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        for found in to_base(rng.normal(size=(8, 3)) + 2 * rng.normal(size=(8, 1))):
+            assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
+
+
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_equal_rows_are_rarely_told_apart(seeds):
     """At 5 % for a whole table of eight rows; and an effect of four standard deviations of a run is mostly found."""

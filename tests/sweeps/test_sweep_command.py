@@ -38,16 +38,18 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(tmp_path, capsys):
     (["--retries=-1"], "must be at least 0"),
     (["--stack=0"], "must be at least 1"),
     (["--score=rouge"], "there is no score 'rouge'"),
+    (["--score=paper_bleu", "--config.data.target_language=zh"], "there is no score 'paper_bleu'"),
     (["--score=valid_bleu"], "needs config.eval.bleu_every_steps"),
     (["--config.data.test=", "--score=sacrebleu"], "config.data.test is empty"),
     (["--report", "--seeds=2"], "leave out --config, --seeds"),
-    (["--seeds=0"], "no trial"),
+    (["--seeds=0"], "--seeds: must be at least 1"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is no row of the sweep: dropout=0.1"),
     (["--set", "model.dropout=0.1", "--jobs=999"], "needs a core for each"),
     (["--slurm", "x=1"], "give --submit=N too"),
     (["--slurm", "x", "--submit=1"], "write --slurm OPTION=VALUE"),
 ])  # fmt: skip
-def test_mistakes_are_told_without_a_traceback(tmp_path, capsys, words, told):
+def test_mistakes_are_told_without_a_traceback(tmp_path, capsys, monkeypatch, words, told):
+    monkeypatch.setitem(sys.modules, "submitit", None)  # a mistake is named with or without it
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *words) == 2
     assert told in capsys.readouterr().err and not (tmp_path / "s").exists()
 
@@ -121,13 +123,17 @@ def test_a_dry_run_looks_at_the_folder_and_joining_looks_at_the_code(tmp_path, c
 def test_a_config_json_of_no_run_is_refused(tmp_path, capsys, text):
     (tmp_path / "c.json").write_text(text)
     assert sweep(f"--config={tmp_path}/c.json", f"--workdir={tmp_path}/s") == 2
-    assert "c.json is not the config.json of a run" in capsys.readouterr().err and not (tmp_path / "s").exists()
+    said = capsys.readouterr().err
+    assert "c.json: the stored config" in said and "config.json" in said and not (tmp_path / "s").exists()
 
 
 def test_a_missing_submitit_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", "--submit=1") == 2
-    assert "pip install 't2t-flax[sweep]'" in capsys.readouterr().err and not (tmp_path / "s").exists()
+    assert (
+        "--submit needs submitit: pip install -e '.[sweep]'" in capsys.readouterr().err
+        and not (tmp_path / "s").exists()
+    )
 
 
 @pytest.mark.parametrize("changes, told", [

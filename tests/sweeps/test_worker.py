@@ -12,6 +12,7 @@ import pytest
 from fake_sweep import FakeSweep
 
 from t2t_flax.errors import UserError
+from t2t_flax.sweeps import attempt as attempt_lib
 from t2t_flax.sweeps.shares import Share, shares
 from t2t_flax.sweeps.worker import Listed, counts, work
 
@@ -50,6 +51,40 @@ def test_a_failing_trial_is_tried_again_and_then_given_up_with_its_log(fake_swee
     sweep.folder.note("bad,seed=0", event="try again")
     sweep.work(retries=0)
     assert sweep.starts("bad,seed=0") == 4 and sweep.folder.state("bad,seed=0") == "failed"
+
+
+def test_a_trial_that_diverges_is_not_tried_again_and_its_reason_is_noted(fake_sweep):
+    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
+    sweep.work(retries=5)
+    for name in sweep.names:  # as the next worker does with mistakes: somebody may have seen to them
+        sweep.folder.try_again(name, given_up=False)
+    sweep.work(retries=5)
+    assert [sweep.folder.state(name) for name in sweep.names] == ["failed", "complete"]
+    assert sweep.starts("wild,seed=0") == 1
+    end = sweep.folder.attempts("wild,seed=0")[-1]
+    assert end["event"] == "diverged" and end["reason"] == "update 7: loss nan, gradient norm nan."
+    sweep.behaviours["wild"] = "fail"  # the mark of the attempt before is not taken for this one's
+    sweep.folder.try_again("wild,seed=0", given_up=True)
+    sweep.work(retries=0)
+    assert sweep.folder.attempts("wild,seed=0")[-1]["event"] == "given up"
+
+
+def test_of_trials_that_train_together_the_diverged_one_alone_has_failed(fake_sweep, monkeypatch):
+    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
+    folder, names = sweep.folder, sweep.names
+
+    def command(folder, names, share):
+        workdirs = [str(folder.workdir(name)) for name in names]
+        text = "import sys; from pathlib import Path; wild, good = map(Path, sys.argv[1:]); wild.mkdir(parents=True);"
+        text += 'good.mkdir(parents=True); (wild / \'diverged.json\').write_text(\'{"step": 2, "reason": "nan"}\');'
+        text += "(good / 'complete.json').write_text('{}'); sys.exit(3)"
+        return [sys.executable, "-S", "-c", text, *workdirs]
+
+    monkeypatch.setattr(attempt_lib, "command", command)
+    claims = [folder.claim(name) for name in names]
+    outcomes = attempt_lib.attempt(folder, names, claims, Share(), retries=5, stopping=lambda: False)
+    assert list(outcomes.values()) == ["failed", "complete"]
+    assert folder.attempts(names[0])[-1]["event"] == "diverged" and folder.ended(names[0])
 
 
 def test_what_a_mistake_ended_on_one_host_is_tried_on_another(fake_sweep, monkeypatch):

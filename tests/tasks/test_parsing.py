@@ -68,10 +68,10 @@ def test_scores_and_their_interval():
     task = task_of(config_of())
     trees = [read(sentence(np.random.default_rng(i))) for i in range(50)]
     sources, targets = [" ".join(leaf.word for leaf in leaves(t)) for t in trees], [linear(t) for t in trees]
-    perfect = task.scores(sources, targets, targets, samples=100)
+    perfect = task.scores(sources, targets, [targets], samples=100)
     assert perfect["f1"]["score"] == perfect["well_formed"]["score"] == perfect["exact_match"]["score"] == 100
     broken = [t.replace("(VP", "(XP", 1) if i % 2 else t for i, t in enumerate(targets)]
-    scores = task.scores(sources, broken, targets, samples=200)
+    scores = task.scores(sources, broken, [targets], samples=200)
     assert scores["well_formed"]["score"] == 50 and scores["tagging_accuracy"]["score"] == 100
     interval = scores["f1"]["confidence"]
     assert interval["low"] < scores["f1"]["score"] < interval["high"] and "COLLINS" in scores["f1"]["how"]
@@ -79,13 +79,13 @@ def test_scores_and_their_interval():
     answers, references = (
         [task.answer(s, t) for s, t in zip(sources, side, strict=True)] for side in (broken, targets)
     )
-    counts, of = task.counts("f1", answers, references)
-    assert of(counts.sum(0)) == pytest.approx(scores["f1"]["score"], abs=1e-4)
+    counts = task.counts("f1", answers, [references])
+    assert counts.percent(counts.values.sum(0)) == pytest.approx(scores["f1"]["score"], abs=1e-4)
 
 
 def test_nothing_found_is_no_precision():
     task = task_of(config_of())
-    scores = task.scores(["the dog"], [""], ["(NP DT NN )NP"], samples=0)
+    scores = task.scores(["the dog"], [""], [["(NP DT NN )NP"]], samples=0)
     assert scores["precision"]["score"] == scores["recall"]["score"] == scores["f1"]["score"] == 0
 
 
@@ -93,10 +93,10 @@ def test_sentences_that_evalb_leaves_out_are_counted():
     """The answer tags the full stop as a noun: EVALB would find sentences of different lengths."""
     task, words = task_of(config_of()), "it ran ."
     target, wrong = "(S (NP PRP )NP (VP VBD )VP . )S", "(S (NP PRP )NP (VP VBD )VP NN )S"
-    scores = task.scores([words] * 3, [target, wrong, "(S PRP VBD . )S"], [target] * 3, samples=0)
+    scores = task.scores([words] * 3, [target, wrong, "(S PRP VBD . )S"], [[target] * 3], samples=0)
     assert scores["evalb_f1"] == {"score": pytest.approx(80.0), "sentences": 2, "left_out": 1}
     assert scores["f1"]["score"] == pytest.approx(100 * 2 * 7 / (9 + 7), abs=1e-3)
-    none = task.scores([words], [wrong], [target], samples=0)
+    none = task.scores([words], [wrong], [[target]], samples=0)
     assert none["evalb_f1"] == {"score": None, "sentences": 0, "left_out": 1}
     assert "as EVALB: none taken, 1 left out" in task.summary(none | {"perplexity": 9.0})[0]
 
@@ -120,8 +120,8 @@ def test_what_users_give_becomes_what_the_examples_have():
 def test_an_empty_source_has_an_empty_answer():
     task = task_of(config_of())
     assert task.answer("", "(S NN )S") == ""
-    counts, _ = task.counts("f1", ["", "(TOP (NP (NN a)))"], ["", "(TOP (NP (NN a)))"])
-    assert counts[:, 0].tolist() == [0, 1]
+    counts = task.counts("f1", ["", "(TOP (NP (NN a)))"], [["", "(TOP (NP (NN a)))"]])
+    assert counts.values[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("groups, told", [

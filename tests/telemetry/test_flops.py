@@ -64,3 +64,8 @@ def test_clock_adds_up_by_bucket():
         pass
     clock.add("data", 0.25)
     assert clock.seconds["step"] > 1.0 and clock.rounded()["data"] == 0.25
+
+
+def test_an_unknown_mixer_has_no_formula():
+    with pytest.raises(ValueError, match="no formula for the products of model.mixer = 'mamba'"):
+        flops.mixer_products(Model(mixer="mamba"), 1.0, 1.0, causal=True)

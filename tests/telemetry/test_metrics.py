@@ -39,3 +39,14 @@ def test_a_board_that_can_no_longer_be_written_does_not_hold_up_the_run(tmp_path
     assert time.monotonic() - began < 10
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 40))
     assert caplog.text.count("TensorBoard's files can no longer be written") == 1
+
+
+def test_an_evaluation_that_is_made_again_leaves_one_line(tmp_path):
+    """Its run was killed after the line and before a checkpoint knew of it."""
+    for due in (False, True, True):
+        writer = MetricsWriter(tmp_path, resume_step=2 if due else 0, tensorboard=False, evaluation_due=due)
+        for step in () if due else (1, 2):
+            writer.write(step, {"loss": 1.0})
+        writer.write(2, {"valid_nll": 0.5})
+        writer.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 2]

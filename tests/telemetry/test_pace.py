@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+
 from t2t_flax.config import Distributed
 from t2t_flax.telemetry.pace import Pace, stragglers
 
@@ -40,6 +42,18 @@ class Lead:
 
     def name_of(self, index):
         return f"process {index}"
+
+
+def test_comparing_compiles_nothing():
+    """The product is compiled before the first update; later it would look as if the process hung."""
+    pace, compiled = Pace(Lead({}), 0.2), []
+    listener = lambda event, seconds, **_: compiled.append(event) if "/compile/" in event else None  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        pace.compare({"data": 0.0})
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert compiled == []
 
 
 def test_a_straggler_is_named_when_it_lasts_and_again_later():

@@ -6,11 +6,12 @@ import pytest
 from etils import epath
 from tiny_run import start, tiny_run
 
-from t2t_flax.commands.train import completed
 from t2t_flax.errors import UserError
 from t2t_flax.parallel.watch import StopRequested
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.resume import Progressed
+from t2t_flax.training.workdir import completed
 
 
 def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
@@ -71,3 +72,10 @@ def test_what_is_best_stays_the_same_in_a_run(tmp_path, cache):
     loop.train(start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4)), tmp_path, cache), score=None)
     with pytest.raises(UserError, match="eval.metric: 'nll' in the workdir, 'loss' now"):
         start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4, metric="loss")), tmp_path, cache)
+
+
+def test_a_metric_that_is_not_finite_is_no_better_and_hides_no_later_one():
+    done = Progressed()
+    for step, (value, metric) in enumerate([(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1):
+        assert loop.note_metric(done, {"valid_bleu": value}, step, "bleu") == metric
+    assert (done.best_metric, done.best_step, done.evaluations_without_better) == (4.0, 4, 0)

@@ -80,12 +80,13 @@ def test_a_checkpoint_gets_the_metric_of_an_evaluation_that_was_made_up(tmp_path
     save(stopped, made, 1)
     stopped.close()
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best=1)
-    before = (tmp_path / "checkpoints" / "1" / "meta" / "metadata").read_bytes()
+    before = checkpoints.meta(1)
     for step, metric in enumerate([9.0, 3.0, None, 2.0], 1):
         save(checkpoints, made, step, metric)
     checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 4]
-    assert (tmp_path / "checkpoints" / "1" / "meta" / "metadata").read_bytes() == before
+    after = Checkpoints(tmp_path / "checkpoints").meta(1)
+    assert after["metric"] == 9.0 and after["checksums"] == before["checksums"] and "metric" not in before
 
 
 def damage_flip(folder):
@@ -127,23 +128,40 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
 
 
+def chained(error):
+    """As Orbax hides what TensorStore says."""
+    made = Exception("Encountered error while reading array index ()")
+    made.__cause__ = error
+    return made
+
+
 @pytest.mark.parametrize(
     "error",
-    [ConnectionError("reset by peer"), PermissionError("no"), ValueError("UNAVAILABLE: try later"),
-     RuntimeError("RESOURCE_EXHAUSTED: out of memory")],
+    [ConnectionError("reset by peer"), PermissionError("no"), ValueError("UNAVAILABLE: try later"), MemoryError("no room"),
+     jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(errno.EIO, "Input/output error"),
+     jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), OSError(errno.ESTALE, "Stale file handle"),
+     jax.errors.JaxRuntimeError("FAILED_PRECONDITION: CUDA_ERROR_LAUNCH_FAILED"),
+     chained(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
+     chained(OSError(errno.EIO, "Input/output error"))],
+    ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
-def test_storage_that_does_not_answer_is_no_damage(tmp_path, made, monkeypatch, error):
-    """A healthy checkpoint stays where it is, and the error is told as it is."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    save(checkpoints, made, 1)
+def test_a_failing_device_disk_or_network_is_no_damage(tmp_path, made, monkeypatch, error):
+    """Whole checkpoints stay where they are, and the error is raised as it is."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=3)
+    for step in (1, 2, 3):
+        save(checkpoints, made, step)
+    checkpoints.close()
 
     def restore(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(checkpoints._manager, "restore", restore)
-    with pytest.raises(type(error), match=str(error)):
+    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", restore)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(type(error)) as raised:
         checkpoints.restore_latest(abstract(made), made[0])
-    assert checkpoints.steps() == [1] and not (tmp_path / "damaged").exists()
+    assert raised.value is error
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 2, 3] and not (tmp_path / "damaged").exists()
 
 
 def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the_time(tmp_path, made, monkeypatch):
@@ -195,8 +213,9 @@ def test_all_damaged_is_an_error_that_says_so(tmp_path, made):
     save(checkpoints, made, 1)
     checkpoints.close()
     damage_flip(tmp_path / "checkpoints" / "1")
-    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged; they are left where they are:\n.*/1: "):
         Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [1] and not (tmp_path / "damaged").exists()
 
 
 def test_a_checkpoint_of_another_model_names_the_keys(tmp_path, made):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from small import small_config
 from tiny_run import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.commands.train import adopt_config
+from t2t_flax.data.corpus import prepare_corpus
 from t2t_flax.errors import UserError
 from t2t_flax.telemetry.metrics import read_metrics
 from t2t_flax.training import loop, resume, step
 from t2t_flax.training.checkpoint import Checkpoints
-from t2t_flax.training.update_log import NonFiniteLoss
+from t2t_flax.training.config_changes import changes_in
+from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.workdir import adopt_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,22 +132,102 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, cache, config_file, numb
     assert Checkpoints(tmp_path / "run" / "checkpoints", keep_last=9).steps()[-1] == stopped
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, cache, monkeypatch):
+def broken_at(*updates):
+    """A loss that is NaN at these updates."""
     real = step.loss_sums
 
     def explode(config, model, params, batch, noise, shards):
         loss, sums = real(config, model, params, batch, noise, shards)
-        return jax.numpy.where(noise.key[0] == step.noise_key(config.seed.dropout, 5)[0], jax.numpy.nan, loss), sums
+        keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
+        return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
-    monkeypatch.setattr(step, "loss_sums", explode)
+    return explode
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(step, "loss_sums", broken_at(6))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
-    with pytest.raises(NonFiniteLoss, match="update 6: loss nan"):
+    with pytest.raises(NonFiniteUpdate, match="update 6: loss nan"):
         loop.train(start(config, tmp_path, cache), score=None)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert checkpoints.steps() == [2, 4]
     monkeypatch.undo()
     outcome = loop.train(start(config, tmp_path, cache), score=None)
     assert outcome.step == 12
+
+
+def test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same(tmp_path, cache, monkeypatch):
+    """Update 5 is not finite: batches, dropout and rates of the others are as if it had been."""
+    monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
+    keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    outcome = loop.train(start(tiny_run(whole, **keys), whole, cache), score=None)
+    loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)
+    resumed = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
+    assert curve(cut) == curve(whole) and [s for s, _, _ in curve(whole)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
+    for a, b in zip(jax.tree.leaves(outcome.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    lines = read_metrics(cut)
+    assert [(m["step"], m["skipped"].split(",")[0]) for m in lines if "skipped" in m] == [
+        (n, f"update {n}: loss nan") for n in (5, 8)
+    ]
+    assert {m["step"]: m["skipped_updates"] for m in lines}[12] == 2
+    rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
+    assert rates[12] == pytest.approx(float(step.schedule(small_config().optimizer, 16)(12)))
+
+
+def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(step, "loss_sums", broken_at(5, 6, 7))
+    config = tiny_run(tmp_path, train=dict(non_finite="skip", max_skipped_updates=2))
+    with pytest.raises(NonFiniteUpdate, match="update 7: .* more than config.train.max_skipped_updates = 2 in a row"):
+        loop.train(start(config, tmp_path, cache), score=None)
+    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
+
+
+def test_a_change_of_optimization_on_resume_is_noted(tmp_path, cache):
+    """In metrics.jsonl once, however often the run is resumed there, and in the meta of every later checkpoint."""
+    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
+    changed = dict(optimizer=dict(constant=0.5, clip_norm=1.0))
+    expected = {"optimizer.constant": [1.0, 0.5], "optimizer.clip_norm": [0.0, 1.0]}
+    said = []
+    loop.train(start(tiny_run(tmp_path, steps=6, **changed), tmp_path, cache), score=None, say=said.append)
+    assert "optimizer.constant 1.0 -> 0.5" in said[0] and "after update 4" in said[0]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
+    assert (
+        changes_in(checkpoints.meta(6)) == [{"step": 4, "changed": expected}] and changes_in(checkpoints.meta(4)) == []
+    )
+    (tmp_path / "checkpoints" / "6").rename(tmp_path / "away")
+    loop.train(start(tiny_run(tmp_path, steps=8, **changed), tmp_path, cache), score=None)
+    lines = read_metrics(tmp_path)
+    assert [(m["step"], m["config_changed"]) for m in lines if "config_changed" in m] == [(4, expected)]
+    assert [s for s, _, _ in curve(tmp_path)] == list(range(1, 9))
+    rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
+    assert rates[5] == pytest.approx(0.5 * rates[4] * 5 / 4)
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_is_brought_back_by_its_own_message(tmp_path, cache, config_file):
+    """Word for word: the flags that it names, then the command that takes a bad checkpoint away."""
+    workdir = tmp_path / "run"
+    absurd = command(
+        workdir, cache, config_file, "--config.optimizer.constant=1e30", "--config.checkpoint.every_steps=1"
+    )
+    options = dict(env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(absurd, **options)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
+    again = subprocess.run(absurd, **options)  # the same numbers: nothing was saved of the update
+    assert again.returncode == 3 and "update 2: loss nan" in again.stderr
+    while done.returncode == 3:
+        print(done.stderr)
+        lines = done.stderr.splitlines()
+        flags = [line.split()[0] for line in lines if line.startswith("  --config.")]
+        done = subprocess.run([*absurd, *flags], **options)
+        moves = [line for line in lines if line.startswith("  mv ")]
+        if done.returncode == 3:
+            subprocess.run(moves[0], shell=True, check=True)
+    assert done.returncode == 0, done.stderr
+    assert not (workdir / "diverged.json").exists() and len(curve(workdir)) == 12
 
 
 def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
@@ -183,6 +266,24 @@ def test_a_finished_run_is_fine_tuned_on_other_data(tmp_path, cache):
         loop.train(start(other, tmp_path / "third", cache), score=None)
 
 
+def test_a_run_that_goes_on_needs_its_own_folder_alone(tmp_path, cache):
+    """The run that it started from, and the ready tokenizer that it was given, may be gone."""
+    first, ready = tmp_path / "first", tmp_path / "ready.model"
+    loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
+    shutil.copy(first / "tokenizer" / "tokenizer.model", ready)
+    tuned = dict(train=dict(init_from=str(first)))
+    loop.train(start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "tuned", cache), score=None)
+    given = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
+    digest = prepare_corpus(given, tmp_path / "given").tokenizers.digest
+    shutil.rmtree(first)
+    ready.unlink()
+    outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
+    assert outcome.step == 8
+    assert prepare_corpus(given, tmp_path / "given").tokenizers.digest == digest
+    with pytest.raises(UserError, match="tokenizer"):
+        start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
+
+
 def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache, monkeypatch):
     from t2t_flax.telemetry import memory
 
@@ -193,32 +294,26 @@ def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache,
 
 
 @pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
-def test_nothing_compiles_after_the_first_updates(tmp_path, cache, batching):
-    """All shapes of an epoch, evaluations and saves included."""
-    compiled = []
-    run = start(
-        tiny_run(
-            tmp_path, steps=40, data=dict(batching=batching), eval=dict(every_steps=10), checkpoint=dict(every_steps=5)
-        ),
-        tmp_path,
-        cache,
-    )
-    warm = []
+def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
+    """All shapes of an epoch, evaluations and saves included: a compilation would look as if the run hung."""
+    compiled, warm = [], []
+    keys = dict(
+        data=dict(batching=batching), eval=dict(every_steps=10, bleu_every_steps=10), checkpoint=dict(every_steps=5),
+        optimizer=dict(ema_decay=0.9),
+    )  # fmt: skip
+    run = start(tiny_run(tmp_path, steps=40, **keys), tmp_path, cache)
 
     def listener(event, duration, **kw):
         if event == "/jax/core/compile/backend_compile_duration" and warm:
             compiled.append(kw)
 
-    def bleu(*_):
-        warm.append(True)
-        return 0.0
+    def say(text):
+        if text.startswith("first update"):
+            warm.append(text)
 
-    run = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, eval=dataclasses.replace(run.config.eval, bleu_every_steps=10))
-    )
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        outcome = loop.train(run, bleu)
+        outcome = loop.train(run, lambda *_: 0.0, say)
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert outcome.step == 40 and warm and compiled == []

@@ -2,12 +2,18 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from small import devices_mesh, model_and_state, small_config
 
+from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.training.optimizer import make_optimizer, schedule
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.optimizer import decayed, make_optimizer, schedule
+from t2t_flax.training.state import init_state
 
 
 @pytest.mark.parametrize(
@@ -72,8 +78,62 @@ def test_clipping_scales_the_global_norm():
     assert not np.allclose(clipped[0]["w"], free[0]["w"])
 
 
+@pytest.mark.parametrize("others", [{}, dict(weight_decay=0.1)])
+def test_the_tree_of_the_state_does_not_depend_on_clipping(others):
+    """So that clipping can begin, or end, where a run is resumed."""
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    trees = [
+        make_optimizer(dataclasses.replace(Config(), optimizer=Optimizer(clip_norm=norm, **others))).init(params)
+        for norm in (0.0, 1.0)
+    ]
+    assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
+    assert isinstance(trees[0][0], optax.ScaleByAdamState)  # where checkpoints have it
+
+
+def test_a_checkpoint_whose_chain_began_with_clipping_is_restored(tmp_path):
+    """Clipping was a part of the chain once; the tree then had an empty state before Adam's."""
+    config = small_config(optimizer=dict(clip_norm=1.0))
+    model, tx, state, _ = model_and_state(config)
+    state = state.replace(opt_state=jax.tree.map(lambda x: x + 1, state.opt_state))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    meta = {"step": 3, "config": config_lib.as_json(config), "digests": {}, "progress": {}}
+    checkpoints.save(state.replace(opt_state=(optax.EmptyState(), *state.opt_state)), meta, None)
+    checkpoints.wait()
+    abstract, _ = init_state(config, model, tx, devices_mesh(), abstract=True)
+    restored, _ = checkpoints.restore_latest(abstract, config)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(restored.opt_state), jax.tree.leaves(state.opt_state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_weight_decay_takes_matrices_only():
     free, decayed = updates(Optimizer(), GRADS), updates(Optimizer(weight_decay=0.1), GRADS)
     rate = float(schedule(Optimizer(), 512)(1))
     np.testing.assert_allclose(decayed[0]["w"], free[0]["w"] - rate * 0.1, rtol=1e-4)
     np.testing.assert_array_equal(decayed[0]["b"], free[0]["b"])
+
+
+def test_weight_decay_takes_no_bias_and_no_norm_whatever_its_shape():
+    """The biases of queries, keys and values are [heads, width]."""
+    config = small_config(model=dict(attention_bias=True, output_bias=True), optimizer=dict(weight_decay=0.1))
+    _, tx, state, _ = model_and_state(config)
+    taken = jax.tree_util.tree_leaves_with_path(decayed(state.params))
+    biases = [
+        (path, leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+        if path[-1].key in ("bias", "scale", "output_bias")
+    ]
+    assert any(len(shape) == 2 for _, shape in biases)
+    assert not any(dict(taken)[path] for path, _ in biases)
+    kept = {path[-1].key for path, taken_ in taken if taken_}
+    assert kept == {"kernel", "table"}
+    ones = jax.tree.map(jnp.ones_like, state.params)
+    zeros = jax.tree.map(jnp.zeros_like, ones)
+    update, _ = tx.update(zeros, tx.init(ones), ones)
+    moved = {path: bool(np.any(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(update)}
+    assert moved == dict(taken)
+
+
+def test_an_unknown_schedule_is_an_error():
+    with pytest.raises(ValueError, match="unknown schedule 'cosine'"):
+        schedule(Optimizer(schedule="cosine"), 512)

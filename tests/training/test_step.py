@@ -109,6 +109,34 @@ def test_the_same_update_twice_gives_the_same_bits(store, reference):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("what", ["loss", "gradient", "parameters"])
+def test_an_update_that_is_not_finite_leaves_all_but_the_counters_of_updates(store, monkeypatch, what):
+    from t2t_flax.training import step as step_module
+
+    def broken(config, model, params, batch, noise, shards=1):
+        loss, sums = loss_sums(config, model, params, batch, noise, shards)
+        zero = 0.0 * jnp.sum(params["shared_embedding"]["table"])
+        return loss + (jnp.nan if what == "loss" else jnp.sqrt(zero)), sums  # the root's slope at 0 is infinite
+
+    config = small_config(optimizer=dict(constant=1e42 if what == "parameters" else 1.0))
+    if what != "parameters":
+        monkeypatch.setattr(step_module, "loss_sums", broken)
+    mesh = devices_mesh()
+    model, tx, state, shardings = model_and_state(config, mesh)
+    before = jax.device_get(state)
+    batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh, store.lengths).arrays
+    with mesh_lib.use(mesh):
+        state, metrics = make_train_step(config, model, tx, mesh, shardings)(state, batch)
+    assert float(metrics["finite"]) == 0.0 and bool(jnp.isfinite(metrics["loss"])) == (what != "loss")
+    assert bool(jnp.isfinite(metrics["grad_norm"])) == (what != "gradient")
+    adam, schedule = state.opt_state
+    for a, b in zip(
+        jax.tree.leaves((state.params, adam)), jax.tree.leaves((before.params, before.opt_state[0])), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert int(state.step) == int(schedule.count) == 1 and int(adam.count) == 0
+
+
 def test_golden_first_update(reference):
     """The first update's loss, to be changed only by a commit that says why the model's arithmetic changed."""
     _, losses, _ = reference

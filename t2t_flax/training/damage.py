@@ -1,0 +1,99 @@
+"""What counts as damage to a checkpoint, and what is something else: a failing device, disk or network, another version.
+
+Damage is a checksum that does not match, and a file that is missing or cannot be parsed. Nothing else is: whatever moves
+or skips a checkpoint asks here first.
+"""
+
+import errno
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from t2t_flax.files import is_passing
+from t2t_flax.parallel.pod import broken_connection
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint of which a file is missing or cannot be parsed, or whose contents are not what was saved."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error of reading a checkpoint shows that its files are not what was written."""
+    chain = list(_chain(error))
+    for one in chain:
+        if isinstance(one, jax.errors.JaxRuntimeError | MemoryError | ImportError | NotImplementedError):
+            return False
+        if broken_connection(one) or is_passing(one):
+            return False
+        if isinstance(one, OSError) and one.errno not in (*_MISSING, None):
+            return False
+    # Orbax raises a bare Exception where TensorStore cannot read an array.
+    return any(isinstance(one, (OSError, *_PARSING)) or type(one) is Exception for one in chain)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
+
+
+def sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """`meta` with a digest of itself, so that a changed letter is found."""
+    return meta | {"digest": _digest(meta)}
+
+
+def check_seal(meta: Any) -> dict[str, Any]:
+    """What `sealed` was given. Raises DamagedCheckpoint where it has changed since; older checkpoints have no digest."""
+    if not isinstance(meta, dict):
+        raise DamagedCheckpoint("meta/metadata is not a JSON object")
+    content = {name: value for name, value in meta.items() if name != "digest"}
+    if "digest" in meta and meta["digest"] != _digest(content):
+        raise DamagedCheckpoint("meta/metadata is not what was saved")
+    return content
+
+
+def _digest(meta: dict[str, Any]) -> str:
+    plain = json.loads(json.dumps(meta))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def array_shapes(tree: Any) -> dict[str, list]:
+    """[dtype, shape] of each leaf, by its path."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def shape_differences(stored: Mapping[str, list], wanted: Mapping[str, list]) -> str:
+    """In which leaves two trees differ, in words; empty where they do not."""
+    word = lambda about: f"{about[0]}{list(about[1])}"  # noqa: E731
+    other = [
+        f"{name} is {word(stored[name])} there, {word(wanted[name])} here"
+        for name in wanted
+        if name in stored and word(stored[name]) != word(wanted[name])
+    ]
+    missing, more = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
+    parts = [
+        *(other[:3] + [f"{len(other) - 3} more of another shape or type"] * (len(other) > 3)),
+        *([f"it lacks {_some(missing)}"] if missing else []),
+        *([f"it has {_some(more)}, which this run does not"] if more else []),
+    ]
+    return "; ".join(parts)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

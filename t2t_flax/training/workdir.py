@@ -1,0 +1,201 @@
+"""The folder of a run: whose it is, who may write there, what it has come to, and whether it may begin anew.
+
+config.json       the resolved config
+tokenizer/        tokenizer.model, or source.model and target.model
+checkpoints/N/    the state after update N
+trained.json      written with the first checkpoint, never removed: this run does not silently begin anew
+complete.json     the run has ended; what its last evaluation found
+.lock             who writes here now
+"""
+
+import contextlib
+import fnmatch
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.files import is_remote, names_in, numbered, read_if_there, write_whole
+from t2t_flax.locks import NAME as LOCK
+from t2t_flax.locks import lock_folder
+from t2t_flax.parallel.pod import Pod
+from t2t_flax.telemetry.metrics import read_metrics
+
+log = logging.getLogger("t2t_flax")
+TRAINED = "trained.json"
+"""Says that `checkpoints` once held a whole one."""
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model")
+_UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
+_UNOWNED = (LOCK, ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
+"""May lie in a folder before a run begins there: its own marks, and the log that its output is redirected to."""
+
+
+def check_ours(workdir: epath.Path, what: str = "--workdir") -> Config | None:
+    """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
+    if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
+        raise UserError(f"{what}={workdir} is a file: give a folder.")
+    found = [name for name in names_in(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
+    if not found:
+        return None
+    config = read_config(workdir)
+    if config is None:
+        told = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        raise UserError(
+            f"{what}={workdir} is not empty and no run of t2t_flax: it has no config.json, but {told}. Nothing was changed. "
+            "Give a new folder; if this is a run, bring its config.json back (each checkpoint holds a copy: "
+            'checkpoints/N/meta/metadata, "config").'
+        )
+    return config
+
+
+def read_config(workdir: epath.PathLike) -> Config | None:
+    """The config stored in a workdir; None where there is none. Raises UserError where config.json is something else."""
+    path = epath.Path(workdir) / "config.json"
+    try:
+        text = read_if_there(path)
+        return None if text is None else config_lib.from_json(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the config.json of a run of t2t_flax ({type(error).__name__}: {error}). Nothing was changed. "
+            "Give a new folder; if this is a run, bring its config.json back (each checkpoint holds a copy: "
+            'checkpoints/N/meta/metadata, "config").'
+        ) from None
+
+
+@contextlib.contextmanager
+def writing(workdir: epath.Path, command: str, pod: Pod | None = None) -> Iterator[None]:
+    """Holds the lock of a workdir that `check_ours` has seen; of several processes the lead holds it for all. Files that
+    killed writers had not finished are removed. Raises UserError, naming the process, where another one writes there.
+    """
+    lock = lock_folder(workdir, command) if pod is None or pod.lead else None
+    try:
+        if lock and not is_remote(workdir):
+            _remove_unfinished(workdir)
+        yield
+    finally:
+        if lock:
+            lock.release()
+
+
+def _remove_unfinished(workdir: epath.Path) -> None:
+    """Records are also written without the lock, by `evaluate`: there only what is older than an hour."""
+    for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
+        for name in names_in(folder):
+            path = folder / name
+            with contextlib.suppress(FileNotFoundError):  # its writer has finished it
+                if _UNFINISHED.fullmatch(name) and time.time() - os.path.getmtime(path) >= age:
+                    path.rmtree() if path.is_dir() else path.unlink()
+
+
+def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
+    """Stores the resolved config in the workdir, for `train` or, `train` False, to prepare its data alone.
+
+    Before its first checkpoint a run has nothing to lose: a corrected command then simply takes its place. Raises
+    UserError for a folder that is not a run, a run of another config, and a run whose checkpoints are gone.
+    """
+    stored, path = check_ours(workdir), workdir / "config.json"
+    if steps_there(workdir):
+        if differ := config_lib.frozen_differences(stored, config):
+            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
+            raise UserError(
+                f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
+                "the run."
+            )
+        if not train:
+            return
+    else:
+        _check_nothing_lost(workdir, stored)
+        _remove_tokenizer(workdir / "tokenizer")
+        if train:  # of an attempt that had no checkpoint: its updates are made again
+            (workdir / "metrics.jsonl").unlink(missing_ok=True)
+    # A run that goes on is not complete, wherever it is stopped next.
+    (workdir / "complete.json").unlink(missing_ok=True)
+    write_whole(path, config_lib.to_json(config))
+
+
+def steps_there(workdir: epath.Path) -> list[int]:
+    """Steps of the checkpoints in a workdir, ascending; in an object store a last file says that one is finished."""
+    folder = workdir / "checkpoints"
+    return [n for n in numbered(folder) if not is_remote(folder) or (folder / str(n) / "commit_success.txt").exists()]
+
+
+def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
+    """Raises UserError for a run that had a checkpoint and has none now. One that was killed before its first may begin
+    anew.
+    """
+    folder = workdir / "checkpoints"
+    if not is_remote(folder) and os.path.islink(folder) and not os.path.exists(folder):
+        raise UserError(f"{folder} links to {os.readlink(folder)}, which is not there: is that disk mounted?")
+    if stored is None:
+        return
+    signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
+    aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
+    signs += [path for path in aside if names_in(path)]
+    signs += [workdir / "metrics.jsonl"] if _logged_beyond_first(workdir, stored) else []
+    if signs:
+        raise UserError(
+            f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
+            "checkpoint. Nothing was changed. Bring the checkpoints back (a backup, a disk that is not mounted, damaged/), or "
+            f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
+        )
+
+
+def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
+    """Whether metrics.jsonl goes so far that a first checkpoint must have been whole: at the second that was due. For runs
+    of before trained.json was written.
+    """
+    every = stored.checkpoint.every_steps
+    return bool(every) and max((line["step"] for line in read_metrics(workdir)), default=0) > 2 * every
+
+
+def _remove_tokenizer(folder: epath.Path) -> None:
+    """Raises UserError for one that holds something else too; it then stays as it is."""
+    names = names_in(folder)
+    foreign = [name for name in names if name.partition(".partial-")[0] not in _TOKENIZER]
+    if foreign:
+        raise UserError(
+            f"{folder} would be made anew, but holds {', '.join(foreign[:5])}, which is no file of a tokenizer. Nothing was "
+            "changed. Move it elsewhere, or give a new --workdir."
+        )
+    if names:
+        folder.rmtree()
+
+
+def completed(workdir: epath.Path, config: Config) -> str | None:
+    """What to say where the workdir holds this run, complete; None where there is something to do."""
+    text = read_if_there(workdir / "complete.json")
+    stored = read_config(workdir) if text is not None else None
+    if stored is None:
+        return None
+    try:
+        done = json.loads(text)
+        reason, step, summary = (done[key] for key in ("reason", "step", "summary"))
+        records = done.get("records") or ({"test": done["record"]} if done["record"] else {})
+    except (ValueError, LookupError, TypeError) as error:
+        log.warning("%s cannot be read (%s): the last evaluation is made again", workdir / "complete.json", error)
+        return None
+    if config_lib.frozen_differences(stored, config):
+        return None  # adopt_config says what differs
+    if reason == "steps" and config.train.steps > step:
+        return None
+    patient = config.eval.patience or math.inf
+    if reason == "patience" and patient > stored.eval.patience:
+        return None
+    paths = "".join(f"\nrecord: {workdir / 'eval' / name}" for name in records.values())
+    scores = f"; {summary}{paths}" if records else ""
+    why = "" if reason == "steps" else f" (stopped early: {reason})"
+    return f"{workdir} is complete: {step} updates{why}{scores}\n" + (
+        f"To go on, give a larger --config.train.steps (now {config.train.steps})."
+        if reason == "steps"
+        else f"To go on, give a larger --config.eval.patience (now {config.eval.patience}; 0 = without end)."
+    )

@@ -1,0 +1,210 @@
+"""Whatever a config, a command line or a stored config holds: a Config that the program can bear, or a UserError."""
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.commands import flags
+from t2t_flax.config import Config, default_config, from_json, load_config, override, resolve, to_json
+from t2t_flax.config.schema import fields
+from t2t_flax.config.trainable import check_trainable
+from t2t_flax.errors import UserError
+
+KEYS = st.sampled_from(sorted(fields()))
+NUMBERS = [
+    "nan",
+    "inf",
+    "-inf",
+    "-0.0",
+    "1e400",
+    "1e308",
+    str(2**31),
+    str(2**32),
+    str(2**64),
+    "-1",
+    "0",
+    "1",
+    "9" * 5000,
+]
+TEXTS = st.one_of(
+    st.text(max_size=20), st.sampled_from([*NUMBERS, "", " ", "\0", "\udcff", "(0, 5)", "(1,)", "none", "true", "٣"])
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3)
+    | st.sampled_from([10**400, -(10**400), 2**64, object()]),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def refused(make):
+    """The config that `make` gives, or None where it raises a UserError with a printable message."""
+    try:
+        return make()
+    except UserError as error:
+        assert str(error).encode() and len(str(error)) < 5000
+        return None
+
+
+def holds(config: Config) -> None:
+    """Stored and read it is the same, and no number is one that float32 or int32 lacks."""
+    assert from_json(to_json(config)) == config
+    for name in fields():
+        group, item = name.split(".")
+        value = getattr(getattr(config, group), item)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float):
+                assert math.isfinite(number) and abs(number) < 2**63 and (math.copysign(1, number) > 0 or number < 0)
+
+
+@given(st.dictionaries(KEYS, TEXTS, max_size=3))
+def test_any_text_for_any_key(keys):
+    if config := refused(lambda: resolve(override(default_config(), keys))):
+        holds(config)
+
+
+@given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=2), VALUES)
+def test_any_value_that_a_config_file_sets(keys, group):
+    values = default_config().to_dict()
+    for name, value in keys.items():
+        values[name.split(".")[0]][name.split(".")[1]] = value
+    if config := refused(lambda: resolve(values)):
+        holds(config)
+    refused(lambda: resolve(group))
+    refused(lambda: resolve({"model": group}))
+    refused(lambda: resolve({"model": {}, 3: group}))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@given(KEYS, JSON, st.integers(0, 6000))
+def test_any_stored_config(name, value, cut):
+    values = json.loads(to_json(Config()))
+    refused(lambda: from_json(json.dumps(values)[:cut]))
+    values[name.split(".")[0]][name.split(".")[1]] = value
+    if config := refused(lambda: from_json(json.dumps(values))):
+        holds(config)
+    refused(lambda: from_json(json.dumps(values | {"schema_version": value})))
+    refused(lambda: from_json(json.dumps(value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("model.dropout", "nan", "config.model.dropout = nan: must be a finite number"),
+        ("optimizer.constant", "inf", "config.optimizer.constant = inf: must be a finite number"),
+        ("optimizer.eps", "0", "config.optimizer.eps = 0.0: must be at least 1e-30"),
+        ("seed.init", str(2**32), "config.seed.init = 4294967296: must be at most 4294967295"),
+        ("data.batch_tokens", "1" + "0" * 30, "must be at most 268435456"),
+        ("train.steps", str(2**31), "config.train.steps = 2147483648: must be at most 2147483647"),
+        ("log.profile_steps", "0,5", "config.log.profile_steps = (0, 5): updates are counted from 1"),
+        ("data.train", "a\0b", "holds a control character"),
+        ("data.train", "\udcff", "is not valid Unicode text"),
+    ],
+)
+def test_values_that_the_program_cannot_bear_are_refused(key, text, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        resolve(override(default_config(), {key: text}))
+
+
+def test_an_integer_that_python_does_not_print_is_refused_too():
+    with pytest.raises(UserError, match="config.train.steps = a value of type int: must be at most"):
+        resolve({"train": {"steps": 10**5000}})
+
+
+def test_the_largest_seeds_differ_from_the_smallest_and_stored_ones_go_on_as_they_were():
+    assert resolve(override(default_config(), {"seed.init": str(2**32 - 1)})).seed.init == 2**32 - 1
+    values = json.loads(to_json(Config()))
+    values["seed"] |= {"init": 2**32 + 5, "dropout": 2**64 + 7, "data": 2**40}
+    assert from_json(json.dumps(values)).seed == Config().seed.__class__(init=5, dropout=7, data=2**40)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"eval.bleu_every_steps": "5"}, "config.eval.bleu_every_steps = 5 needs config.data.valid"),
+        ({"eval.patience": "3"}, "config.eval.patience = 3 goes by eval.metric = nll, which is never computed"),
+        (
+            {"eval.patience": "3", "data.valid": "a,b", "eval.every_steps": "0"},
+            "eval.every_steps and eval.every_epochs = 0",
+        ),
+        ({"checkpoint.keep_best": "3"}, "config.checkpoint.keep_best = 3 goes by eval.metric = nll"),
+    ],
+)
+def test_evaluations_that_cannot_take_place_are_refused_before_training(keys, message, tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("from t2t_flax.config import default_config as get_config\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(str(path), keys)
+    stored = resolve(override(default_config(), keys))  # a run that is there can still be read
+    assert from_json(to_json(stored)) == stored
+    with pytest.raises(UserError):
+        check_trainable(stored)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["def get_config(:", "def get_config():\n    return 3", "def get_config():\n    return {3: 4}", "raise SystemExit(0)", "1 / 0",
+     "def get_config():\n    return None", "get_config = 3", "import nowhere_at_all", "def get_config():\n    return get_config()"],
+)  # fmt: skip
+def test_config_files_that_give_no_config(tmp_path, body):
+    path = tmp_path / "c.py"
+    path.write_text(body + "\n")
+    with pytest.raises(UserError, match=r"c\.py|expected a config|no group"):
+        load_config(str(path))
+
+
+def test_paths_that_are_no_config(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "junk.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "list.json").write_text("[]")
+    for name in ("folder.py", "junk.json", "list.json", "missing.json"):
+        with pytest.raises(UserError, match=name):
+            load_config(str(tmp_path / name))
+
+
+def parsed(*argv: str):
+    arguments = flags.parser("x", "")
+    flags.add_workdir(arguments, "")
+    flags.add_checkpoint(arguments)
+    return flags.parse(arguments, ["--workdir=w", *argv])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--average=-3"], "--average: must be at least 0, not -3"),
+        (["--step=-1"], "must be at least 0"),
+        (["--step=1e3"], "expected a whole number, not '1e3'"),
+        (["--step=" + "9" * 30], "must be at most"),
+        (["--workdir="], "--workdir= is empty"),
+        (["--workdir=--"], "--workdir=-- has no value"),
+        (["--average=--"], "--average=-- has no value"),
+        (["--workdir=\udcff"], "bytes that are not UTF-8"),
+        (["--config.model.d_model"], "has no value"),
+        (["--no-such-flag"], "unrecognized arguments"),
+    ],
+)
+def test_flags_have_ranges(argv, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        parsed(*argv)
+
+
+@given(
+    st.lists(
+        st.text(max_size=12) | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]), max_size=4
+    )
+)
+def test_any_command_line_is_parsed_or_refused(argv):
+    if any(arg in ("-h", "--help") for arg in argv):
+        return
+    refused(lambda: parsed(*argv))

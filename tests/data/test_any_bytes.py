@@ -1,0 +1,198 @@
+"""Corpora of any bytes: every line is used or counted, or an error names the file and line. No line moves beside another."""
+
+import codecs
+import gzip
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_flax.commands.flags import read_lines
+from t2t_flax.data import source as source_module
+from t2t_flax.data.lines import file_sha256, lines, scan
+from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizer import EOS
+from t2t_flax.errors import UserError
+
+BOM = codecs.BOM_UTF8
+PIECES = [
+    b"\n", b"\r\n", b"\r", b"\t", b"\0", b" ", b"\x0b\x0c\x1c", BOM, "\u2028\u0085\ufeff\ufffe".encode(),
+    b"a house", "Straße 😀".encode(), b"\xff", b"\xc3", b"\xed\xa0\x80",
+]  # fmt: skip
+ANY = st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.binary(max_size=20)
+VALID = st.lists(st.sampled_from(PIECES[:-3]), max_size=12).map(b"".join)
+
+
+def oracle(data: bytes) -> list[bytes]:
+    """Lines of a file by their definition: between bytes 0x0A, less one 0x0D at the end, and less a BOM at the beginning."""
+    raw = data.removeprefix(BOM).split(b"\n")
+    return [line.removesuffix(b"\r") for line in (raw if raw[-1] else raw[:-1])]
+
+
+def first_invalid(texts: list[bytes]) -> int | None:
+    for number, text in enumerate(texts, 1):
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return number
+    return None
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def corpus(folder: Path, spec: str):
+    return open_source(spec, root=str(folder), source_language="en", target_language="de")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "t.tsv").write_text("a house\tStraße 😀\n" * 20)
+    return train_tokenizers(corpus(folder, "t.tsv"), kind="bpe", vocab_size=280, joint=True, normalization="identity")
+
+
+def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, places: str, tokenizers) -> None:
+    """The source gives these pairs, or (None) refuses with a message that matches `places`."""
+    if not expected:
+        with pytest.raises(UserError, match=places if expected is None else "the corpus is empty"):
+            list(corpus(folder, spec).pairs())
+        with pytest.raises(UserError, match=places if expected is None else "empty|nothing is left"):
+            prepare_split(corpus(folder, spec), tokenizers, folder / "store", **POLICIES)
+        assert not (folder / "store").exists()
+        return
+    source = corpus(folder, spec)
+    assert list(source.pairs()) == expected
+    survey = source.survey()
+    assert survey.count == len(expected) and survey.fingerprint == source.fingerprint()
+    for first in range(0, len(expected), source_module.STRIDE):
+        last = min(first + 3, len(expected))
+        assert list(source.read_range(first, last, survey)) == expected[first:last]
+    kept = [pair for pair in expected if all(side.strip() for side in pair)]
+    if not kept:
+        with pytest.raises(
+            UserError, match=rf"nothing is left of {len(expected)} pairs: {len(expected)} have an empty"
+        ):
+            prepare_split(source, tokenizers, folder / "store", **POLICIES)
+        return
+    store = prepare_split(source, tokenizers, folder / "store", **POLICIES)
+    counts = {name: store.meta[name] for name in ("pairs_read", "pairs", "dropped", "empty")}
+    lost = len(expected) - len(kept)
+    assert counts == {"pairs_read": len(expected), "pairs": len(kept), "dropped": lost, "empty": lost}
+    for i, (source_text, target_text) in enumerate(kept):
+        assert store.source(i).tolist() == [*tokenizers.source.encode(source_text), EOS]
+        assert store.target(i).tolist() == [*tokenizers.target.encode(target_text), EOS]
+
+
+POLICIES = dict(max_length=10_000, too_long="drop", empty_lines="drop", processes=1)
+
+
+@pytest.fixture(autouse=True)
+def short_strides(monkeypatch):
+    monkeypatch.setattr(source_module, "STRIDE", 2)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_two_files_of_any_bytes(tokenizers, data):
+    suffixes = [data.draw(st.sampled_from(["", ".gz"])) for _ in range(2)]
+    kind = data.draw(st.sampled_from([ANY, VALID]))
+    sides = [data.draw(kind), data.draw(kind)]
+    if data.draw(st.booleans()):  # of equal length, which chance rarely makes
+        count = data.draw(st.integers(1, 6))
+        line = kind.map(lambda text: text.replace(b"\n", b""))
+        sides = [
+            b"".join(data.draw(line) + data.draw(st.sampled_from([b"\n", b"\r\n"])) for _ in range(count)) for _ in "st"
+        ]
+    with tempfile.TemporaryDirectory() as name:
+        folder, names = Path(name), [f"{side}{suffix}" for side, suffix in zip("st", suffixes, strict=True)]
+        for file, content in zip(names, sides, strict=True):
+            write(folder / file, content)
+        texts = [oracle(content) for content in sides]
+        places = [f"{re.escape(file)} line {bad}: byte" for file, text in zip(names, texts, strict=True)
+                  if (bad := first_invalid(text))]  # fmt: skip
+        counts = [len(text) for text in texts]
+        if counts[0] != counts[1]:
+            places.append(rf"{re.escape(names[0])} has {counts[0]} lines and .*{re.escape(names[1])} has {counts[1]}")
+        expected = None if places else [tuple(t.decode() for t in pair) for pair in zip(*texts, strict=True)]
+        check(folder, ",".join(names), expected, "|".join(places), tokenizers)
+
+
+@settings(max_examples=60)
+@given(content=ANY | VALID, packed=st.booleans(), well_formed=st.booleans())
+def test_a_tsv_file_of_any_bytes(tokenizers, content, packed, well_formed):
+    if well_formed:
+        content = b"\n".join(line.replace(b"\t", b" ") + b"\tx" for line in content.split(b"\n"))
+    name = "t.tsv.gz" if packed else "t.tsv"
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / name, content)
+        texts = oracle(content)
+        bad = first_invalid(texts) or len(texts) + 1
+        tabs = next((i for i, text in enumerate(texts, 1) if text.count(b"\t") != 1), len(texts) + 1)
+        expected, places = None, f"{name} line {min(bad, tabs)}: " + ("byte" if bad <= tabs else "expected source TAB")
+        if min(bad, tabs) > len(texts):
+            expected = [tuple(text.decode().split("\t")) for text in texts]
+        check(Path(folder), name, expected, places, tokenizers)
+
+
+@given(
+    content=VALID, place=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
+)
+def test_damaged_gzip_is_named_or_changes_nothing(content, place, damage, byte):
+    packed = gzip.compress(content, mtime=0)
+    place %= len(packed)
+    broken = {
+        "cut": packed[:place],
+        "flip": packed[:place] + bytes([packed[place] ^ byte]) + packed[place + 1 :],
+        "more": packed + bytes([byte]),
+    }[damage]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.gz"
+        path.write_bytes(broken)
+        try:
+            assert list(lines(path)) in ([text.decode() for text in oracle(content)], [])
+            assert scan(path, 2).lines in (len(oracle(content)), 0)
+            if not list(lines(path)):
+                assert not content or not broken, "only nothing at all is an empty file"
+        except UserError as error:
+            assert str(error).startswith((f"{path}: damaged gzip data", f"{path} line ")), (
+                "a damaged byte may not be UTF-8"
+            )
+        assert len(file_sha256(path)) == 64
+
+
+@given(content=ANY, standard_input=st.booleans())
+def test_lines_to_translate_of_any_bytes(content, standard_input):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "lines.txt"
+        path.write_bytes(content)
+        with path.open() as file:
+            patch.setattr(sys, "stdin", file)
+            name = "-" if standard_input else str(path)
+            bad = first_invalid(oracle(content))
+            if bad:
+                with pytest.raises(UserError, match=f"line {bad}, byte"):
+                    read_lines(name)
+            else:
+                assert read_lines(name) == [text.decode() for text in oracle(content)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_is_no_text_and_changes_the_fingerprint(tmp_path, suffix):
+    """An earlier version took it for text: a store and a tokenizer made of it are not the same."""
+    write(tmp_path / f"with{suffix}", BOM + b"Hello world\n" + BOM + b"second\n")
+    write(tmp_path / f"without{suffix}", b"Hello world\n" + BOM + b"second\n")
+    marked, plain = (tmp_path / f"{name}{suffix}" for name in ("with", "without"))
+    assert list(lines(marked)) == list(lines(plain)) == ["Hello world", "\ufeffsecond"], "elsewhere it is a character"
+    assert file_sha256(marked) == scan(marked, 1).sha256 != file_sha256(plain) == scan(plain, 1).sha256
+    if not suffix:
+        import hashlib
+
+        assert file_sha256(plain) == hashlib.sha256(plain.read_bytes()).hexdigest(), "as of old: runs without one go on"
+        assert file_sha256(marked) != hashlib.sha256(marked.read_bytes()).hexdigest()

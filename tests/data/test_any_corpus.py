@@ -1,0 +1,229 @@
+"""Any batching trains on any corpus: every update is made, holds what it may, and has a shape from the closed list."""
+
+import dataclasses
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.config import Data
+from t2t_flax.data import plan, plan_file
+from t2t_flax.data.batches import Batches
+from t2t_flax.data.padded_plan import MULTIPLE, group_starts
+
+
+class Lengths:
+    """A token store of which only the lengths are there, which is all that finding the rows of an update reads."""
+
+    def __init__(self, source: np.ndarray, target: np.ndarray):
+        self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
+        self.num_pairs = len(source)
+        self.longest = int(max(x.max() for x in self.lengths))
+        self.mean_length = max(float(x.mean()) for x in self.lengths)
+
+    def release(self) -> None:
+        pass
+
+
+def log_normal(rng, count, longest):
+    source = rng.lognormal(np.log(0.1 * longest), 0.6, count)
+    return source, source * rng.normal(1, 0.15, count)
+
+
+def two_humps(rng, count, longest):
+    middle = np.where(rng.random(count) < 0.5, 0.04, 0.8) * longest
+    source = middle * rng.normal(1, 0.1, count)
+    return source, source * rng.normal(1, 0.1, count)
+
+
+def all_equal(rng, count, longest):
+    length = rng.integers(2, longest + 1)
+    return np.full(count, length), np.full(count, length)
+
+
+def one_very_long(rng, count, longest):
+    source = rng.normal(0.08 * longest, 0.02 * longest, count)
+    source[rng.integers(count)] = longest
+    return source, source[rng.permutation(count)]
+
+
+def long_sources(rng, count, longest):
+    source = rng.lognormal(np.log(0.25 * longest), 0.5, count)
+    return source, source / 8
+
+
+def around_half_a_row(rng, count, longest):
+    """Most pairs have a row, and an update, half full or just over half full."""
+    return [longest * rng.choice([0.3, 0.49, 0.51, 1.0], count, p=[0.3, 0.3, 0.3, 0.1]) for _ in range(2)]
+
+
+CORPORA = [log_normal, two_humps, all_equal, one_very_long, long_sources, around_half_a_row]
+
+
+def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
+    sides = kind(np.random.default_rng(seed), count, longest)
+    return Lengths(*(np.clip(np.round(side), 2, longest) for side in sides))
+
+
+def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
+    """Makes every update of these epochs and checks all that must hold of it."""
+    batches = Batches(store, config, seed=seed)
+    allowed = set(batches.shapes)
+    for epoch in range(epochs):
+        seen = np.zeros(store.num_pairs, int)
+        for k in range(epoch * batches.updates_per_epoch, (epoch + 1) * batches.updates_per_epoch):
+            batch = batches.batch(k)
+            shape = batch.shape
+            assert batch.epoch == epoch and shape in allowed
+            assert 0 < max(batch.source_tokens, batch.target_tokens) <= config.batch_tokens
+            assert batch.row.min() >= 0 and batch.row.max() < shape.micro * shape.rows
+            for lengths in store.lengths:
+                assert np.bincount(batch.row, lengths[batch.pairs]).max() <= shape.length
+            if config.batching == "buckets":
+                assert len(set(batch.row.tolist())) == len(batch.row), "one pair in a row"
+            seen[batch.pairs] += 1
+        assert (seen == 1).all(), "each pair exactly once an epoch"
+    return batches
+
+
+def same(one, other) -> bool:
+    return one.shape == other.shape and all(
+        np.array_equal(x, y)
+        for x, y in zip((one.pairs, one.row, *one.starts), (other.pairs, other.row, *other.starts), strict=True)
+    )
+
+
+@st.composite
+def runs(draw):
+    """A corpus of several small windows, and a config that batches it."""
+    longest = draw(st.sampled_from([8, 24, 60]))
+    store = corpus(draw(st.sampled_from(CORPORA)), draw(st.integers(1, 700)), longest, draw(st.integers(0, 99)))
+    batching, count = draw(st.sampled_from(["packed", "buckets"])), draw(st.sampled_from(["real", "padded_max"]))
+    groups = draw(st.integers(1, 8)) if (batching, count) == ("packed", "padded_max") else 1
+    config = Data(
+        batching=batching,
+        batch_count=count,
+        batch_groups=groups,
+        max_length=longest,
+        row_length=longest + draw(st.integers(0, 20)),
+        batch_tokens=groups * longest * draw(st.integers(2, 9)),
+        microbatch_tokens=draw(st.sampled_from([0, 1, longest - 1, longest, 5 * longest])),
+    )
+    return store, config, draw(st.integers(0, 4))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_kept():
+    """The stores here have no folder beside which a file could lie."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_file, "WORTH_KEEPING", 10**9)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_windows():
+    """Windows of few pairs, so that a small corpus has several; the slow tests take them as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "WINDOW_PAIRS", 200)
+        patch.setattr(plan, "WINDOW_UPDATES", 4)
+        yield patch
+
+
+@hypothesis.settings(max_examples=60)
+@given(run=runs())
+def test_three_epochs_of_any_batching_of_any_corpus(run):
+    walk(*run)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [dict(), dict(batching="buckets"), dict(batch_count="padded_max"), dict(batch_count="padded_max", batch_groups=3)],
+    ids=lambda keys: "-".join(map(str, keys.values())) or "packed",
+)
+def test_updates_that_the_first_ones_are_no_sample_of(keys):
+    """Of hundreds of updates some need more than any of the first ones."""
+    tokens = 240 * keys.get("batch_groups", 1)
+    walk(corpus(two_humps, 6000, 60), Data(max_length=60, row_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
+
+
+@hypothesis.settings(max_examples=15)
+@given(run=runs(), order=st.lists(st.integers(0, 200), min_size=1, max_size=4))
+def test_an_update_is_the_same_whatever_was_asked_for_before(run, order):
+    store, config, seed = run
+    one, other = (Batches(store, config, seed=seed) for _ in range(2))
+    for k in order:
+        one.batch(k)
+    for k in (order[-1], order[0], 0):
+        assert same(one.batch(k), other.batch(k))
+
+
+@hypothesis.settings(max_examples=15)
+@given(run=runs(), shards=st.integers(1, 8))
+def test_rows_are_the_same_on_every_mesh_and_in_every_microbatch(run, shards):
+    store, config, seed = run
+    one = Batches(store, config, seed=seed)
+    other = Batches(store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards)
+    assert one.updates_per_epoch == other.updates_per_epoch
+    for k in range(0, 2 * one.updates_per_epoch, 7):
+        np.testing.assert_array_equal(one.batch(k).pairs, other.batch(k).pairs)
+        np.testing.assert_array_equal(one.batch(k).row, other.batch(k).row)
+
+
+@hypothesis.settings(max_examples=15)
+@given(run=runs(), shards=st.integers(1, 8))
+def test_fewer_microbatch_tokens_never_hold_more_at_once(run, shards):
+    store, config, seed = run
+    before = None
+    for tokens in (0, 4000, 700, 100, 60, 24, 9, 1):
+        shapes = Batches(store, dataclasses.replace(config, microbatch_tokens=tokens), seed=seed, shards=shards).shapes
+        assert len(set(shapes)) == len(shapes), "no program is compiled twice"
+        held = {shape.length: max(s.rows for s in shapes if s.length == shape.length) for shape in shapes}
+        assert before is None or all(held[length] <= before[length] for length in before)
+        before = held
+        if tokens:
+            assert all(s.rows // shards <= max(1, tokens // s.length) for s in shapes)
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.example([10] * 15 + [100] + [11] * 30, 200)
+@given(st.lists(st.integers(1, 40), max_size=300), st.integers(40, 400))
+def test_no_group_is_over_its_bound_whatever_the_order_of_lengths(lengths, cap):
+    lengths = np.array(lengths, int)
+    groups = np.split(lengths, group_starts(lengths, cap))
+    assert np.concatenate(groups).tolist() == lengths.tolist()
+    assert all(len(group) * group.max(initial=0) <= cap for group in groups)
+    assert all(len(group) % MULTIPLE == 0 or len(group) < MULTIPLE for group in groups[:-1])
+
+
+BATCHINGS = [
+    dict(batching="packed"),
+    dict(batching="packed", microbatch_tokens=255),
+    dict(batching="buckets"),
+    dict(batching="buckets", microbatch_tokens=1000),
+    dict(batch_count="padded_max"),
+    dict(batch_count="padded_max", batch_groups=2),
+    dict(batch_count="padded_max", batch_groups=8),
+    dict(batch_count="padded_max", batching="buckets"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CORPORA)
+@pytest.mark.parametrize("keys", BATCHINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_three_epochs_of_large_corpora(keys, kind, small_windows):
+    small_windows.undo()
+    groups = keys.get("batch_groups", 1)
+    for pairs, tokens, seeds in ((1000, 25_000, 5), (29_000, max(4096, 512 * groups), 1), (200_000, 25_000, 1)):
+        store = corpus(kind, pairs, 256)
+        for seed in range(seeds):
+            walk(store, Data(batch_tokens=tokens, **keys), seed)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("keys", BATCHINGS, ids=lambda keys: "-".join(map(str, keys.values())))
+@pytest.mark.parametrize("kind", [log_normal, long_sources])
+def test_three_epochs_of_a_million_pairs(keys, kind, small_windows):
+    small_windows.undo()
+    walk(corpus(kind, 1_000_000, 256), Data(**keys), seed=0)

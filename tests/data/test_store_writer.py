@@ -1,0 +1,165 @@
+"""Several processes write one store: it is whole at any time, and nobody loses a file to another."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
+
+from t2t_flax.data import store_writer
+from t2t_flax.data.integrity import VERIFIED
+from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.store import TokenStore
+from t2t_flax.data.store_writer import StoreWriter
+from t2t_flax.errors import UserError
+
+POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path):
+    written, go_on = PROCESSES.Event(), PROCESSES.Event()
+    first = start(write_and_wait, tmp_path / "s", written, go_on)
+    assert written.wait(60)
+    second = start(write, tmp_path / "s", 6, "second")
+    time.sleep(0.5)
+    assert second.is_alive() and sum(".partial-" in name for name in names(tmp_path)) == 1
+    go_on.set()
+    first.join(60), second.join(60)
+    assert (first.exitcode, second.exitcode) == (0, 0)
+    assert TokenStore.open(tmp_path / "s").digest == "second" and names(tmp_path) == ["s"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    written, never = PROCESSES.Event(), PROCESSES.Event()
+    first = start(write_and_wait, tmp_path / "s", written, never)
+    assert written.wait(60)
+    os.kill(first.pid, signal.SIGKILL)
+    first.join(60)
+    (left,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
+    assert not (left / "meta.json").exists()
+    write(tmp_path / "other" / "s")
+    assert left.exists(), "a writer of another folder leaves it alone"
+    write(tmp_path / "s", digest="again")
+    assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
+
+
+def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_path):
+    """Locks may not reach from one machine to another."""
+    theirs = tmp_path / "s.partial-0123456789ab-1"
+    theirs.mkdir()
+    (theirs / "source.ids").write_bytes(b"12")
+    write(tmp_path / "s", digest="a")
+    assert theirs.exists()
+    yesterday = time.time() - 2 * 24 * 3600
+    for path in (theirs / "source.ids", theirs):
+        os.utime(path, (yesterday, yesterday))
+    write(tmp_path / "s", digest="b")
+    assert names(tmp_path) == ["s"]
+
+
+def test_without_file_locks_nobody_touches_a_living_writer_and_the_first_to_finish_wins(tmp_path, monkeypatch):
+    remove_locks(monkeypatch.setattr)
+    written, go_on = PROCESSES.Event(), PROCESSES.Event()
+    slow = start(write_and_wait, tmp_path / "s", written, go_on, False)
+    assert written.wait(60)
+    write(tmp_path / "s", 7, digest="first", locks=True)
+    store = TokenStore.open(tmp_path / "s")
+    identity = (tmp_path / "s").stat().st_ino
+    go_on.set()
+    slow.join(60)
+    assert slow.exitcode == 0 and (tmp_path / "s").stat().st_ino == identity, "the same digest: it is left as it is"
+    assert TokenStore.open(tmp_path / "s").source(0).tolist() == store.source(0).tolist() == [7, 7]
+    assert names(tmp_path) == ["s"]
+
+
+def test_a_store_that_appears_between_the_look_and_the_rename_is_taken(tmp_path, monkeypatch):
+    remove_locks(monkeypatch.setattr)
+    real = store_writer.read_meta
+    looks = []
+
+    def another_is_faster(folder):
+        there = real(folder)
+        looks.append(folder)
+        if len(looks) == 2:  # the first is at the beginning, the second just before the rename
+            monkeypatch.setattr(store_writer, "read_meta", real)
+            write(tmp_path / "s", 3, digest="same")
+        return there
+
+    monkeypatch.setattr(store_writer, "read_meta", another_is_faster)
+    write(tmp_path / "s", 4, digest="same")
+    assert TokenStore.open(tmp_path / "s").source(0).tolist() == [3, 3] and names(tmp_path) == ["s"]
+
+
+def test_many_processes_replace_a_store_at_once(tmp_path):
+    """Without locks, each with a digest of its own: the one that stays is one of theirs, and whole."""
+    writers = [start(write, tmp_path / "s", value, f"digest {value}", False) for value in range(5)]
+    for process in writers:
+        process.join(60)
+    assert [process.exitcode for process in writers] == [0] * 5
+    store = TokenStore.open(tmp_path / "s")
+    value = int(store.digest.split()[1])
+    assert all(store.source(i).tolist() == store.target(i).tolist() == [value] * 2 for i in range(3))
+    assert names(tmp_path) == ["s"]
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+def test_processes_that_prepare_the_same_split_at_once_all_get_it(tmp_path, locks):
+    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(300))
+    (tmp_path / "t.tsv").write_text(text)
+    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    tokenizers = train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+    made, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
+    answers = [tmp_path / f"{i}.json" for i in range(4)]
+    processes = [start(prepare_and_tell, source, tokenizers, folder, POLICIES, made, a, locks) for a in answers]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len({answer.read_text() for answer in answers}) == 1
+    assert names(tmp_path / "cache") == ["store"]
+    if locks:
+        assert made.value == 300, "one prepares, the others take what it made"
+
+
+def test_a_store_of_an_older_format_is_made_again_with_the_same_digest(tmp_path):
+    """Checkpoints name the digest, so runs that began with the older format go on."""
+    (tmp_path / "t.tsv").write_text("a house\tein Haus\n" * 40)
+    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    tokenizers = train_tokenizers(source, kind="bpe", vocab_size=270, joint=True)
+    store = prepare_split(source, tokenizers, tmp_path / "s", **POLICIES)
+    meta = json.loads((tmp_path / "s" / "meta.json").read_text())
+    del meta["crc32"]
+    (tmp_path / "s" / "meta.json").write_text(json.dumps(meta | {"format_version": 1}))
+    (tmp_path / "s" / VERIFIED).unlink()
+    with pytest.raises(UserError, match="has format 1, this version of t2t_flax reads 2"):
+        TokenStore.open(tmp_path / "s")
+    again = prepare_split(source, tokenizers, tmp_path / "s", **POLICIES)
+    assert again.digest == store.digest and "crc32" in again.meta and names(tmp_path) == ["s", "t.tsv"]
+
+
+def test_everything_is_on_the_disk_before_the_store_gets_its_name(tmp_path, monkeypatch):
+    synced, here = [], tmp_path / "s"
+    for name in ("fsync_file", "fsync_folder"):
+        monkeypatch.setattr(store_writer, name, lambda path: synced.append((path.name, here.exists())))
+    write(here, digest="a")
+    *before, (last, there) = synced
+    assert {name for name, _ in before} >= {*store_writer.FILES, "meta.json"} and not any(there for _, there in before)
+    assert last == tmp_path.name and there, "and the name itself after it"
+
+
+def test_a_writer_that_fails_gives_its_turn_back(tmp_path):
+    with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)):
+        raise KeyError
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not a token store"):
+        write(tmp_path / "s")
+    process = start(take_turn, tmp_path / "s")
+    process.join(60)
+    assert process.exitcode == 0

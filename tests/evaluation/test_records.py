@@ -1,0 +1,236 @@
+"""A record for each question: none replaces another's, and the same question comes back to its own."""
+
+import csv
+import dataclasses
+import json
+import shutil
+
+import pytest
+from records import without_search
+from tiny_run import start, tiny_run
+
+from t2t_flax import config as config_lib
+from t2t_flax.__main__ import main
+from t2t_flax.data import toy
+from t2t_flax.data.corpus import sets_of, split_source
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary
+from t2t_flax.evaluation.load import load, read_config, stored_config
+from t2t_flax.evaluation.many import existing_record
+from t2t_flax.evaluation.parameters import Choice
+from t2t_flax.training import loop
+
+HERE = {"mesh.data": "-1"}  # all simulated devices
+QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0, samples=0), decode=dict(beam_size=1, max_extra=2))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    workdir = tmp_path_factory.mktemp("records") / "run"
+    checkpoint, data = dict(every_steps=2, keep_last=2), dict(test="toy:test:6")
+    config = tiny_run(workdir, steps=4, checkpoint=checkpoint, data=data, **QUICK)
+    loop.train(start(config, workdir, cache), score=None)
+    return workdir
+
+
+@pytest.fixture
+def copy(run, tmp_path, monkeypatch):
+    without_search(monkeypatch)
+    return shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("eval"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Writes the first n pairs to NAME.en and NAME.de; gives the source."""
+
+    def write(name: str, n: int, split: str = "test") -> str:
+        pairs = list(toy.pairs(split, n))
+        for side, end in enumerate(("en", "de")):
+            (tmp_path / f"{name}.{end}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        return f"{tmp_path / name}.en,{tmp_path / name}.de"
+
+    return write
+
+
+def names(workdir) -> list[str]:
+    return sorted(path.stem for path in (workdir / "eval").glob("*.json"))
+
+
+def evaluated(workdir, split="test", overrides=None, **choice) -> str:
+    loaded = load(workdir, overrides=HERE | (overrides or {}), **choice)
+    planned = planned_path(loaded, split)
+    record, _ = evaluate(loaded, split)
+    assert path_of(loaded, record) == planned
+    assert record["hypotheses"] == f"{planned.stem}.hyp.txt" and record["references"] == f"{planned.stem}.ref.txt"
+    return planned.stem
+
+
+def test_no_record_replaces_that_of_another_question(copy, text):
+    """Another text, another search, another choice of checkpoints: each has its own, with its own texts beside it."""
+    own = evaluated(copy)
+    files = {path: path.read_bytes() for path in (copy / "eval").iterdir()}
+    other, few = {"data.test": text("o", 2)}, {"decode.beam_size": "2"}
+    asked = [
+        ("test", {}, dict(average=2)),
+        ("test", {}, dict(best=True)),
+        ("test", {}, dict(step=2)),
+        ("test", other, {}),
+        ("test", few, {}),
+        ("test", other | few, {}),
+        ("valid", few, {}),
+        ("test", {"train.precision": "bfloat16"}, {}),
+    ]
+    made = [own] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in asked]
+    assert len(set(made)) == len(made) and sorted(made) == names(copy)
+    assert made[:4] == ["test-4", "test-4-mean2", "test-4-best", "test-2"]
+    assert all(name.startswith(("test-4-", "valid-4-")) for name in made[4:])
+    assert all(path.read_bytes() == content for path, content in files.items())
+    assert len(list((copy / "eval").iterdir())) == 3 * len(made)
+
+
+def test_the_same_question_finds_its_record_again(copy, text):
+    other = {"data.test": text("o", 2)}
+    first = [evaluated(copy), evaluated(copy, overrides=other), evaluated(copy, overrides={"decode.alpha": "1.0"})]
+    text("elsewhere", 2)  # the same text at another place
+    moved = {"data.test": other["data.test"].replace("/o.", "/elsewhere.")}
+    again = [evaluated(copy), evaluated(copy, overrides=moved), evaluated(copy, overrides={"decode.alpha": "1.0"})]
+    assert again == first and names(copy) == sorted(first)
+    # What cannot change a score.
+    assert evaluated(copy, overrides={"decode.batch_size": "5", "data.cache": str(copy / "else")}) == "test-4"
+    assert (
+        evaluated(copy, overrides={"data.test": text("same", 6)}) != "test-4"
+    )  # files are told from the built-in text
+
+
+def test_a_record_made_by_an_older_version_keeps_its_name_and_place(copy, text):
+    """Older versions knew fewer keys, and wrote every question under one name."""
+    record, _ = evaluate(load(copy, overrides=HERE), "test")
+    path = copy / "eval" / "test-4.json"
+    del record["config"]["decode"]["stop"], record["digests"]["code"], record["checkpoint"]["asked"]
+    path.write_text(json.dumps(record))
+    assert evaluated(copy) == "test-4"
+    path.write_text(json.dumps(record | {"data": record["data"] | {"digest": "0" * 64}}))
+    found = evaluated(copy)
+    assert found.startswith("test-4-") and json.loads(path.read_text())["data"]["digest"] == "0" * 64
+    assert evaluated(copy) == found
+    path.write_text("{")  # no record
+    (copy / "eval" / f"{found}.json").unlink()
+    assert evaluated(copy) == "test-4"
+
+
+def test_a_run_evaluated_where_its_own_text_is_not(copy, text, tmp_path):
+    config = json.loads((copy / "config.json").read_text())
+    config["data"] |= {"test": "here.en,here.de", "root": "/nowhere"}
+    (copy / "config.json").write_text(json.dumps(config))
+    text("here", 2), text("there", 2, "valid")
+    assert evaluated(copy, overrides={"data.root": str(tmp_path)}) == "test-4"
+    other = {"data.root": str(tmp_path), "data.test": "there.en,there.de"}
+    assert evaluated(copy, overrides=other).startswith("test-4-")
+
+
+def test_several_test_sets_have_a_record_each(copy, text, capsys):
+    sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
+    command = ["evaluate", f"--workdir={copy}", "--config.mesh.data=-1", f"--config.data.test={sets}"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    first, second = sorted((copy / "eval").glob("*.json"))
+    assert first.stem.startswith("t16-4-") and second.stem.startswith("t17-4-")  # not of the run's own config
+    assert out.index(f"record: {first}") < out.index(f"record: {second}")
+    assert "t16 (" in out and "3 sentences" in out and "t17 (" in out and "2 sentences" in out
+    assert json.loads(second.read_text())["split"] == "t17"
+    assert main([*command, "--split=t17", f"--compare={first}"]) == 2
+    assert "different test sets" in capsys.readouterr().err
+    assert main([*command, f"--compare={first}"]) == 2
+    assert "--split=NAME" in capsys.readouterr().err
+    assert main([*command, "--split=t18"]) == 2
+    assert "no test set 't18': config.data.test has t16, t17" in capsys.readouterr().err
+    overrides = HERE | {"data.test": sets}
+    assert existing_record(copy, "t17", Choice(), overrides) == second
+    assert names(copy) == [first.stem, second.stem]
+
+
+def test_several_runs_and_sets_in_one_table_and_again(copy, text, tmp_path, monkeypatch, capsys):
+    """Evaluated once; what is there is found, of each set and for the best checkpoint too."""
+    started = []
+    in_process = lambda *words: (started.append(words), main([*words]))[1]  # noqa: E731
+    monkeypatch.setattr("t2t_flax.commands.evaluate.in_child", in_process)
+    other = shutil.copytree(copy, tmp_path / "other")
+    sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
+    runs = [
+        "evaluate",
+        f"--workdir={copy}",
+        f"--workdir={other}",
+        "--config.mesh.data=-1",
+        f"--table={tmp_path / 't.csv'}",
+    ]
+    for choice in ([], ["--best"], ["--step=2", "--step=4"]):
+        command = [*runs, f"--config.data.test={sets}", *choice]
+        started.clear()
+        assert main(command) == 0
+        before = names(copy), len(started)
+        assert main(command) == 0
+        assert (names(copy), len(started)) == before
+        with (tmp_path / "t.csv").open() as file:
+            table = list(csv.DictReader(file))
+        checkpoints = {"": 1, "--best": 1, "--step=2": 2}["".join(choice[:1])]
+        assert [line["set"] for line in table] == ["t16"] * 2 * checkpoints + ["t17"] * 2 * checkpoints
+        assert all(("(best)" in line["checkpoint"]) == (choice == ["--best"]) for line in table)
+        assert capsys.readouterr().out.count("t17:\n") >= 2
+    assert main([*runs, "--split=valid"]) == 0
+    with (tmp_path / "t.csv").open() as file:
+        assert "set" not in next(csv.reader(file))
+
+
+def test_missing_files_of_test_sets_are_told_with_what_the_value_may_mean(copy):
+    for spec, split, told in (
+        ("lang=en/a,x", "lang", "written ./lang="),
+        ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
+        ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
+    ):
+        config = stored_config(copy, {"data.test": spec})
+        assert sets_of(config, "test")[0] == split
+        with pytest.raises(UserError, match=told):
+            split_source(config, split)
+    with pytest.raises(UserError, match="names the test sets a, b: ask for one"):
+        split_source(config, "test")
+    with pytest.raises(UserError, match=r"config\.data\.test is empty"):
+        sets_of(stored_config(copy, {"data.test": ""}), "test")
+
+
+def test_best_in_words_and_beside_other_choices(copy, capsys):
+    record, _ = evaluate(load(copy, best=True, overrides=HERE), "test", why="somebody asked")
+    found = record["checkpoint"]
+    value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
+    assert found["best"]["metric"] == "nll" and found["best"]["value"] == pytest.approx(value, abs=1e-6)
+    assert found["why"] == "somebody asked" and "the best by nll" in summary(record)
+    for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
+        words = [*command.split(), f"--workdir={copy}", "--best"]
+        for other in ("--step=2", "--average=2"):
+            assert main([*words, other]) == 2
+            assert f"--best and {other.split('=')[0]} are two choices" in capsys.readouterr().err
+    output = copy.parent / "best"
+    assert main(["average", f"--workdir={copy}", "--best", f"--output={output}", "--config.mesh.data=-1"]) == 0
+    assert load(output, overrides=HERE).steps == (found["step"],)
+    assert main(["average", f"--workdir={copy}", "--best", "--last=1", f"--output={copy.parent / 'no'}"]) == 2
+
+
+def test_nothing_in_a_run_says_where_files_are_written_or_programs_loaded_from(copy, tmp_path):
+    """train.compile_cache and data.cache are this user's, and a TFDS dataset is not prepared at the run's data.root."""
+    config = json.loads((copy / "config.json").read_text())
+    planted = tmp_path / "planted"
+    config["data"] |= {"cache": str(planted), "root": str(planted), "test": "toy:test:4"}
+    config["train"]["compile_cache"] = str(planted)
+    (copy / "config.json").write_text(json.dumps(config))
+    defaults, stored = config_lib.Train(), stored_config(copy)
+    assert (stored.data.cache, stored.train.compile_cache) == ("", defaults.compile_cache)
+    assert read_config(copy).data.cache == str(planted)
+    given = stored_config(copy, {"data.cache": "mine", "train.compile_cache": ""})
+    assert (given.data.cache, given.train.compile_cache) == ("mine", "")
+    evaluated(copy)
+    assert not planted.exists() and list((copy / "data").glob("test-*"))
+    tfds = dataclasses.replace(read_config(copy).data, test="a=tfds:wmt14_translate/de-en:test; b=toy:test")
+    (copy / "config.json").write_text(config_lib.to_json(dataclasses.replace(read_config(copy), data=tfds)))
+    assert stored_config(copy).data.root == ""
+    (planted / "wmt14_translate" / "de-en" / "1.0.0").mkdir(parents=True)
+    (planted / "wmt14_translate" / "de-en" / "1.0.0" / "dataset_info.json").write_text("{}")
+    assert stored_config(copy).data.root == str(planted)

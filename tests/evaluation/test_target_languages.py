@@ -1,0 +1,182 @@
+"""Scores follow the target language: sacreBLEU's tokenizer, and which metrics there are."""
+
+import dataclasses
+import urllib.request
+
+import pytest
+from records import record
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from t2t_flax.__main__ import main
+from t2t_flax.config import Config
+from t2t_flax.data.task import task_of
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.bleu import Statistics, variant
+from t2t_flax.evaluation.compare import compare
+from t2t_flax.evaluation.scores import check_metrics, corpus_scores
+from t2t_flax.evaluation.target_language import metric_names, tokenizer_of
+
+TEXTS = {
+    "zh": (
+        ["我们今天去公园散步，天气很好。", "他不喜欢喝咖啡。"],
+        ["我们今天去公园走走，天气很好。", "他不爱喝咖啡。"],
+    ),
+    "ja": (["私は猫が好きです。", "今日は雨が降っています。"], ["私は犬が好きです。", "今日は雨が降りました。"]),
+    "ko": (["나는 고양이를 좋아합니다.", "오늘은 비가 옵니다."], ["나는 개를 좋아합니다.", "오늘은 비가 왔습니다."]),
+    "de": (["Das ist ein Haus.", "Er kommt nicht."], ["Das ist ein Hof.", "Er kommt."]),
+}
+
+
+def config_of(language, sacrebleu_tokenizer="auto", **data):
+    config = Config()
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, target_language=language, **data),
+        eval=dataclasses.replace(config.eval, sacrebleu_tokenizer=sacrebleu_tokenizer),
+    )
+
+
+@pytest.mark.parametrize("code, tokenizer", [
+    ("de", "13a"), ("en", "13a"), ("xx", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("zho_Hans", "zh"),
+    ("ja", "ja-mecab"), ("jpn", "ja-mecab"), ("KO", "ko-mecab"), ("th", "flores200"), ("khm_Khmr", "flores200"),
+])  # fmt: skip
+def test_auto_is_what_sacrebleu_recommends(code, tokenizer):
+    assert tokenizer_of("auto", code) == tokenizer
+    assert tokenizer_of("char", code) == "char"
+
+
+@pytest.mark.parametrize("language, setting, signature", [
+    ("de", "auto", "tok:13a|"), ("zh", "auto", "tok:zh|"), ("ja", "auto", "tok:ja-mecab"), ("ko", "auto", "tok:ko-mecab"),
+    ("de", "intl", "tok:intl|"), ("ja", "char", "tok:char|"), ("zh", "none", "tok:none|"),
+])  # fmt: skip
+def test_the_tokenizer_of_the_target_language_is_in_the_signature(language, setting, signature):
+    """Key eval.sacrebleu_tokenizer."""
+    if signature.endswith("mecab"):
+        pytest.importorskip({"ja": "MeCab", "ko": "mecab_ko"}[language])
+    hypotheses, references = TEXTS[language]
+    task = task_of(config_of(language, sacrebleu_tokenizer=setting))
+    score = task.scores([], hypotheses, [references], samples=0)["sacrebleu"]
+    assert signature in score["signature"] and f"tokenizer {tokenizer_of(setting, language)}" in score["how"]
+    expected = BLEU(tokenize=tokenizer_of(setting, language)).corpus_score(hypotheses, [references])
+    assert score["score"] == pytest.approx(expected.score, abs=1e-4)
+
+
+def test_the_signature_of_other_languages_stays():
+    hypotheses, references = TEXTS["de"]
+    metric = BLEU()
+    score = corpus_scores(hypotheses, [references])["sacrebleu"]
+    assert score["score"] == pytest.approx(metric.corpus_score(hypotheses, [references]).score, abs=1e-4)
+    assert score["signature"] == str(metric.get_signature())
+
+
+def test_metrics_that_make_no_sense_for_a_language_are_left_out():
+    assert metric_names("de") == ("sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter")
+    assert metric_names("zh") == metric_names("ja") == metric_names("ko") == ("sacrebleu", "chrf", "chrf++", "ter")
+    assert metric_names("th") == ("sacrebleu", "chrf", "chrf++")
+    hypotheses, references = TEXTS["zh"]
+    found = corpus_scores(hypotheses, [references], language="zh")
+    assert set(found) == {*metric_names("zh"), "exact_match"}
+    assert "norm:yes|punct:yes|asian:yes" in found["ter"]["signature"], "Chinese characters are edited one by one"
+    assert 0 < found["ter"]["score"] < 50
+
+
+def test_chrf_plus_plus_and_ter_are_sacrebleus_with_signature_and_interval():
+    hypotheses, references = (side * 20 for side in TEXTS["de"])
+    found = corpus_scores(hypotheses, [references], bootstrap_samples=100)
+    for name, metric in (("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER()), ("sacrebleu", BLEU())):
+        expected = metric.corpus_score(hypotheses, [references])
+        assert found[name]["score"] == pytest.approx(expected.score, abs=1e-4)
+        assert found[name]["signature"] == str(metric.get_signature())
+        drawn = metric.corpus_score(hypotheses, [references], n_bootstrap=100)
+        assert found[name]["confidence"]["mean"] == pytest.approx(drawn._mean, abs=1e-3)
+        assert found[name]["confidence"]["half_width"] == pytest.approx(drawn._ci, abs=1e-3)
+    assert "lower is better" in found["ter"]["how"]
+
+
+def test_several_references_are_scored_together():
+    hypotheses, first = TEXTS["de"]
+    references = [first, ["Das ist ein Haus.", "Er kommt heute nicht."]]
+    found = corpus_scores(hypotheses, references)
+    for name, metric in (("sacrebleu", BLEU()), ("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER())):
+        assert found[name]["score"] == pytest.approx(metric.corpus_score(hypotheses, references).score, abs=1e-4)
+        assert found[name]["signature"].startswith("nrefs:2|")
+    assert found["exact_match"] == {"score": 50.0, "sentences": 1}, "with any of the references"
+    with pytest.raises(ValueError, match="2 hypotheses, references of 2, 1 lines"):
+        Statistics(variant("ter", tokenized=False, language="de"), hypotheses, [first, first[:1]])
+
+
+@pytest.mark.parametrize("language, extra", [("ja", "ja"), ("ko", "ko")])
+def test_a_missing_package_is_found_before_anything_is_decoded(tmp_path, monkeypatch, capsys, language, extra):
+    import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
+    import sacrebleu.tokenizers.tokenizer_ko_mecab as ko
+
+    monkeypatch.setattr({"ja": ja, "ko": ko}[language], "MeCab", None)
+    with pytest.raises(UserError, match=rf"target_language = {language} .*pip install 'sacrebleu\[{extra}\]'.*=char"):
+        check_metrics(config_of(language))
+    check_metrics(config_of(language, "char"))
+    for name in ("a.en", f"a.{language}"):
+        (tmp_path / name).write_text("one\n")
+    text = f"{tmp_path}/a.en,{tmp_path}/a.{language}"
+    train = ["train", "--config=configs/toy.py", f"--workdir={tmp_path}/run", "--config.mesh.cpu_devices=1"]
+    train += [f"--config.data.target_language={language}"]
+    assert main([*train, f"--config.data.train={text}", f"--config.data.test={text}", "--config.data.valid="]) == 2
+    assert f"sacrebleu[{extra}]" in capsys.readouterr().err and not (tmp_path / "run" / "data").exists()
+
+
+def test_a_model_that_cannot_be_downloaded_is_found_at_the_start(tmp_path, monkeypatch):
+    import sacrebleu.tokenizers.tokenizer_spm as spm
+    import sacrebleu.utils
+
+    def offline(*words):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(sacrebleu.utils, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    with pytest.raises(UserError, match=rf"flores200, which it could not download \(no route.*BLEU\(tokenize='flores200'\).*{tmp_path}/models.*=char"):  # fmt: skip
+        check_metrics(config_of("th"))
+    check_metrics(config_of("th", "char"))
+
+
+def test_a_parser_and_a_run_that_scores_nothing_need_no_tokenizer(monkeypatch):
+    import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
+
+    from t2t_flax.commands.train import check_scores
+
+    monkeypatch.setattr(ja, "MeCab", None)
+    check_metrics(config_of("ja", task="parsing"))
+    check_scores(config_of("ja", valid="a,b"))
+
+
+def test_records_of_different_tokenizers_are_not_compared_by_sacrebleu(tmp_path):
+    hypotheses, references = TEXTS["zh"]
+    made = {
+        name: record(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
+        for name, keys in (
+            ("old", {}),
+            ("new", {"sacrebleu_tokenizer": "auto"}),
+            ("same", {"sacrebleu_tokenizer": "zh"}),
+        )
+    }
+    with pytest.raises(UserError, match=r"new\.json has tokenizer zh, that of .*old\.json 13a: evaluate one again"):
+        compare(made["new"], made["old"])
+    assert compare(made["new"], made["old"], score="chrf", resamples=50)["p_value"] == 1
+    assert "tok:zh" in compare(made["new"], made["same"], resamples=50)["signature"]
+    with pytest.raises(UserError, match="by sacrebleu, chrf, chrf\\+\\+, ter, not by 'paper_bleu'"):
+        compare(made["new"], made["same"], score="paper_bleu")
+
+
+def test_several_references_of_a_record_are_compared_and_must_be_the_same(tmp_path):
+    hypotheses, first = (side * 10 for side in TEXTS["de"])
+    second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
+    a = record(tmp_path, "a", hypotheses, first, more=[second])
+    b = record(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
+    found = compare(a, b, resamples=100)
+    assert found["signature"].startswith("nrefs:2|") and found["difference"] > 0
+    assert found["a"]["score"] == corpus_scores(hypotheses, [first, second])["sacrebleu"]["score"]
+    (tmp_path / "a.ref2.txt").unlink()
+    with pytest.raises(UserError, match=r"the references of .*a\.json are not there: .*a\.ref2\.txt"):
+        compare(a, b)
+    c = record(tmp_path, "c", hypotheses, first, more=[second[::-1]])
+    with pytest.raises(UserError, match="references differ"):
+        compare(c, b)

@@ -1,0 +1,52 @@
+"""What matrix products are computed in, by platform: lowered for it, not run."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.models.attention import weights_of
+from t2t_flax.models.dropout import Dropout, Noise
+from t2t_flax.training.step import make_train_step
+
+_DOT = re.compile(r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>")
+
+
+def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str]]:
+    """(precision of the left side, of the right, type) of every product of a train step."""
+    config = small_config(model=model, train=dict(precision=precision))
+    model, tx, state, shardings = model_and_state(config)
+    batch = {name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))}
+    traced = make_train_step(config, model, tx, devices_mesh(), shardings).trace(state, batch)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    found = _DOT.findall(text)
+    assert len(found) == text.count("stablehlo.dot_general") > 20
+    return found
+
+
+@pytest.mark.parametrize("mixer", ["attention", "gru", "conv"])
+def test_float32_products_are_float32_on_a_gpu(mixer):
+    assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32")}
+
+
+def test_tf32_is_a_precision_of_its_own_and_bfloat16_is_left_alone():
+    assert set(dots("tf32", "cuda")) == {("HIGH", "HIGH", "f32")}
+    assert {pair[:2] for pair in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
+
+
+def test_a_query_without_a_key_attends_to_nothing():
+    mask = jnp.array([[True, True, False], [False, False, False]])
+    scores = jnp.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(weights_of(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6)
+    gradient = jax.grad(lambda s: weights_of(s, mask)[:, 0].sum())(scores)
+    assert np.isfinite(gradient).all() and not gradient[1].any()
+
+
+def test_dropout_in_bfloat16_keeps_the_mean():
+    noise = Noise(jnp.array([1, 2], jnp.uint32), jnp.arange(64, dtype=jnp.uint32))
+    x = jnp.full((64, 1024), 4.0, jnp.bfloat16)  # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not
+    kept = np.asarray(Dropout(0.1).apply({}, x, noise).astype(jnp.float32))
+    assert set(np.unique(kept)) == {0.0, float(jnp.bfloat16(4 / 0.9))}

@@ -1,0 +1,62 @@
+"""Checkpoints and locks in a bucket."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+from etils import epath
+from small import devices_mesh, model_and_state, small_config
+
+from t2t_flax import config as config_lib
+from t2t_flax import files, locks
+from t2t_flax.errors import UserError
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.state import init_state
+from t2t_flax.training.workdir import adopt_config, steps_there, writing
+
+RUN = "gs://bucket/run"
+
+
+def test_a_damaged_and_an_unfinished_checkpoint(gcs):
+    """One is set aside, the other, which a killed save has left, removed; opening alone changes nothing."""
+    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2))
+    model, tx, state, _ = model_and_state(config)
+    checkpoints = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
+    for step in (1, 2):
+        meta = {"step": step, "config": config_lib.as_json(config), "digests": {}, "progress": {}}
+        checkpoints.save(state.replace(step=jnp.int32(step)), meta, float(step))
+    checkpoints.close()
+    assert "run/trained.json" in gcs.names()
+    name = "run/checkpoints/2/meta/metadata"
+    gcs.put("bucket", name, gcs.read(name).replace(b'"step": 2', b'"step": 3'), {})
+    gcs.put("bucket", "run/checkpoints/5/params/x", b"half", {})
+    before = {name: gcs.read(name) for name in gcs.names()}
+    again = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
+    assert again.steps() == [1, 2] == steps_there(epath.Path(RUN))
+    assert {name: gcs.read(name) for name in gcs.names()} == before
+    again.clean_up()
+    assert before.keys() - set(gcs.names()) == {"run/checkpoints/5/params/x"}
+    abstract, _ = init_state(config, model, tx, devices_mesh(), abstract=True)
+    assert again.restore_latest(abstract, config)[1]["step"] == 1
+    assert "run/damaged/2-0/meta/metadata" in gcs.names() and again.steps() == [1]
+
+
+def test_a_folder_of_something_else_in_a_bucket_is_left_as_it_is(gcs):
+    files.write_whole(f"{RUN}/tokenizer/vocab.json", "{}")
+    with pytest.raises(UserError, match="no run of t2t_flax"):
+        adopt_config(epath.Path(RUN), small_config())
+    assert gcs.names() == ["run/tokenizer/vocab.json"]
+
+
+def test_one_writer_at_a_time_in_a_bucket(gcs, monkeypatch):
+    monkeypatch.setattr(locks, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "LAPSE", 1.0)
+    with writing(epath.Path(RUN), "train"):
+        with pytest.raises(UserError, match="is being written by another process: train, process"):
+            locks.lock_folder(RUN, "prepare")
+    assert gcs.names() == []
+    gone = dataclasses.replace(locks.this_process("train"), host="tpu-7")
+    files.write_whole(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
+    with writing(epath.Path(RUN), "train"):
+        assert json.loads(gcs.read("run/.lock"))["token"] != gone.token

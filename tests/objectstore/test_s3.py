@@ -1,0 +1,83 @@
+"""Text and token stores in S3, against moto's server. Workdirs cannot be there: Orbax writes no checkpoints to it."""
+
+import urllib.request
+
+import pytest
+from etils import epath
+
+from t2t_flax import files
+from t2t_flax.__main__ import main
+from t2t_flax.data import prepare
+from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.errors import UserError
+
+CACHE = "s3://bucket/cache"
+
+
+@pytest.fixture
+def s3(monkeypatch, tmp_path):
+    """A bucket; this host's copies of stores lie in tmp_path/home."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
+    server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://127.0.0.1:{port}"
+    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    import s3fs
+    from etils.epath import backend
+
+    def forget():
+        s3fs.S3FileSystem.clear_instance_cache()
+        backend.fsspec_backend._get_filesystem.cache_clear()
+
+    forget()
+    yield s3fs.S3FileSystem().mkdir("bucket")
+    forget()
+    server.stop()
+
+
+def test_text_and_stores_in_a_bucket(s3, tmp_path, monkeypatch):
+    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
+    files.write_whole("s3://bucket/text/t.tsv", text)
+    source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
+    made = train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+    made.save(epath.Path(CACHE) / "tokenizer")
+    tokenizers = TokenizerPair.load(epath.Path(CACHE) / "tokenizer")
+    assert tokenizers.digest == made.digest
+    policies = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+    store = prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
+    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    monkeypatch.setenv("HOME", str(tmp_path / "another host"))
+    copy = prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
+    assert copy.folder != store.folder and copy.num_pairs == 120
+    assert [copy.source(i).tolist() for i in range(120)] == [store.source(i).tolist() for i in range(120)]
+    (epath.Path(CACHE) / "train" / "source.ids").write_bytes((copy.folder / "source.ids").read_bytes()[::-1])
+    monkeypatch.setenv("HOME", str(tmp_path / "a third host"))
+    with pytest.raises(UserError, match="s3://bucket/cache/train is damaged: the checksum of source.ids"):
+        prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
+
+
+@pytest.mark.parametrize("command", ["train --config=configs/toy.py", "evaluate"])
+def test_a_workdir_there_is_refused_before_anything_is_done(s3, capsys, command):
+    assert main([*command.split(), "--workdir=s3://bucket/run"]) == 2
+    assert "checkpoints can be written to a file system or to gs://, not to s3://" in capsys.readouterr().err
+    assert list(epath.Path("s3://bucket").iterdir()) == []
+
+
+@pytest.mark.parametrize("place, hint", [
+    ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout, or pip install s3fs"),
+    ("az://box/run", r"pip install adlfs .not tested."),
+])  # fmt: skip
+def test_the_package_for_each_kind_of_place_is_named(monkeypatch, place, hint):
+    def missing(self):
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
+    with pytest.raises(UserError, match=f"{place} needs a package that is not installed .no such package.: {hint}"):
+        files.check_reachable(place)

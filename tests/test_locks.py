@@ -1,0 +1,109 @@
+"""One writer at a time: who holds a lock is named, and a lock ends with its holder."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from t2t_flax import locks
+from t2t_flax.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+HOLD = "from t2t_flax.locks import lock_folder; import sys, time; lock_folder(sys.argv[1], 'train'); print('held', flush=True); "
+
+
+def other_process(folder, then="time.sleep(600)"):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD + then, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_writer_is_refused_by_name_and_a_killed_one_holds_nothing(tmp_path):
+    process = other_process(tmp_path / "run")
+    try:
+        told = rf"--workdir=.*run is being written .*: train, process {process.pid} on .*, since \d{{4}}-.* UTC"
+        with pytest.raises(UserError, match=told):
+            locks.lock_folder(tmp_path / "run", "prepare")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    lock = locks.lock_folder(tmp_path / "run", "prepare")
+    with pytest.raises(UserError, match=f"prepare, process {os.getpid()} on"):
+        locks.lock_folder(tmp_path / "run", "average", "--output")
+    lock.release()
+    lock.release()  # twice does no harm
+    locks.lock_folder(tmp_path / "run", "average").release()
+
+
+def test_a_child_does_not_keep_the_lock_of_a_folder(tmp_path):
+    """The processes that prepare data may outlive a killed training for a moment."""
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    process = other_process(tmp_path, script)
+    child = int(process.stdout.readline())
+    try:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        locks.lock_folder(tmp_path, "train").release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Leases of tenths of a second."""
+    monkeypatch.setattr(locks, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "LAPSE", 1.5)
+
+
+def lease(path, command="train"):
+    return locks._take_lease(epath.Path(path), command, "--workdir=gs://b/run", lambda text: None)
+
+
+def elsewhere(path, **values):
+    holder = dataclasses.replace(locks.this_process("train"), host="tpu-7", process=12, **values)
+    path.write_text(json.dumps(dataclasses.asdict(holder) | {"beat": 3}) + "\n")
+
+
+def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_holder(tmp_path, quick):
+    path = tmp_path / "lock"
+    first = lease(path)
+    with pytest.raises(UserError, match=f"train, process {os.getpid()} on"):
+        lease(path, "prepare")
+    assert first.mine
+    first.release()
+    assert not path.exists()
+    lease(path, "prepare").release()
+
+
+def test_a_lease_of_a_lost_host_lapses(tmp_path, quick):
+    path = tmp_path / "lock"
+    elsewhere(path)
+    began = time.monotonic()
+    mine = lease(path)
+    assert mine.mine and time.monotonic() - began > locks.LAPSE
+    mine.release()
+
+
+def test_a_lease_of_a_process_that_has_ended_here_is_free_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    for changed in (dict(process=2**22 - 3), dict(started=1.0)):  # no such process; its number is another's now
+        path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(locks.this_process("train"), **changed))))
+        monkeypatch.setattr(locks.time, "sleep", lambda seconds: None)
+        lease(path).release()
+
+
+def test_a_damaged_lock_file_keeps_nobody_out(tmp_path):
+    (tmp_path / locks.NAME).write_bytes(b"\x00{")
+    locks.lock_folder(tmp_path, "train").release()

@@ -1,0 +1,341 @@
+"""Damage is found and told apart from everything else; nothing whole is moved, overwritten or deleted."""
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import devices_mesh, model_and_state, small_config
+
+from t2t_flax import config as config_lib
+from t2t_flax.errors import UserError
+from t2t_flax.parallel.pod import Pod
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.damage import DamagedCheckpoint, is_damage
+from t2t_flax.training.resume import Progressed
+from t2t_flax.training.retention import Retention
+from t2t_flax.training.state import init_state
+
+# What TensorStore was reading beside the damaged array is dropped with a warning of many lines.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
+
+
+@pytest.fixture(scope="module")
+def made():
+    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2), optimizer=dict(ema_decay=0.9))
+    model, tx, state, _ = model_and_state(config)
+    return config, state, init_state(config, model, tx, devices_mesh(), abstract=True)[0]
+
+
+def meta_of(config, step, **more):
+    return {"step": step, "config": config_lib.as_json(config), "digests": DIGESTS, "progress": {}} | more
+
+
+def state_at(made, step):
+    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, made[1])
+    return scaled.replace(step=jnp.int32(step))
+
+
+def write(folder, made, steps=(1, 2, 3), metric=lambda step: float(step), **keys):
+    checkpoints = Checkpoints(folder, **{"keep_last": 9, "keep_best": 1} | keys)
+    for step in steps:
+        checkpoints.save(state_at(made, step), meta_of(made[0], step), metric(step))
+    checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, made):
+    """Checkpoints 1, 2 and 3."""
+    folder = tmp_path_factory.mktemp("three") / "checkpoints"
+    write(folder, made)
+    return folder
+
+
+def restored(folder, made, **keys):
+    state, meta = Checkpoints(folder, keep_last=9, keep_best=1).restore_latest(made[2], made[0], DIGESTS, **keys)
+    return state, meta["step"]
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def content(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def flip(path, place=0.5):
+    data = bytearray(path.read_bytes()) or bytearray(b"\x01")
+    data[min(int(len(data) * place), len(data) - 1)] ^= 0x04
+    path.write_bytes(data)
+
+
+WAYS = {
+    "flip": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "delete": lambda path: path.unlink(),
+    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+}
+
+
+def check_damaged_file(three, made, workdir, name, way):
+    """After damage to a file of the newest checkpoint: that one or the one before is restored, the rest is as it was."""
+    shutil.copytree(three, workdir / "checkpoints")
+    way(workdir / "checkpoints" / "3" / name)
+    before = content(workdir)
+    assert Checkpoints(workdir / "checkpoints").steps() == [1, 2, 3] and content(workdir) == before
+    state, step = restored(workdir / "checkpoints", made)
+    assert step in (2, 3) and equal(state, state_at(made, step)), name
+    after = content(workdir)
+    if step == 2:
+        assert {path.replace("damaged/3-0/", "checkpoints/3/"): data for path, data in after.items()} == before
+        assert any(path.startswith("damaged/3-0/") for path in after)
+    else:
+        assert after == before
+
+
+def files_of(three):
+    return sorted(str(path.relative_to(three / "3")) for path in (three / "3").rglob("*") if path.is_file())
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_any_damaged_file_of_the_newest_checkpoint(three, made, tmp_path_factory, data):
+    name = data.draw(st.sampled_from(files_of(three)))
+    place = data.draw(st.floats(0, 1))
+    way = data.draw(st.sampled_from(sorted(WAYS)))
+    act = (lambda path: flip(path, place)) if way == "flip" else WAYS[way]
+    workdir = tmp_path_factory.mktemp("any")
+    check_damaged_file(three, made, workdir, name, act)
+    write(workdir / "checkpoints", made, (3, 4))  # a run goes on from here
+    assert restored(workdir / "checkpoints", made)[1] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_damaged_file_of_the_newest_checkpoint(three, made, tmp_path, way):
+    for number, name in enumerate(files_of(three)):
+        check_damaged_file(three, made, tmp_path / str(number), name, WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["empty", "zero", "truncate", "delete"])
+def test_a_damaged_metric_stops_nothing_and_is_no_metric(three, made, tmp_path, way):
+    shutil.copytree(three, tmp_path / "checkpoints")
+    for step in (1, 2, 3):
+        WAYS[way](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
+    assert restored(tmp_path / "checkpoints", made)[1] == 3
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert equal(checkpoints.restore_params(3, made[2].params), state_at(made, 3).params)
+    assert checkpoints.metric(3) == 3.0, "it is in the meta too"
+
+
+@pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
+def test_a_changed_letter_in_the_meta_is_found(three, made, tmp_path, word, caplog):
+    shutil.copytree(three, tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "3" / "meta" / "metadata"
+    text = path.read_text()
+    word = word if word in text else "tttt"
+    path.write_text(text.replace(word, word[:-1] + {"3": "4", "8": "9"}.get(word[-1], "x"), 1))
+    assert restored(tmp_path / "checkpoints", made)[1] == 2 and "checkpoint 3" in caplog.text
+
+
+def test_reading_changes_nothing(three, made, tmp_path):
+    shutil.copytree(three, tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
+    flip(tmp_path / "checkpoints" / "3" / "meta" / "metadata")
+    names, before = sorted(tmp_path.rglob("*")), content(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(DamagedCheckpoint):
+        checkpoints.restore_params(3, made[2].params)
+    checkpoints.restore_params(2, made[2].params)
+    checkpoints.close()
+    assert Checkpoints(tmp_path / "none" / "checkpoints").steps() == []
+    assert sorted(tmp_path.rglob("*")) == names and content(tmp_path) == before
+
+
+def test_what_a_killed_save_leaves_is_removed_when_the_run_goes_on(three, made, tmp_path):
+    shutil.copytree(three, tmp_path / "checkpoints")
+    for name in ("9.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
+        (tmp_path / "checkpoints" / name / "params").mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "params" / "x").write_text("half")
+    Checkpoints(tmp_path / "checkpoints").clean_up()
+    assert content(tmp_path / "checkpoints") == content(three)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_tree_of_another_optimizer_names_the_leaves_and_moves_nothing(three, made, tmp_path):
+    """As after an upgrade of a library, or of parameter names."""
+    shutil.copytree(three, tmp_path / "checkpoints")
+    before = content(tmp_path)
+    config, _, abstract = made
+    for other, told in (
+        (abstract.replace(opt_state=(abstract.opt_state, abstract.step)), "opt_state: it lacks 0.0.count"),
+        (abstract.replace(opt_state=abstract.opt_state[1:]), "opt_state: it has 0.mu.decoder_0"),
+        (
+            abstract.replace(
+                params=jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), abstract.params)
+            ),
+            r"params: .* is float32\[.*\] there, float32\[2, .*\] here",
+        ),
+    ):
+        for old in (False, True):
+            if old:  # a checkpoint of before shapes were stored
+                for step in (1, 2, 3):
+                    path = tmp_path / "checkpoints" / str(step) / "meta" / "metadata"
+                    meta = json.loads(path.read_text())
+                    path.write_text(json.dumps({k: v for k, v in meta.items() if k not in ("digest", "arrays")}))
+            with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {told}"):
+                Checkpoints(tmp_path / "checkpoints").restore_latest(other, config, DIGESTS)
+        shutil.rmtree(tmp_path / "checkpoints")
+        shutil.copytree(three, tmp_path / "checkpoints")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", DIGESTS)
+def test_digests_are_compared_before_arrays_are_read(three, made, what, monkeypatch):
+    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", None)
+    with pytest.raises(UserError, match=f"checkpoint 3 in .* was made with other {what} .digest {DIGESTS[what][:12]}"):
+        Checkpoints(three).restore_latest(made[2], made[0], DIGESTS | {what: "0" * 64})
+
+
+def test_checkpoints_on_another_disk_are_set_aside_there(three, made, tmp_path, monkeypatch):
+    """`checkpoints` is a link; a rename to another disk would fail. Numbers that are taken are left out."""
+    shutil.copytree(three, tmp_path / "disk" / "run7")
+    (tmp_path / "run").mkdir()
+    os.symlink(tmp_path / "disk" / "run7", tmp_path / "run" / "checkpoints")
+    rename = os.rename
+
+    def on_one_disk(source, target, **keys):
+        if Path(source).parts[: len(tmp_path.parts) + 1] != Path(target).parts[: len(tmp_path.parts) + 1]:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target, **keys)
+
+    monkeypatch.setattr(os, "rename", on_one_disk)
+    (tmp_path / "disk" / "run7.damaged" / "3-1").mkdir(parents=True)
+    (tmp_path / "disk" / "run7.damaged" / "2-0").mkdir()
+    for number in ("3-0", "3-2"):
+        flip(tmp_path / "run" / "checkpoints" / "3" / "meta" / "metadata")
+        assert restored(tmp_path / "run" / "checkpoints", made)[1] == 2
+        assert (tmp_path / "disk" / "run7.damaged" / number / "params").is_dir()
+        write(tmp_path / "run" / "checkpoints", made, (3,))
+
+
+class HalfBlind(Pod):
+    """Process 1 of two, whose lead says `told`; it says itself what `answers` says."""
+
+    def __init__(self, told):
+        super().__init__(1, 2)
+        self.told, self.answers = told, []
+
+    def agree(self, what, mine="", seconds=0.0):
+        self.answers.append((what, mine))
+        return [self.told.get(what, ""), mine]
+
+    def barrier(self, name, seconds=0.0):
+        assert seconds <= 3600.0, f"{name}: a process that is gone would be waited for too long"
+
+
+def test_all_processes_take_what_process_0_lists(three, monkeypatch):
+    """A network file system shows another host a new folder late, or one that is gone."""
+    pod = HalfBlind({"the checkpoints that there are": "[1, 2]"})
+    assert Checkpoints(three, pod=pod).steps() == [1, 2]
+    monkeypatch.setattr("t2t_flax.parallel.pod.time.sleep", lambda seconds: None)
+    with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
+        Checkpoints(three, pod=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
+
+
+STEPS = st.integers(1, 40).flatmap(
+    lambda n: st.lists(
+        st.tuples(st.sampled_from([True, False, None]), st.none() | st.integers(0, 5).map(float)),
+        min_size=n,
+        max_size=n,
+    )
+)
+
+
+@given(STEPS, st.integers(1, 5), st.integers(0, 3))
+def test_what_is_kept(about, last, best):
+    """The newest, the last regular, the best, and all of which nothing is known; whatever today's config says."""
+    Info = dataclasses.make_dataclass("Info", ["step"])
+    facts = {step: fact for step, fact in enumerate(about, 1)}
+    kept = {step for step, keep in zip(facts, Retention(last, best, facts).should_preserve(
+        [Info(step) for step in facts], context=None), strict=True) if keep}  # fmt: skip
+    regular = [step for step, (scheduled, _) in facts.items() if scheduled]
+    unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}
+    measured = sorted((-metric, step) for step, (_, metric) in facts.items() if metric is not None)
+    assert kept == {max(facts), *regular[-last:], *unknown, *(step for _, step in measured[:best])}
+
+
+def test_a_new_interval_on_resume_deletes_no_regular_checkpoint(made, tmp_path):
+    """What is regular is stored with a checkpoint: every 10 updates until 40, then every 25 until 50."""
+    write(tmp_path / "checkpoints", made, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=4)
+    for step, scheduled in ((43, False), (47, False), (50, True)):
+        checkpoints.save(state_at(made, step), meta_of(made[0], step, scheduled=scheduled))
+    checkpoints.close()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
+    metrics = dict(enumerate((-3.0, -1.0, bad, -2.0, None), 1))
+    write(tmp_path / "checkpoints", made, metrics, metric=metrics.get, keep_last=1)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
+
+
+def test_progress_of_another_version_is_read(made):
+    """Fields of a later version are ignored, fields that are missing have their default."""
+    assert Progressed.from_json({"step": 7, "of_a_later_version": 1}) == Progressed(step=7)
+    full = Progressed(3, -1.5, 2, 1, True, False, {"step": 1.0})
+    assert Progressed.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
+
+
+@pytest.mark.parametrize(
+    ("error", "damage"),
+    [(json.JSONDecodeError("Expecting value", "", 0), True), (FileNotFoundError(errno.ENOENT, "no such file"), True),
+     (Exception("Encountered error while reading array index (slice(0, 2),)"), True), (KeyError("params"), True),
+     (ValueError("NOT_FOUND: Error opening zarr"), True), (ValueError("DATA_LOSS: Error reading x"), True),
+     (OSError(errno.EIO, "Input/output error"), False), (OSError(errno.EROFS, "Read-only"), False),
+     (jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), False), (ImportError("zstandard"), False),
+     (RuntimeError("something else"), False), (KeyboardInterrupt(), False)],
+    ids=lambda x: repr(x)[:40],
+)  # fmt: skip
+def test_what_damage_is(error, damage):
+    assert is_damage(error) == damage
+
+
+def test_a_failing_disk_is_told_although_an_older_checkpoint_would_do(three, made, tmp_path, monkeypatch, caplog):
+    shutil.copytree(three, tmp_path / "checkpoints")
+    read = type(Checkpoints(three)._folder).read_text
+
+    def fail(self, *args, **keys):
+        if "/3/meta" in os.fspath(self):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, *args, **keys)
+
+    monkeypatch.setattr(type(Checkpoints(three)._folder), "read_text", fail)
+    with caplog.at_level(logging.WARNING, "t2t_flax"), pytest.raises(OSError, match="Input/output"):
+        restored(tmp_path / "checkpoints", made)
+    assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("Forbidden: https://storage/bucket/x"), requests.exceptions.ProxyError(), requests.ConnectionError()],
+)
+def test_an_object_store_that_refuses_or_fails_for_a_moment_is_no_damage(error):
+    assert not is_damage(error)

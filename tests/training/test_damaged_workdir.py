@@ -1,0 +1,120 @@
+"""Damage to any file of a workdir: the run goes on, and evaluates, bit for bit, or a message names the file."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiny_run import start, tiny_run
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.load import load
+from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
+from t2t_flax.training import loop
+from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.resume import open_checkpoints, restore_or_init
+from t2t_flax.training.workdir import completed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+    """(config, workdir, state by step) of a run of 8 updates with checkpoints at 4 and 8."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    config = tiny_run(workdir, steps=8, eval=dict(every_steps=4), model=dict(d_model=8, d_ff=8, num_heads=2))
+    run = start(config, workdir, cache)
+    loop.train(run, score=None)
+    marker = dict(step=8, reason="steps", record=None, summary="", seconds={})
+    (workdir / "complete.json").write_text(json.dumps(marker))
+    states = {}
+    for step in (4, 8):
+        other = workdir.parent / str(step)
+        shutil.copytree(workdir, other)
+        for later in {4, 8} - set(range(step + 1)):
+            shutil.rmtree(other / "checkpoints" / str(later))
+        states[step] = Checkpoints(other / "checkpoints").restore_latest(run.abstract, run.config)[0]
+    return run.config, workdir, states
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def evaluate(workdir, states):
+    loaded = load(workdir, overrides={"mesh.data": "-1"})
+    assert equal(loaded.params, states[loaded.steps[0]].params)
+
+
+def resume(config, workdir, cache, states):
+    """What `train` does until the first update."""
+    workdir = epath.Path(workdir)
+    completed(workdir, config)
+    run = start(config, workdir, cache)
+    run = dataclasses.replace(run, workdir=workdir)
+    state, done = restore_or_init(run, open_checkpoints(run), lambda text: None)
+    assert done.step in states and equal(state, states[done.step])
+    MetricsWriter(workdir, resume_step=done.step, tensorboard=False).close()
+    return done.step
+
+
+NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metrics.jsonl", "tokenizer", "checkpoints"])
+
+
+@settings(max_examples=25)
+@given(NAMES, st.sampled_from(["flip", "truncate", "empty", "delete"]), st.floats(0, 1), st.integers(0, 10**6))
+@example("config.json", "empty", 0.0, 0)
+@example("config.json", "delete", 0.0, 0)
+@example("tokenizer", "truncate", 0.0, 0)
+@example("tokenizer", "delete", 0.0, 0)
+@example("metrics.jsonl", "flip", 0.2, 0)
+def test_damage_to_any_file(whole, tmp_path_factory, cache, top, way, place, pick):
+    config, source, states = whole
+    workdir = tmp_path_factory.mktemp("damaged") / "run"
+    shutil.copytree(source, workdir)
+    names = [name for name in sorted(files(workdir)) if name.split("/")[0] == top]
+    path = workdir / names[pick % len(names)]
+    data = bytearray(path.read_bytes())
+    if way == "delete":
+        path.unlink()
+    else:
+        at = min(int(place * len(data)), len(data) - 1)
+        data[at] ^= 0x10
+        path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[way])
+    before = files(workdir)
+    with jax.default_device(jax.devices()[0]):
+        for act in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
+            try:
+                act()
+            except UserError as error:
+                assert str(workdir) in str(error) and top in str(error), f"{path}: {error}"
+    after = files(workdir)
+    moved = {name.replace("damaged/8-0/", "checkpoints/8/"): data for name, data in after.items()}
+    for name, data in before.items():
+        if name in ("config.json", "complete.json", "metrics.jsonl"):  # which a run that goes on writes anew
+            continue
+        assert moved.get(name) == data, f"{way} {path.name}: {name} was lost"
+    if "metrics.jsonl" in before and after.get("metrics.jsonl") != before["metrics.jsonl"] and top == "metrics.jsonl":
+        assert (
+            before["metrics.jsonl"] in (after.get("metrics.jsonl.damaged"), after["metrics.jsonl"]) or way == "truncate"
+        )
+
+
+def test_metrics_with_a_hole_of_zeros_are_read_and_kept(whole, tmp_path, caplog):
+    """What a power cut leaves at the end of a file that was being written."""
+    _, source, _ = whole
+    shutil.copy(source / "metrics.jsonl", tmp_path)
+    text = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(text + bytes(100) + b'\n{"step": 9, "lo')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [line["step"] for line in read_metrics(source)]
+    assert "1 lines are damaged and left out, the first is line 11" in caplog.text
+    MetricsWriter(epath.Path(tmp_path), resume_step=8, tensorboard=False).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == text and (tmp_path / "metrics.jsonl.damaged").exists()

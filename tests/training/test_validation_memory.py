@@ -1,0 +1,80 @@
+"""The programs of an evaluation are held against the memory there is before they run."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from tiny_run import start, tiny_run
+
+from t2t_flax.data import toy
+from t2t_flax.data.corpus import split_store
+from t2t_flax.errors import UserError
+from t2t_flax.telemetry import memory
+from t2t_flax.training.loop import validation_loss
+from t2t_flax.training.run import ValidationLoss
+from t2t_flax.training.state import init_state
+
+
+@pytest.fixture
+def run(tmp_path, cache):
+    """A run whose validation set has a pair of ordinary length on each line but the fourth."""
+    sides = [list(side) for side in zip(*toy.pairs("valid", 9), strict=True)]
+    sides[0][3] = "the house is red " * 100
+    for side, lines in zip(("en", "de"), sides, strict=True):
+        (tmp_path / f"valid.{side}").write_text("".join(f"{line}\n" for line in lines))
+    data = dict(valid=f"{tmp_path}/valid.en,{tmp_path}/valid.de", test="toy:test:20")
+    return start(tiny_run(tmp_path, data=data, eval=dict(every_steps=2)), tmp_path / "run", cache)
+
+
+def needs(monkeypatch, make) -> list[int]:
+    """Bytes that the programs of `make()` are said to need, in their order."""
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "weigh", lambda what, needed, *_: seen.append(needed))
+        make()
+    return seen
+
+
+def test_a_validation_pair_that_does_not_fit_is_named_before_training(run, monkeypatch):
+    usual, long = needs(monkeypatch, lambda: validation_loss(run))
+    assert usual < long, "the others have rows of their own"
+    monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
+    place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
+    with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
+        validation_loss(run)
+    monkeypatch.setattr(memory, "device_memory", lambda: usual - 1)
+    with pytest.raises(UserError, match=re.escape("Lower config.data.microbatch_tokens")):
+        validation_loss(run)
+
+
+def test_what_else_lies_on_the_devices_counts(run, monkeypatch):
+    parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
+    alone, beside = (
+        needs(monkeypatch, make)[0] for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
+    )
+    state, _ = init_state(run.config, run.model, run.tx, run.mesh)
+    assert beside - alone == memory.resident_bytes(state.opt_state) > 2 * memory.resident_bytes(state.params) * 0.99
+
+
+def test_a_test_set_is_named_as_such(run, monkeypatch, tmp_path):
+    store = split_store(run.config, tmp_path / "run", "test", run.corpus.tokenizers)
+    monkeypatch.setattr(memory, "device_memory", lambda: 1)
+    with pytest.raises(UserError, match=re.escape("the loss of config.data.test for")):
+        ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store, "test")
+
+
+def test_long_pairs_count_in_the_loss(run):
+    """The loss of all is the mean of the loss of each pair by its tokens."""
+    state, _ = init_state(run.config, run.model, run.tx, run.mesh)
+    store, config = run.corpus.valid, run.config
+    whole, _ = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
+    one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
+        state.params
+    )[0]
+    assert np.isfinite(whole) and whole == pytest.approx(one_row, rel=1e-5)
+
+
+def small_rows(config, length):
+    """The same config with rows that hold the longest pair, so that all pairs are in rows of one length."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, row_length=8 * (length // 8 + 1)))

@@ -1,0 +1,192 @@
+"""A workdir: what is not ours is not touched, what was trained is not begun anew."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import pytest
+from etils import epath
+from small import small_config
+
+from t2t_flax import config as config_lib
+from t2t_flax.commands import prepare, train
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation import average as average_module
+from t2t_flax.evaluation.average import average
+from t2t_flax.locks import lock_folder
+from t2t_flax.training.workdir import adopt_config, check_ours, completed, read_config, writing
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+FOREIGN = {
+    "a tokenizer and a config of another library": {
+        "tokenizer/vocab.json": "my precious",
+        "config.json": '{"architectures": ["Bert"]}',
+    },
+    "a tokenizer alone": {"tokenizer/my_work.txt": "work"},
+    "a project": {"setup.py": "", "metrics.jsonl": '{"step": 1}\n'},
+    "a config that is no JSON": {"config.json": "{"},
+    "a config that is a list": {"config.json": "[1]"},
+    "a config that is a number": {"config.json": "5"},
+    "checkpoints of another program": {"checkpoints/5/x": ""},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, name):
+    folder = tmp_path / "theirs"
+    for path, text in FOREIGN[name].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    before = content(folder)
+    with pytest.raises(
+        UserError, match="no run of t2t_flax|is not the config.json of a run|the stored config is not JSON"
+    ) as told:
+        adopt_config(epath.Path(folder), small_config())
+    assert str(folder) in str(told.value)
+    for command in (train, prepare):
+        with pytest.raises(UserError, match="theirs"):
+            command.run(["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"])
+    with pytest.raises(UserError, match="is there already"):
+        average([tmp_path / "run"], folder, last=1)
+    assert content(folder) == before
+
+
+def test_a_file_is_no_workdir(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file: give a folder"):
+        check_ours(epath.Path(tmp_path / "file"))
+
+
+def test_a_log_of_the_command_itself_does_not_make_a_folder_foreign(tmp_path):
+    (tmp_path / "train.log").write_text("")
+    (tmp_path / "lost+found").mkdir()
+    adopt_config(epath.Path(tmp_path), small_config())
+    assert read_config(tmp_path) == small_config()
+
+
+def test_a_tokenizer_folder_with_other_things_in_it_stays(tmp_path):
+    adopt_config(epath.Path(tmp_path), small_config())
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.model").write_text("ours")
+    adopt_config(epath.Path(tmp_path), small_config())
+    assert not (tmp_path / "tokenizer").exists()
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "my_work.txt").write_text("work")
+    with pytest.raises(UserError, match="my_work.txt, which is no file of a tokenizer"):
+        adopt_config(epath.Path(tmp_path), small_config())
+    assert (tmp_path / "tokenizer" / "my_work.txt").read_text() == "work"
+
+
+def run_folder(folder, *, trained=True):
+    """A workdir as a run leaves it, with a checkpoint in name."""
+    adopt_config(epath.Path(folder), small_config(checkpoint=dict(every_steps=10)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 16)))
+    if trained:
+        (folder / "checkpoints" / "10").mkdir(parents=True)
+        (folder / "trained.json").write_text("{}")
+    return folder
+
+
+SIGNS = {
+    "trained.json": lambda folder: None,
+    "complete.json": lambda folder: ((folder / "trained.json").unlink(), (folder / "complete.json").write_text("{}")),
+    "damaged": lambda folder: ((folder / "trained.json").unlink(), (folder / "damaged" / "10-0").mkdir(parents=True)),
+    "metrics.jsonl": lambda folder: (
+        (folder / "trained.json").unlink(),
+        (folder / "metrics.jsonl").write_text('{"step": 21}\n'),
+    ),
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, sign):
+    run_folder(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    SIGNS[sign](tmp_path)
+    before = content(tmp_path)
+    for given in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
+        with pytest.raises(UserError, match=f"was trained before \\(it has {sign}\\), but .*checkpoints holds no"):
+            adopt_config(epath.Path(tmp_path), given)
+    assert content(tmp_path) == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_any_config(tmp_path):
+    run_folder(tmp_path, trained=False)
+    (tmp_path / "checkpoints" / "10.orbax-checkpoint-tmp").mkdir(parents=True)
+    other = small_config(model=dict(dropout=0.3))
+    adopt_config(epath.Path(tmp_path), other)
+    assert read_config(tmp_path) == other
+
+
+def test_checkpoints_on_a_disk_that_is_not_mounted_are_told(tmp_path):
+    os.symlink(tmp_path / "other" / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(UserError, match="links to .*other/checkpoints, which is not there"):
+        (tmp_path / "config.json").write_text(config_lib.to_json(small_config()))
+        adopt_config(epath.Path(tmp_path), small_config())
+
+
+def test_prepare_leaves_a_run_that_has_trained_as_it_is(tmp_path):
+    run_folder(tmp_path)
+    (tmp_path / "complete.json").write_text("{}")
+    before = content(tmp_path)
+    more = small_config(checkpoint=dict(every_steps=10), train=dict(steps=7))
+    more = dataclasses.replace(more, train=dataclasses.replace(more.train, steps=9))
+    adopt_config(epath.Path(tmp_path), more, train=False)
+    assert content(tmp_path) == before
+    with pytest.raises(UserError, match="another config .*config.json"):
+        adopt_config(epath.Path(tmp_path), small_config(model=dict(d_model=32)), train=False)
+    adopt_config(epath.Path(tmp_path), more)
+    assert not (tmp_path / "complete.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00"])
+def test_a_damaged_marker_of_completeness_means_that_the_end_is_made_again(tmp_path, text):
+    run_folder(tmp_path)
+    (tmp_path / "complete.json").write_text(text)
+    assert completed(epath.Path(tmp_path), read_config(tmp_path)) is None
+
+
+def test_train_prepare_and_average_are_refused_while_another_process_writes(tmp_path):
+    workdir = run_folder(tmp_path / "run")
+    before = content(workdir)
+    with writing(epath.Path(workdir), "train"):
+        for command in (train, prepare):
+            with pytest.raises(UserError, match="is being written by another process: train, process"):
+                command.run(["--config=configs/toy.py", f"--workdir={workdir}", "--config.mesh.cpu_devices=1"])
+    after = content(workdir)
+    del after[".lock"]
+    assert after == before
+
+
+def test_files_that_a_killed_writer_had_not_finished_are_removed_under_the_lock(tmp_path):
+    workdir = run_folder(tmp_path / "run")
+    before = content(workdir)
+    unfinished = f".partial-{'0' * 32}"
+    (workdir / "eval").mkdir()
+    (workdir / "tokenizer").mkdir()
+    for name in (f"config.json{unfinished}", f"tokenizer/tokenizer.model{unfinished}", f"eval/old.json{unfinished}",
+                 f"eval/new.json{unfinished}"):  # fmt: skip
+        (workdir / name).write_text("{")
+    os.utime(workdir / f"eval/old.json{unfinished}", (0, 0))
+    (workdir / f"tokenizer{unfinished}").mkdir()
+    with writing(epath.Path(workdir), "train"):
+        pass
+    left = content(workdir).keys() - before.keys()
+    assert left == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
+
+
+def test_a_second_average_into_a_folder_is_refused_and_leftovers_of_others_stay(tmp_path):
+    output, partial = epath.Path(tmp_path / "mean"), tmp_path / "mean.partial"
+    lock = lock_folder(partial, "average")
+    with pytest.raises(UserError, match="--output=.*mean.* is being written by another process: average, process"):
+        average_module._write(output, small_config(), None, None, [], [])
+    lock.release()
+    (partial / "thesis.txt").write_text("work")
+    with pytest.raises(UserError, match="thesis.txt in it is not from `average`"):
+        average_module._write(output, small_config(), None, None, [], [])
+    assert (partial / "thesis.txt").read_text() == "work"
