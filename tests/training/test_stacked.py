@@ -31,8 +31,13 @@ VARIANTS = [
 
 
 def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **groups):
-    """A run for each variant, each on a device of its own."""
+    """A run for each variant, each on a device of its own.
+
+    Adam's eps is far above rounding: with 1e-9, a unit whose gradient is nearly zero takes steps of a random sign, and two
+    programs that round differently end at different parameters.
+    """
     devices = devices or jax.devices()
+    groups["optimizer"] = dict(eps=1e-4) | groups.get("optimizer", {})
     runs = []
     for i, variant in enumerate(variants):
         keys = {g: groups.get(g, {}) | variant.get(g, {}) for g in groups.keys() | variant.keys()}
@@ -52,7 +57,7 @@ def losses(run):
     "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_together_is_as_alone(tmp_path, cache, devices, monkeypatch):
-    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5, and so the parameters."""
+    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
     monkeypatch.setattr("t2t_flax.training.stacked.jax.devices", lambda: _DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
     alone = runs_of(tmp_path, cache, "alone", devices=_DEVICES[:1], **evaluated)
@@ -61,13 +66,12 @@ def test_together_is_as_alone(tmp_path, cache, devices, monkeypatch):
     stacked = train_together(together, [None] * 4, say=lambda _: None)
     assert trial_mesh(4).shape["trial"] == devices
     for a, b, x, y in zip(alone, together, outcomes, stacked, strict=True):
-        np.testing.assert_allclose(losses(b), losses(a), rtol=1e-4)
+        np.testing.assert_allclose(losses(b), losses(a), rtol=1e-5)
         valid = [[line["valid_nll"] for line in read_metrics(run.workdir) if "valid_nll" in line] for run in (a, b)]
         assert len(valid[0]) == 3
-        np.testing.assert_allclose(valid[1], valid[0], rtol=1e-4)
+        np.testing.assert_allclose(valid[1], valid[0], rtol=1e-5)
         for one, other in zip(jax.tree.leaves(x.state.ema), jax.tree.leaves(y.state.ema), strict=True):
-            # Adam divides by the size of a gradient: where that is next to nothing, rounding shows.
-            np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=5e-3)
+            np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=2e-5)
     assert len({tuple(losses(run)) for run in together}) == 4
 
 
