@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.record import machine, publish
-from t2t_flax.commands import flags
+from t2t_flax.cli import arguments
 from t2t_flax.config import load_config
 
 WARM, BLOCK = 20, 20  # updates
@@ -27,17 +27,17 @@ WARM, BLOCK = 20, 20  # updates
 
 def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any]:
     """Trains a preset for so many updates in this process."""
-    from t2t_flax.process import prepare_process
+    from t2t_flax.process_setup import prepare_process
 
     config = load_config(preset, {"train.steps": str(steps)} | overrides)
     prepare_process(config)
     import jax
 
-    from t2t_flax.parallel import mesh as mesh_lib
-    from t2t_flax.telemetry import flops, memory
-    from t2t_flax.training.feed import Feed
-    from t2t_flax.training.run import assemble, compile_train_steps, describe_shapes
-    from t2t_flax.training.state import init_state
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.monitoring import flops, memory
+    from t2t_flax.training.prefetch import Feed
+    from t2t_flax.training.setup import assemble, compile_train_steps, describe_shapes
+    from t2t_flax.training.train_state import init_state
 
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)
@@ -98,8 +98,8 @@ def random_store(folder: Path, vocab: int, pairs: int = 200_000):
     """Log-normal lengths of 26 tokens on average, both sides alike."""
     import numpy as np
 
-    from t2t_flax.data.store import TokenStore
-    from t2t_flax.data.store_writer import StoreWriter
+    from t2t_flax.data.store.token_store import TokenStore
+    from t2t_flax.data.store.writer import StoreWriter
 
     rng = np.random.default_rng(0)
     source = np.clip(rng.lognormal(3.1, 0.6, pairs), 2, 250)
@@ -134,13 +134,13 @@ def predict(result: dict[str, Any]) -> dict[str, Any] | None:
 
 def main(argv: list[str]) -> None:
     """Measures each preset in a process, then asks `plan`."""
-    parser = flags.parser("accelerator", __doc__)
+    parser = arguments.parser("accelerator", __doc__)
     parser.prog = "python -m benchmarks.accelerator"
     parser.add_argument("--preset", action="append", help="default: aiayn_base and aiayn_big")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", metavar="FILE.json")
     parser.add_argument("--here", metavar="FILE.json", help="measure in this process")
-    args, overrides = flags.parse(parser, argv)
+    args, overrides = arguments.parse(parser, argv)
     presets = args.preset or ["aiayn_base", "aiayn_big"]
     if args.here:
         Path(args.here).write_text(json.dumps(measure(presets[0], args.steps, overrides)))

@@ -78,15 +78,15 @@ def prepare_template(folder: Path) -> None:
 
 def import_all() -> None:
     """What the commands import, once for all cases; starts no backend of JAX."""
-    import t2t_flax.commands.train_together  # noqa: F401
-    import t2t_flax.evaluation.average  # noqa: F401
+    import t2t_flax.cli.train_together  # noqa: F401
+    import t2t_flax.evaluation.checkpoint_average  # noqa: F401
     import t2t_flax.evaluation.evaluate  # noqa: F401
-    import t2t_flax.training.describe  # noqa: F401
     import t2t_flax.training.loop  # noqa: F401
+    import t2t_flax.training.model_summary  # noqa: F401
     from t2t_flax.__main__ import COMMANDS
 
     for name in COMMANDS:
-        __import__(f"t2t_flax.commands.{name}")
+        __import__(f"t2t_flax.cli.{name}")
 
 
 def run_forked(case: Case, cwd: Path, timeout: float) -> tuple[int | None, str]:

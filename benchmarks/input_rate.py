@@ -22,15 +22,14 @@ import numpy as np
 
 from benchmarks.record import machine, publish
 from t2t_flax.config import Data, Model
-from t2t_flax.data import toy
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.first_fit import first_fit
-from t2t_flax.data.integrity import FILES, crc32
-from t2t_flax.data.lines import scan
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.store import FORMAT_VERSION, TokenStore
-from t2t_flax.telemetry.flops import DATA_SHEET_TFLOPS, Tokens, forward_flops
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.first_fit import first_fit
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.data.sources import open_source, toy
+from t2t_flax.data.sources.lines import scan
+from t2t_flax.data.store.integrity import FILES, crc32
+from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore
+from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS, Tokens, forward_flops
 
 CHUNK = 1_000_000
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.files import numbered
-from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.filesystem import numbered
+from t2t_flax.monitoring.metrics_writer import read_metrics
 
 ROOT = Path(__file__).parents[1]
 STEPS = 60
@@ -249,7 +249,7 @@ def parameters(workdir: Path) -> list[np.ndarray]:
     with _LOADING:
         import jax
 
-        from t2t_flax.evaluation.load import load
+        from t2t_flax.evaluation.restore import load
 
         return [np.asarray(leaf) for leaf in jax.tree.leaves(load(workdir).params)]
 

@@ -28,9 +28,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.record import machine
 from t2t_flax.config import Model
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
 from t2t_flax.models.mixers import make_mixer
-from t2t_flax.telemetry.flops import mixer_products
+from t2t_flax.monitoring.flops import mixer_products
 
 WINDOW, WIDTH = 17, 3
 LAYERS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.record import publish
-from t2t_flax.data import toy
+from t2t_flax.data.sources import toy
 
 BASE = 20_000
 

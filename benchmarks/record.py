@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
 
 
 def machine() -> dict[str, str | int]:

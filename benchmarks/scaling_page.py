@@ -32,7 +32,7 @@ def _ms(seconds: float) -> str:
 
 def _compiled(record: dict[str, Any]) -> str:
     from t2t_flax.config import load_config
-    from t2t_flax.data.batches import Shape
+    from t2t_flax.data.batching.batches import Shape
     from t2t_flax.planning.roofline import roofline, sent_bytes
     from t2t_flax.planning.shapes import update_flops
     from t2t_flax.planning.topology import parse

@@ -41,7 +41,7 @@ def point(
     """A data-parallel update with `rows` packed rows on each chip; `compiled`: the compiler's answer for it. `zero_1`:
     the optimizer's state divided over 16 chips.
     """
-    from t2t_flax.data.batches import Shape
+    from t2t_flax.data.batching.batches import Shape
     from t2t_flax.planning.roofline import roofline
     from t2t_flax.planning.shapes import update_flops
 
@@ -75,7 +75,7 @@ def _config(preset: str, overrides: dict[str, str] | None = None):
 
 def _by_formula(preset: str, rows: int, topology, zero_1: bool) -> tuple[int, list[dict[str, Any]]]:
     """(HBM bytes, collectives) of a device in a data-parallel update."""
-    from t2t_flax.data.batches import Shape
+    from t2t_flax.data.batching.batches import Shape
     from t2t_flax.planning import formula
     from t2t_flax.planning.places import Places
 

@@ -29,7 +29,7 @@ SIZES = {
 def measure(size: str, how: str, trials: int, updates: int, folder: str) -> float:
     """Trials times updates per second of one process, after its programs are compiled."""
     from t2t_flax import config as config_lib
-    from t2t_flax.process import prepare_process
+    from t2t_flax.process_setup import prepare_process
 
     s = SIZES[size]
     c = config_lib.load_config("configs/toy.py")
@@ -45,11 +45,11 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
     import jax
     from etils import epath
 
-    from t2t_flax.data.corpus import prepare_corpus
-    from t2t_flax.training.feed import put_batch
-    from t2t_flax.training.run import assemble, compile_train_steps
-    from t2t_flax.training.stacked import Stack, trial_mesh
-    from t2t_flax.training.state import init_state
+    from t2t_flax.data.dataset import prepare_corpus
+    from t2t_flax.training.prefetch import put_batch
+    from t2t_flax.training.setup import assemble, compile_train_steps
+    from t2t_flax.training.train_state import init_state
+    from t2t_flax.training.vectorized import Stack, trial_mesh
 
     vary = lambda i: dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, peak_lr=1e-3 * (1 + i)))  # noqa: E731
     configs = [vary(i) for i in range(trials)]

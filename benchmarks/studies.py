@@ -16,13 +16,13 @@ from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
 from t2t_flax.config import load_config
 from t2t_flax.evaluation.compare import read_record
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.results import Row, curve, rows
 from t2t_flax.sweeps.trials import command
 from t2t_flax.tasks.brackets import NAMES, bracket_counts, f1
 from t2t_flax.tasks.trees import UNKNOWN_TAG, leaves, read_trees
-from t2t_flax.telemetry.metrics import read_metrics
 
 
 def table3_record(sweep: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def sentences(size: dict, batches: int, seed: int = 0) -> list:
 def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     """Seconds of each round over all batches with our train step."""
     from t2t_flax import config as config_lib
-    from t2t_flax.process import prepare_process
+    from t2t_flax.process_setup import prepare_process
 
     c = config_lib.Config()
     model = dataclasses.replace(
@@ -62,12 +62,12 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     import jax
     import numpy as np
 
-    from t2t_flax.data.first_fit import first_fit
-    from t2t_flax.data.rows import fill
-    from t2t_flax.parallel import mesh as mesh_lib
+    from t2t_flax.data.batching.first_fit import first_fit
+    from t2t_flax.data.batching.rows import fill
+    from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
-    from t2t_flax.training.state import init_state, make_model
-    from t2t_flax.training.step import make_train_step
+    from t2t_flax.training.train_state import init_state, make_model
+    from t2t_flax.training.train_step import make_train_step
 
     mesh = mesh_lib.make_mesh(c.mesh)
     module, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c)

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
     try:
-        command = importlib.import_module(f"t2t_flax.commands.{argv[0]}")
+        command = importlib.import_module(f"t2t_flax.cli.{argv[0]}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("t2t_flax"):
             raise
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return FAILURE
     except OSError as error:
-        from t2t_flax.files import is_full
+        from t2t_flax.filesystem import is_full
 
         if is_full(error):
             print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)

@@ -22,7 +22,7 @@ import psutil
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote, read_if_there, write_whole
+from t2t_flax.filesystem import is_remote, read_if_there, write_whole
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"

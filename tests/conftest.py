@@ -21,10 +21,10 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-# Many tests build the same small program: a cache of this session's own, which its workers share, so that it is compiled
-# once.
-_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-if not _WORKER:
+# Many tests build the same small program: the workers share a cache of programs, so that each is compiled once. It is
+# deleted at the end, unless JAX_COMPILATION_CACHE_DIR names one to keep for the next run.
+_OWN_CACHE = not os.environ.get("JAX_COMPILATION_CACHE_DIR")
+if _OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -66,6 +66,6 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_unconfigure(config) -> None:
-    """The cache of programs goes with the session."""
-    if not _WORKER:
+    """Deletes the session's own cache of programs."""
+    if _OWN_CACHE:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from several import environment
+from helpers.processes import environment
 
-from t2t_flax.data import toy
+from t2t_flax.data.sources import toy
 from t2t_flax.planning.ask import has_libtpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -6,8 +6,8 @@ import os
 import pytest
 from etils import epath
 
-from t2t_flax import files
-from t2t_flax.files import is_full, is_passing, write_whole
+from t2t_flax import filesystem as files
+from t2t_flax.filesystem import is_full, is_passing, write_whole
 
 
 def test_text_and_bytes_are_written_and_folders_made(tmp_path):

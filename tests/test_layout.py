@@ -9,45 +9,55 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
-    "files": {"errors"},
-    "locks": {"errors", "files"},
+    "filesystem": {"errors"},
+    "locks": {"errors", "filesystem"},
     "config": {"errors"},
-    "process": {"config", "errors"},
-    "data": {"config", "errors", "files"},
+    "process_setup": {"config", "errors"},
+    "data": {"config", "errors", "filesystem"},
     "models": {"config", "errors"},
-    "parallel": {"config", "errors", "files", "process"},
-    "telemetry": {"config", "errors", "files"},
-    "convert": {"config", "errors", "data", "models"},
-    "training": {"config", "errors", "files", "locks", "data", "models", "parallel", "telemetry", "version"},
-    "decoding": {"config", "errors", "files", "data", "models", "parallel", "telemetry"},
+    "distributed": {"config", "errors", "filesystem", "process_setup"},
+    "monitoring": {"config", "errors", "filesystem"},
+    "interop": {"config", "errors", "data", "models"},
+    "training": {"config", "errors", "filesystem", "locks", "data", "models", "distributed", "monitoring", "version"},
+    "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
     "evaluation": {
         "config",
         "errors",
-        "files",
+        "filesystem",
         "locks",
         "data",
         "models",
-        "parallel",
+        "distributed",
         "training",
         "decoding",
         "version",
     },
-    "tasks": {"config", "errors", "files", "data", "evaluation"},
-    "sweeps": {"config", "errors", "files", "locks", "data", "process", "telemetry", "evaluation", "version"},
+    "tasks": {"config", "errors", "filesystem", "data", "evaluation"},
+    "sweeps": {
+        "config",
+        "errors",
+        "filesystem",
+        "locks",
+        "data",
+        "process_setup",
+        "monitoring",
+        "evaluation",
+        "version",
+    },
     "planning": {
         "config",
         "errors",
-        "files",
+        "filesystem",
         "data",
         "models",
-        "parallel",
-        "process",
-        "telemetry",
+        "distributed",
+        "process_setup",
+        "monitoring",
         "training",
         "decoding",
     },
 }
-NO_JAX = ("config", "data", "errors", "files", "locks", "sweeps", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -69,7 +79,7 @@ def room(path: Path) -> str:
 def test_imports_run_one_way(path):
     own = room(path)
     if own not in BELOW:
-        assert own in ("commands", "__main__", "__init__")
+        assert own in ("cli", "__main__", "__init__")
         return
     for name in imports(path):
         if name.startswith("t2t_flax."):
@@ -80,7 +90,7 @@ def test_imports_run_one_way(path):
 
 
 def test_only_one_file_knows_orbax():
-    assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoint.py"]
+    assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoints.py"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

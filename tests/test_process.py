@@ -11,7 +11,7 @@ import time
 import jax
 import pytest
 
-from t2t_flax import process
+from t2t_flax import process_setup as process
 from t2t_flax.config import Config, Train
 from t2t_flax.errors import STOPPED
 from t2t_flax.version import __version__

@@ -1,7 +1,7 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
 from t2t_flax.config.load import from_python_file, load_config
-from t2t_flax.config.resolve import (
+from t2t_flax.config.overrides import (
     SCHEMA_VERSION,
     as_json,
     check_value,
@@ -29,7 +29,7 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
-from t2t_flax.config.sets import parse_test_sets
+from t2t_flax.config.test_sets import parse_test_sets
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -7,10 +7,10 @@ from typing import Any
 
 import ml_collections
 
+from t2t_flax.config.overrides import from_json, overridden, resolve, to_config_dict
 from t2t_flax.config.presets import preset
-from t2t_flax.config.resolve import from_json, overridden, resolve, to_config_dict
 from t2t_flax.config.schema import Config
-from t2t_flax.config.trainable import check_trainable
+from t2t_flax.config.validation import check_trainable
 from t2t_flax.errors import UserError
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.config.rules import DEFAULT_RULES
+from t2t_flax.config.sharding_rules import DEFAULT_RULES
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config.large_batch import MLPERF_BIG
-from t2t_flax.config.resolve import default_config
+from t2t_flax.config.overrides import default_config
 from t2t_flax.errors import UserError
 
 Keys = dict[str, Any]

@@ -1,6 +1,6 @@
 """Keys that only scale or shift what a program computes: runs that differ in nothing else can share one."""
 
-from t2t_flax.config.resolve import differences
+from t2t_flax.config.overrides import differences
 from t2t_flax.config.schema import Config
 
 RATES = ("model.dropout", "model.dropout_embed", "model.dropout_attention", "model.dropout_ffn")

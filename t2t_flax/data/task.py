@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config, Data, Eval
-from t2t_flax.data.source import Source
+from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 
 

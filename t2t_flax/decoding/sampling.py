@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.decoding.stages import (
+from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
     LENGTHS,
     PAD,

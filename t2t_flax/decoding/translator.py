@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Decode
-from t2t_flax.data.tokenizer import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.beam import BeamOptions, beam_search
+from t2t_flax.data.tokenizers.base import EOS
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.sampling import SampleOptions, sample
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.parallel import mesh as mesh_lib
 
 # Sources are padded to one of these, so that the programs are few.
 SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)

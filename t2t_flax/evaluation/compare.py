@@ -12,7 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
-from t2t_flax.data.corpus import split_source
+from t2t_flax.data.dataset import split_source
 from t2t_flax.data.task import Counts, Task, task_class
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import BOOTSTRAP_SEED, draw_sentences

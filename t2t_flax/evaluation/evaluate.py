@@ -13,17 +13,17 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.corpus import split_source, split_store
+from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.task import task_of
-from t2t_flax.data.tokenizer import UNK
+from t2t_flax.data.tokenizers.base import UNK
+from t2t_flax.distributed.coordination import Pod
 from t2t_flax.evaluation.compare import task_of_record
-from t2t_flax.evaluation.load import Loaded
 from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.evaluation.records import record_name
-from t2t_flax.files import write_whole
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.training.run import ValidationLoss
-from t2t_flax.training.state import count_params
+from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.filesystem import write_whole
+from t2t_flax.training.setup import ValidationLoss
+from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1

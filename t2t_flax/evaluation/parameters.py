@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import Pod
 from t2t_flax.errors import UserError
-from t2t_flax.files import numbered
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.filesystem import numbered
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import changes_in
 from t2t_flax.training.damage import DamagedCheckpoint
 

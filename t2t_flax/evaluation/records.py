@@ -12,10 +12,10 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.schema import fields
-from t2t_flax.data.corpus import split_source
+from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.load import Loaded
 from t2t_flax.evaluation.metrics import NO_SCORE
+from t2t_flax.evaluation.restore import Loaded
 
 # What a record's config holds besides is of the training, of the machine, or of what is printed.
 _OTHER = (

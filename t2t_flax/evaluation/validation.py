@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from t2t_flax.data.corpus import split_source
+from t2t_flax.data.dataset import split_source
 from t2t_flax.data.task import task_of
 from t2t_flax.decoding.translator import Translator
-from t2t_flax.training.run import Run
+from t2t_flax.training.setup import Run
 
 
 def validation_score(run: Run) -> Callable[..., float]:

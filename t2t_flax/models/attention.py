@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
+from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.layers import Einsum
 
 _MASKED = -1e9  # finite, so that a row without any key (padding) gives numbers and not NaN
 

@@ -1,71 +1,79 @@
-"""Layers that carry the logical names of their parameters: einsum, LayerNorm, embedding, feed-forward."""
-
-from collections.abc import Callable
+"""Encoder and decoder layers (3.1): a mixer of positions, in the decoder attention over the source, feed-forward."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
-from t2t_flax.models.dropout import Dropout, Noise
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": nn.relu, "gelu": nn.gelu, "swish": nn.swish}
-
-
-class Einsum(nn.Module):
-    """One kernel and one einsum, written out at the call site; Xavier-uniform with this gain, biases 0.
-
-    `in_axis` and `out_axis` say which kernel axes are summed over and produced: Xavier's fans of a kernel with separate
-    head axes come out wrong without them (std 0.0074 instead of 0.0442 at [512, 8, 64]).
-    """
-
-    equation: str
-    shape: tuple[int, ...]
-    names: tuple[str, ...]
-    in_axis: tuple[int, ...] = (0,)
-    out_axis: tuple[int, ...] = (1,)
-    use_bias: bool = False
-    gain: float = 1.0
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.initializers.variance_scaling(
-            self.gain**2, "fan_avg", "uniform", in_axis=self.in_axis, out_axis=self.out_axis
-        )
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32)
-        y = jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
-        if self.use_bias:
-            names, shape = ([of[axis] for axis in self.out_axis] for of in (self.names, self.shape))
-            init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
-            y += self.param("bias", init, tuple(shape), jnp.float32).astype(self.dtype)
-        return y
+from t2t_flax.config import Model
+from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.dense import FeedForward, layer_norm
+from t2t_flax.models.dropout import Dropout
+from t2t_flax.models.mixers import make_mixer
 
 
-def layer_norm(epsilon: float, dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm over the last axis; float32 statistics, two-pass variance."""
-    return nn.LayerNorm(
-        epsilon=epsilon,
-        dtype=dtype,
-        param_dtype=jnp.float32,
-        use_fast_variance=False,
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("norm",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)),
-        name=name,
-    )
+class Residual(nn.Module):
+    """LayerNorm(x + Dropout(f(x))) (3.1, 5.4), or x + Dropout(f(LayerNorm(x))) with pre-norm."""
+
+    config: Model
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.norm = layer_norm(self.config.norm_eps, self.dtype)
+        self.drop = Dropout(self.config.dropout)
+
+    def __call__(self, x, sublayer, noise):
+        if self.config.norm == "pre":
+            return x + self.drop(sublayer(self.norm(x)), noise)
+        return self.norm(x + self.drop(sublayer(x), noise))
 
 
-class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (3.3), or another activation in place of max(0, .). x [..., D] -> [..., D]."""
+def _feed_forward(c: Model, dtype: jnp.dtype) -> FeedForward:
+    return FeedForward(c.d_model, c.d_ff, c.dropout_ffn, c.activation, dtype)
 
-    d_model: int
-    d_ff: int
-    dropout: float = 0.0
-    activation: str = "relu"
-    dtype: jnp.dtype = jnp.float32
 
-    @nn.compact
-    def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
-        up = Einsum("...d,df->...f", (self.d_model, self.d_ff), ("embed", "mlp"), use_bias=True, dtype=self.dtype)
-        down = Einsum("...f,fd->...d", (self.d_ff, self.d_model), ("mlp", "embed"), use_bias=True, dtype=self.dtype)
-        hidden = Dropout(self.dropout, name="hidden_dropout")(ACTIVATIONS[self.activation](up(x)), noise)
-        return down(hidden)
+class EncoderLayer(nn.Module):
+    config: Model
+    dtype: jnp.dtype
+    depth: int = 0  # layers below
+
+    def setup(self):
+        self.mixer = make_mixer(self.config, self.dtype, causal=False, depth=self.depth)
+        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.residual_attention = Residual(self.config, self.dtype)
+        self.residual_ffn = Residual(self.config, self.dtype)
+
+    def __call__(self, x, segments, noise):
+        x = self.residual_attention(x, lambda y: self.mixer(y, segments, noise), noise)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
+
+
+class DecoderLayer(nn.Module):
+    config: Model
+    dtype: jnp.dtype
+    depth: int = 0  # layers below
+
+    def setup(self):
+        self.mixer = make_mixer(self.config, self.dtype, causal=True, depth=self.depth)
+        self.cross_attention = MultiHeadAttention(self.config, self.dtype)
+        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.residual_attention = Residual(self.config, self.dtype)
+        self.residual_cross = Residual(self.config, self.dtype)
+        self.residual_ffn = Residual(self.config, self.dtype)
+
+    def __call__(self, x, memory, segments, cross_mask, noise):
+        x = self.residual_attention(x, lambda y: self.mixer(y, segments, noise), noise)
+        x = self.residual_cross(x, lambda y: self.cross_attention(y, memory, cross_mask, noise), noise)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
+
+    def step(self, x_BxKxD, self_cache, cross_cache, source_mask_BxS, position):
+        new_cache = {}
+
+        def mixer(y):
+            out, new_cache["self"] = self.mixer.step(y, self_cache, position)
+            return out
+
+        def cross_attention(y):
+            return self.cross_attention.cross_step(y, cross_cache["key"], cross_cache["value"], source_mask_BxS)
+
+        x = self.residual_attention(x_BxKxD, mixer, None)
+        x = self.residual_cross(x, cross_attention, None)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, None), None), new_cache["self"]

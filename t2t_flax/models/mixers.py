@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
+from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Noise
-from t2t_flax.models.layers import Einsum
-from t2t_flax.models.window import SelfAttention
+from t2t_flax.models.local_attention import SelfAttention
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 # A dilated stack begins again at 1 once its layers connect a row of this many positions, as ByteNet's does.

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.models.attention import segment_mask
+from t2t_flax.models.dense import layer_norm
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.embedding import DecoderStart, Embedding, Position
-from t2t_flax.models.layers import layer_norm
-from t2t_flax.models.stack import DecoderLayer, EncoderLayer
+from t2t_flax.models.embeddings import DecoderStart, Embedding, Position
+from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:

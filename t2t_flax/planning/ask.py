@@ -13,7 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.planning.topology import Topology
-from t2t_flax.process import child_environment
+from t2t_flax.process_setup import child_environment
 
 _TAIL = 15
 

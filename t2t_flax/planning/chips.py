@@ -9,7 +9,7 @@ bfloat16 peaks are those of `telemetry.flops`.
 
 import dataclasses
 
-from t2t_flax.telemetry.flops import DATA_SHEET_TFLOPS
+from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS
 
 GIB, GB = 2.0**30, 1e9
 HOP_SECONDS = 1e-6  # one link, one way: an assumption, of the order that is reported for TPUs

@@ -9,18 +9,18 @@ import jax
 from jax.experimental import topologies
 
 from t2t_flax.config import Config
-from t2t_flax.data.batches import Shape
-from t2t_flax.decoding.ahead import compile_search
+from t2t_flax.data.batching.batches import Shape
+from t2t_flax.decoding.aot import compile_search
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.planning import hlo
 from t2t_flax.planning.collectives import collectives
 from t2t_flax.planning.places import Places
 from t2t_flax.planning.topology import Topology
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.run import compiler_options
-from t2t_flax.training.state import TrainState, init_state, make_model
-from t2t_flax.training.step import make_train_step
+from t2t_flax.training.setup import compiler_options
+from t2t_flax.training.train_state import TrainState, init_state, make_model
+from t2t_flax.training.train_step import make_train_step
 
 # The two ways in which the TPU compiler says that a program does not fit.
 _USED = re.compile(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2t_flax.data.batches import Shape
+from t2t_flax.data.batching.batches import Shape
 from t2t_flax.planning.collectives import Collective
 
 _FLOAT32 = 4

@@ -5,15 +5,15 @@ import functools
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.config.rules import DEFAULT_RULES
-from t2t_flax.data.batches import Shape
+from t2t_flax.config.sharding_rules import DEFAULT_RULES
+from t2t_flax.data.batching.batches import Shape
 from t2t_flax.errors import UserError
+from t2t_flax.monitoring.flops import Tokens, forward_flops
 from t2t_flax.planning.ask import ask
 from t2t_flax.planning.chips import GIB
 from t2t_flax.planning.roofline import Roofline, roofline
 from t2t_flax.planning.shapes import FILL, real_tokens, update_flops
 from t2t_flax.planning.topology import Topology
-from t2t_flax.telemetry.flops import Tokens, forward_flops
 
 RESERVED = 0.25 * GIB  # of HBM by the runtime: the compiler offers 15.75 of the 16 GiB of a v5e
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))

@@ -3,10 +3,10 @@
 import math
 
 from t2t_flax.config import Config
-from t2t_flax.data.batches import Batches, Shape, shape_of
-from t2t_flax.data.sizes import bucket_edges
-from t2t_flax.data.store import TokenStore
-from t2t_flax.telemetry.flops import Tokens, forward_flops
+from t2t_flax.data.batching.batches import Batches, Shape, shape_of
+from t2t_flax.data.batching.shape_list import bucket_edges
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.monitoring.flops import Tokens, forward_flops
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 

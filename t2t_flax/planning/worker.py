@@ -8,10 +8,10 @@ import traceback
 from typing import Any
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.batches import Shape
-from t2t_flax.data.store import TokenStore
+from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

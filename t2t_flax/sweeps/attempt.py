@@ -13,8 +13,8 @@ from t2t_flax import config as config_lib
 from t2t_flax import errors
 from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote
-from t2t_flax.process import ALONE, child_environment
+from t2t_flax.filesystem import is_remote
+from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps.folder import COMPLETE, DIVERGED, FAILED, MISTAKE, PRUNED, STOPPED, Claim, Folder
 from t2t_flax.sweeps.shares import Share
 
@@ -144,7 +144,7 @@ def command(folder: Folder, names: list[str], share: Share) -> list[str]:
     unless the config says where.
     """
     cores = ",".join(map(str, share.cores)) or "-"
-    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.commands.train_together"]
+    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.cli.train_together"]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     if not config_lib.from_json(folder.config(names[0]).read_text()).data.cache:

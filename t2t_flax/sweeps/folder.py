@@ -26,7 +26,7 @@ from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import scalars
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_full, numbered
+from t2t_flax.filesystem import is_full, numbered
 from t2t_flax.sweeps.trials import is_folder_name
 
 COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"

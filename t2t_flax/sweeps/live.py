@@ -8,8 +8,8 @@ import rich.console
 import rich.live
 import rich.table
 
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
-from t2t_flax.telemetry.metrics import read_metrics
 
 _SHOWN = 30
 """Trials that the table has room for; the running ones come first."""

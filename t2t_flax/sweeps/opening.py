@@ -9,7 +9,7 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote, write_whole
+from t2t_flax.filesystem import is_remote, write_whole
 from t2t_flax.sweeps.folder import Folder, one_at_a_time, read_sweep
 from t2t_flax.sweeps.trials import Trial
 from t2t_flax.version import __version__, source_digest

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
 from t2t_flax.sweeps.pictures import pictures

@@ -15,9 +15,9 @@ from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_r
 from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds, pair_seeds, spread_over_seeds, told
 from t2t_flax.evaluation.metrics import NO_SCORE, lower_is_better
 from t2t_flax.evaluation.significance import LEVEL, multipliers
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.trials import folder_name
-from t2t_flax.telemetry.metrics import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)

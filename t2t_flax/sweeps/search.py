@@ -12,14 +12,14 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.files import write_whole
+from t2t_flax.filesystem import write_whole
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked, one_at_a_time
 from t2t_flax.sweeps.opening import add_configs
 from t2t_flax.sweeps.results import trial_score
 from t2t_flax.sweeps.space import Range, Search
 from t2t_flax.sweeps.trials import one, row_names
 from t2t_flax.sweeps.worker import Queue
-from t2t_flax.telemetry.metrics import read_metrics
 
 _ASKS = 100
 """Proposals in a row that may be no possible config."""

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.data.prepare import tokenizer_settings
-from t2t_flax.data.symbols import SymbolTokenizer
+from t2t_flax.data.preprocess import tokenizer_settings
 from t2t_flax.data.task import Counts, Task
-from t2t_flax.data.tokenizer import train_sentencepiece
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.base import train_sentencepiece
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.metrics import label
 from t2t_flax.tasks.brackets import EXACT, HOW, bracket_counts, f1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.config import Data, Eval
-from t2t_flax.data.prepare import tokenizer_settings, train_tokenizers
+from t2t_flax.data.preprocess import tokenizer_settings, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.task import Counts, Task
 from t2t_flax.evaluation.bleu import NAMES, Statistics, Variant, variant

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from t2t_flax.files import is_passing
-from t2t_flax.parallel.pod import broken_connection
+from t2t_flax.distributed.coordination import broken_connection
+from t2t_flax.filesystem import is_passing
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)

@@ -6,7 +6,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.schema import Optimizer
-from t2t_flax.files import numbered, write_whole
+from t2t_flax.filesystem import numbered, write_whole
 
 MARKER = "diverged.json"
 """In the workdir of a run that has diverged: {"step", "reason"}; gone as soon as it trains again."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from t2t_flax.training.run import Run
+from t2t_flax.training.setup import Run
 
 
 class Due(NamedTuple):

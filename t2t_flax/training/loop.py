@@ -11,18 +11,18 @@ import psutil
 
 from t2t_flax.config import Config
 from t2t_flax.data.task import task_class
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.parallel.watch import StopRequested, Watch
-from t2t_flax.telemetry.clock import Clock
-from t2t_flax.telemetry.pace import Pace
-from t2t_flax.telemetry.progress import Progress
-from t2t_flax.training.checksum import compile_checksums
+from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.watch import StopRequested, Watch
+from t2t_flax.monitoring.progress import Progress
+from t2t_flax.monitoring.stragglers import Pace
+from t2t_flax.monitoring.timers import Clock
+from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.due import Due, due
-from t2t_flax.training.feed import Feed
+from t2t_flax.training.prefetch import Feed
 from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
-from t2t_flax.training.run import Run, ValidationLoss, compile_train_steps
-from t2t_flax.training.state import TrainState
-from t2t_flax.training.update_log import UpdateLog
+from t2t_flax.training.setup import Run, ValidationLoss, compile_train_steps
+from t2t_flax.training.train_logger import UpdateLog
+from t2t_flax.training.train_state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,15 +10,15 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
+from t2t_flax.distributed.coordination import Pod, broken_connection
 from t2t_flax.errors import NO_ROOM, UserError
-from t2t_flax.files import is_full
-from t2t_flax.parallel.pod import Pod, broken_connection
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.filesystem import is_full
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model, config_changes, in_words, stored_config_of
 from t2t_flax.training.damage import DamagedCheckpoint
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.run import Run
-from t2t_flax.training.state import TrainState, init_state
+from t2t_flax.training.setup import Run
+from t2t_flax.training.train_state import TrainState, init_state
 
 
 @dataclasses.dataclass

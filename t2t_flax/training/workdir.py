@@ -22,12 +22,12 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import Pod
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote, names_in, numbered, read_if_there, write_whole
+from t2t_flax.filesystem import is_remote, names_in, numbered, read_if_there, write_whole
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.monitoring.metrics_writer import read_metrics
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.commands import flags
+from t2t_flax.cli import arguments
 from t2t_flax.config import Config, default_config, from_json, load_config, override, resolve, to_json
 from t2t_flax.config.schema import fields
-from t2t_flax.config.trainable import check_trainable
+from t2t_flax.config.validation import check_trainable
 from t2t_flax.errors import UserError
 
 KEYS = st.sampled_from(sorted(fields()))
@@ -173,10 +173,10 @@ def test_paths_that_are_no_config(tmp_path):
 
 
 def parsed(*argv: str):
-    arguments = flags.parser("x", "")
-    flags.add_workdir(arguments, "")
-    flags.add_checkpoint(arguments)
-    return flags.parse(arguments, ["--workdir=w", *argv])
+    parser = arguments.parser("x", "")
+    arguments.add_workdir(parser, "")
+    arguments.add_checkpoint(parser)
+    return arguments.parse(parser, ["--workdir=w", *argv])
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from small import devices_mesh, model_and_state, random_pairs, small_config, write_store
+from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
 
-from t2t_flax import process
+from t2t_flax import process_setup as process
 from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
-from t2t_flax.data import corpus as corpus_module
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.corpus import prepare_corpus, split_source
+from t2t_flax.data import dataset as corpus_module
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.parallel import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.state import init_state, make_model
-from t2t_flax.training.step import make_train_step
+from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_step import make_train_step
 
 TESTS = Path(__file__).parents[1]
 
@@ -97,16 +97,16 @@ PREPARED = {
 # Keys that another test shows to act: file and test.
 ELSEWHERE = {
     "data.task": "tasks/test_parsing.py::test_the_papers_config",
-    "mesh.rules": "parallel/test_mesh.py::test_another_table_of_rules",
-    "mesh.fsdp_shards": "parallel/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
-    "mesh.slices": "parallel/test_zero.py::test_only_the_data_axis_crosses_slices",
+    "mesh.rules": "distributed/test_mesh.py::test_another_table_of_rules",
+    "mesh.fsdp_shards": "distributed/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
+    "mesh.slices": "distributed/test_zero.py::test_only_the_data_axis_crosses_slices",
     "distributed.initialization_timeout": "multiprocess/test_faults.py::test_a_missing_coordinator_is_said_before_waiting_and_given_up",
     "distributed.heartbeat_timeout": "multiprocess/test_faults.py::test_a_silent_process_is_taken_for_dead",
     "distributed.hang_timeout": "multiprocess/test_faults.py::test_a_hung_process_is_named_and_the_run_ends",
-    "distributed.straggler_share": "telemetry/test_pace.py::test_the_share_decides_who_is_named",
+    "distributed.straggler_share": "monitoring/test_pace.py::test_the_share_decides_who_is_named",
     "data.valid": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
-    "data.test": "commands/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
-    "data.tokenizer_model": "commands/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
+    "data.test": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
+    "data.tokenizer_model": "cli/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
     "data.corpus": "evaluation/test_load.py::test_record_holds_what_led_to_the_score",
     "data.tokenized": "evaluation/test_scores.py::test_tokenized_text_is_scored_as_the_detokenised_text_would_be",
     "data.batch_processes": "data/test_layouts_ahead.py::test_batches_are_those_of_the_training_process",
@@ -118,8 +118,8 @@ ELSEWHERE = {
     "checkpoint.every_epochs": "training/test_epochs.py::test_epochs_are_counted_in_updates",
     "decode.length_penalty": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
     "decode.stop": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
-    "data.empty_lines": "commands/test_commands.py::test_bad_input_is_named_and_nothing_is_half_written",
-    "train.steps": "commands/test_commands.py::test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on",
+    "data.empty_lines": "cli/test_commands.py::test_bad_input_is_named_and_nothing_is_half_written",
+    "train.steps": "cli/test_commands.py::test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on",
     "train.init_from": "training/test_loop.py::test_a_finished_run_is_fine_tuned_on_other_data",
     "train.non_finite": "training/test_loop.py::test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same",
     "train.max_skipped_updates": "training/test_loop.py::test_more_skipped_updates_in_a_row_than_allowed_stop_the_run",
@@ -128,7 +128,7 @@ ELSEWHERE = {
     "eval.bleu_every_steps": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.metric": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.patience": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
-    "eval.samples": "commands/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
+    "eval.samples": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
     "decode.strategy": "decoding/test_translator.py::test_translation_depends_on_no_batch_mate_order_or_batch_size",
     "decode.n_best": "decoding/test_translator.py::test_forced_prefix_and_n_best",
     "decode.seed": "decoding/test_translator.py::test_samples_of_a_line_depend_on_its_number_alone",
@@ -144,10 +144,10 @@ ELSEWHERE = {
     "checkpoint.keep_best": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "checkpoint.every_steps": "training/test_loop.py::test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved",
     "checkpoint.keep_last": "training/test_loop.py::test_checkpoint_and_log_keys",
-    "checkpoint.average_last": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "checkpoint.average_last": "cli/test_commands.py::test_the_final_evaluation_averages",
     "eval.bleu_sentences": "evaluation/test_validation.py::test_bleu_of_the_first_sentences",
     "eval.sacrebleu_tokenizer": "evaluation/test_target_languages.py::test_the_tokenizer_of_the_target_language_is_in_the_signature",
-    "eval.bootstrap_samples": "commands/test_commands.py::test_the_final_evaluation_averages",
+    "eval.bootstrap_samples": "cli/test_commands.py::test_the_final_evaluation_averages",
     "log.every_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
     "log.tensorboard": "training/test_loop.py::test_checkpoint_and_log_keys",
     "log.profile_steps": "training/test_loop.py::test_checkpoint_and_log_keys",

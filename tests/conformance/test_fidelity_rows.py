@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import model_and_state, rows_alone, small_config
+from helpers.configs import model_and_state, rows_alone, small_config
 
 from t2t_flax.config import Optimizer
-from t2t_flax.data.corpus import prepare_corpus, split_store
+from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.training.optimizer import schedule
-from t2t_flax.training.state import make_model
+from t2t_flax.training.train_state import make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
 D = 16
@@ -107,7 +107,7 @@ def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, 
     corpus = prepare_corpus(config, tmp_path / "run")
     assert (corpus.train.source(0)[-1] == 1) == eos and corpus.train.target(0)[-1] == 1
     model, _, state, _ = model_and_state(config, vocab=300)
-    from small import devices_mesh
+    from helpers.configs import devices_mesh
 
     translator = Translator(model, corpus.tokenizers, devices_mesh(), config.decode, source_eos=eos)
     seen = []

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import numpy_transformer as reference
-from small import VOCAB, random_pairs, rows_alone
+from helpers.configs import VOCAB, random_pairs, rows_alone
 
 from t2t_flax.config import Model, resolve
 from t2t_flax.config.presets import PRESETS, preset
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.loss import smoothed_cross_entropy
+from t2t_flax.training.losses import smoothed_cross_entropy
 
 
 def small(m: Model) -> Model:

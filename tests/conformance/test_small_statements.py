@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import model_and_state, small_config
+from helpers.configs import model_and_state, small_config
 
 from t2t_flax.config import Config, Model, resolve
 from t2t_flax.config.presets import preset
 from t2t_flax.models import positions
 from t2t_flax.models.attention import AdditiveScore, MultiHeadAttention
-from t2t_flax.models.layers import FeedForward
+from t2t_flax.models.dense import FeedForward
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.state import count_params
+from t2t_flax.training.train_state import count_params
 
 SIDES = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
 

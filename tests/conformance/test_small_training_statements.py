@@ -10,9 +10,9 @@ from t2t_flax.config import Model, Optimizer, resolve
 from t2t_flax.config.presets import preset
 from t2t_flax.models.attention import MultiHeadAttention
 from t2t_flax.models.dropout import Dropout, Noise, noise_key
-from t2t_flax.models.embedding import Embedding
+from t2t_flax.models.embeddings import Embedding
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.loss import smoothed_cross_entropy
+from t2t_flax.training.losses import smoothed_cross_entropy
 from t2t_flax.training.optimizer import schedule
 
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import VOCAB, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.training.loss import smoothed_cross_entropy
+from t2t_flax.training.losses import smoothed_cross_entropy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.torch

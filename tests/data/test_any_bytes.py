@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.commands.flags import read_lines
-from t2t_flax.data import source as source_module
-from t2t_flax.data.lines import file_sha256, lines, scan
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.cli.arguments import read_lines
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.data.sources import base as source_module
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizer import EOS
+from t2t_flax.data.sources.lines import file_sha256, lines, scan
+from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 BOM = codecs.BOM_UTF8

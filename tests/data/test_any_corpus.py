@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.data import plan, plan_file
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.padded_plan import MULTIPLE, group_starts
+from t2t_flax.data.batching import batch_sampler as plan
+from t2t_flax.data.batching import count_cache as plan_file
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.padded_sampler import MULTIPLE, group_starts
 
 
 class Lengths:

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small import DATA, random_pairs, small_config, write_store
+from helpers.configs import DATA, random_pairs, small_config, write_store
 
-from t2t_flax.data.batches import Batches, Shape, shape_of, validation_batches
-from t2t_flax.data.first_fit import first_fit
-from t2t_flax.data.sizes import bucket_edges
+from t2t_flax.data.batching.batches import Batches, Shape, shape_of, validation_batches
+from t2t_flax.data.batching.first_fit import first_fit
+from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.errors import UserError
 
 KINDS = ["packed", "buckets"]

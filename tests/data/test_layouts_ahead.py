@@ -9,12 +9,12 @@ import time
 import numpy as np
 import psutil
 import pytest
-from small import DATA
+from helpers.configs import DATA
 
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.plan import WINDOW_PAIRS
-from t2t_flax.data.store import TokenStore
-from t2t_flax.data.store_writer import StoreWriter
+from t2t_flax.data.batching.batch_sampler import WINDOW_PAIRS
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.errors import UserError
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from small import pairs_of, random_pairs, small_config, write_store
+from helpers.configs import pairs_of, random_pairs, small_config, write_store
 
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.padded_plan import MULTIPLE, PaddedPlan, group_starts
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedPlan, group_starts
 
 
 def greedy(lengths, cap):

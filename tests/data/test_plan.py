@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from small import pairs_of
+from helpers.configs import pairs_of
 
-from t2t_flax.data import plan as plan_module
+from t2t_flax.data.batching import batch_sampler as plan_module
+from t2t_flax.data.batching.batch_sampler import Plan, cut, cut_evenly
 from t2t_flax.data.hashing import bijection, permutation
-from t2t_flax.data.plan import Plan, cut, cut_evenly
 from t2t_flax.errors import UserError
 
 

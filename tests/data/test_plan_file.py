@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small import DATA, random_pairs, write_store
+from helpers.configs import DATA, random_pairs, write_store
 
-from t2t_flax.data import plan, plan_file
-from t2t_flax.data.batches import Batches
+from t2t_flax.data.batching import batch_sampler as plan
+from t2t_flax.data.batching import count_cache as plan_file
+from t2t_flax.data.batching.batches import Batches
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def store(tmp_path, monkeypatch):
 def counted(monkeypatch):
     """The windows that are counted from now on."""
     seen = []
-    for kind in (plan.Plan, __import__("t2t_flax.data.padded_plan", fromlist=["x"]).PaddedPlan):
+    for kind in (plan.Plan, __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedPlan):
         real = kind.__dict__["_count"]
         monkeypatch.setattr(kind, "_count", lambda self, w, real=real: seen.append(w) or real(self, w))
     return seen

@@ -8,13 +8,14 @@ import time
 import psutil
 import pytest
 
-from t2t_flax.data import prepare, workers
-from t2t_flax.data.integrity import VERIFIED
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data import worker_pool as workers
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store import TokenStore
-from t2t_flax.data.tokenizer import EOS
+from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 TRAINING = dict(kind="bpe", byte_fallback=True, normalization="identity")
@@ -213,7 +214,8 @@ def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
 
 KILLED = """
 import sys
-from t2t_flax.data import prepare, workers
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data import worker_pool as workers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 

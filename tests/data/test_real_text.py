@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import load_config
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.corpus import prepare_corpus, split_source
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.dataset import prepare_corpus, split_source
 
 
 @pytest.mark.real_data

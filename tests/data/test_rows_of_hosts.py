@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.configs import DATA, devices_mesh, random_pairs, write_store
 from jax.sharding import NamedSharding
-from small import DATA, devices_mesh, random_pairs, write_store
 
-from t2t_flax.data.batches import Batches, validation_batches
-from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.data.batching.batches import Batches, validation_batches
+from t2t_flax.distributed import mesh as mesh_lib
 
 KINDS = {
     "packed": {},

@@ -7,15 +7,16 @@ import threading
 
 import pytest
 from etils import epath
-from hosts import Hosts
+from helpers.thread_hosts import Hosts
 
-from t2t_flax.data import prepare, shared
-from t2t_flax.data.corpus import prepare_corpus
-from t2t_flax.data.integrity import VERIFIED
-from t2t_flax.data.lines import scan
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
-from t2t_flax.data.shared import prepare_together, survey_once
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data import shared_preprocessing as shared
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.data.shared_preprocessing import prepare_together, survey_once
 from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.lines import scan
+from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.errors import UserError
 
 POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
@@ -26,7 +27,7 @@ FORMS = ["text", "text.gz", "tsv", "tsv.gz", "toy", "one file packed"]
 
 @pytest.fixture(autouse=True)
 def short_strides(monkeypatch):
-    monkeypatch.setattr("t2t_flax.data.source.STRIDE", 8)
+    monkeypatch.setattr("t2t_flax.data.sources.base.STRIDE", 8)
     monkeypatch.setattr(prepare, "CHUNK_PAIRS", 16)
 
 
@@ -204,7 +205,7 @@ def test_a_cache_that_is_not_shared_is_told(tmp_path, tokenizers):
 
 def test_the_whole_corpus_by_two_hosts(tmp_path, monkeypatch):
     """Host 0 trains the tokenizer; both see the same tokenizer, training store and validation store."""
-    from small import small_config
+    from helpers.configs import small_config
 
     data = dict(
         train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, row_length=64
@@ -227,7 +228,7 @@ def test_the_whole_corpus_by_two_hosts(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["", "a", "a\n", "a\nb", "\n\n\n", "x\n" * 24, "x\n" * 23 + "x", "\r\n" * 9])
 @pytest.mark.parametrize("suffix", ["txt", "gz"])
 def test_a_scan_finds_lines_and_where_they_begin(tmp_path, text, suffix, monkeypatch):
-    monkeypatch.setattr("t2t_flax.data.lines._BLOCK", 5)
+    monkeypatch.setattr("t2t_flax.data.sources.lines._BLOCK", 5)
     path = epath.Path(tmp_path / f"a.{suffix}")
     write(tmp_path / path.name, text)
     found = scan(path, 8)

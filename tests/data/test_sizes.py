@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Data
-from t2t_flax.data.sizes import closed_list, levels, smallest_that_holds
+from t2t_flax.data.batching.shape_list import closed_list, levels, smallest_that_holds
 
 
 def slots(rows: Counter, chosen) -> int:

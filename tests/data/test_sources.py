@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from t2t_flax.commands import prepare
+from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
-from t2t_flax.data.corpus import check_sources
+from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import TOY_COUNTS, open_source
 from t2t_flax.errors import UserError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2t_flax.data.integrity import VERIFIED
-from t2t_flax.data.store import TokenStore
-from t2t_flax.data.store_writer import StoreWriter
+from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.errors import UserError
 
 PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]
@@ -112,7 +112,7 @@ def test_files_that_contradict_each_other_are_damage_whatever_the_checksum(tmp_p
 def test_a_verified_store_is_not_read_again(tmp_path, monkeypatch):
     write(tmp_path / "s", digest="abc")
     TokenStore.open(tmp_path / "s")
-    monkeypatch.setattr("t2t_flax.data.integrity._verify_side", None)
+    monkeypatch.setattr("t2t_flax.data.store.integrity._verify_side", None)
     assert TokenStore.open(tmp_path / "s").num_pairs == 3
     (tmp_path / "s" / VERIFIED).write_text("{")
     with pytest.raises(TypeError):
@@ -124,7 +124,7 @@ def test_a_store_that_may_only_be_read_opens(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     write(tmp_path / "s")
-    monkeypatch.setattr("t2t_flax.data.integrity.write_whole", refuse)
+    monkeypatch.setattr("t2t_flax.data.store.integrity.write_whole", refuse)
     assert TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
 
 

@@ -6,14 +6,14 @@ import signal
 import time
 
 import pytest
-from writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
+from helpers.writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
 
-from t2t_flax.data import store_writer
-from t2t_flax.data.integrity import VERIFIED
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store import TokenStore
-from t2t_flax.data.store_writer import StoreWriter
+from t2t_flax.data.store import writer as store_writer
+from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.errors import UserError
 
 POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)

@@ -5,12 +5,12 @@ import logging
 
 import pytest
 from etils import epath
-from small import small_config
+from helpers.configs import small_config
 
-from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import lines
-from t2t_flax.data.subword import read_codes, with_vocabulary
 from t2t_flax.data.tokenizers import load_tokenizer
+from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"

@@ -4,8 +4,8 @@ import pickle
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from t2t_flax.data.tokenizer import EOS, PAD, UNK, train_sentencepiece
 from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
+from t2t_flax.data.tokenizers.base import EOS, PAD, UNK, train_sentencepiece
 from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
@@ -61,7 +61,7 @@ def test_the_cap_takes_the_same_uniform_sample_each_time():
             yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
 
     def shares(count):
-        from t2t_flax.data.tokenizer import _sample
+        from t2t_flax.data.tokenizers.base import _sample
 
         sample = _sample(stream(count), 1000)
         assert len(sample) == min(count, 1000) and sample == _sample(stream(count), 1000)

@@ -11,8 +11,9 @@ from babel.dates import format_date
 from babel.numbers import parse_decimal
 from num2words import num2words
 
-from t2t_flax.data import toy, toy_draws, toy_facts, toy_grammar, toy_numbers, toy_sentences
+from t2t_flax.data import toy_draws, toy_facts, toy_grammar, toy_numbers, toy_sentences
 from t2t_flax.data import toy_lexicon as lexicon
+from t2t_flax.data.sources import toy
 from t2t_flax.data.toy_grammar import ER, MODALS, PRONOUNS, Subject, act, kin, named, the
 from t2t_flax.data.toy_lexicon import ACCUSATIVE, ADJECTIVES, DATIVE, NOMINATIVE, PERSONS, PLACES, THINGS, Phrase
 from t2t_flax.errors import UserError

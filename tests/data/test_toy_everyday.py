@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from t2t_flax.data import toy, toy_everyday, toy_everyday_draws, toy_everyday_words, toy_grammar
+from t2t_flax.data import toy_everyday, toy_everyday_draws, toy_everyday_words, toy_grammar
 from t2t_flax.data import toy_lexicon as lexicon
+from t2t_flax.data.sources import toy
 from t2t_flax.data.toy_everyday_grammar import ASK, DENY, SAY, Moment, affects, contracted, mass, one, several, somebody
 from t2t_flax.data.toy_grammar import IT, PRONOUNS, Event, named
 from t2t_flax.data.toy_lexicon import ACCUSATIVE, DATIVE, Phrase

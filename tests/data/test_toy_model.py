@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from t2t_flax.data import toy
-from t2t_flax.data.sources import TOY_COUNTS
+from t2t_flax.data.sources import TOY_COUNTS, toy
 
 ROOT = Path(__file__).parents[2]
 NEWCOMER = [line.split("\t") for line in Path(__file__).with_name("newcomer_sentences.tsv").read_text().splitlines()]

@@ -6,13 +6,13 @@ import math
 import jax
 import numpy as np
 import pytest
-from small import devices_mesh
-from table_model import PARAMS, TableModel
+from helpers.configs import devices_mesh
+from helpers.table_model import PARAMS, TableModel
 
-from t2t_flax.decoding.beam import BeamOptions, beam_search, length_penalty
-from t2t_flax.decoding.stages import grow_cache, next_length
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
+from t2t_flax.decoding.search_loop import grow_cache, next_length
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.parallel import mesh as mesh_lib
 
 EOS = 1
 MODEL = TableModel()

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.decoding.sampling import SampleOptions, sample
 from t2t_flax.errors import UserError

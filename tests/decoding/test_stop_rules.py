@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from small import devices_mesh, model_and_state, small_config
-from table_model import PARAMS, TableModel
+from helpers.configs import devices_mesh, model_and_state, small_config
+from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.config import Decode
 from t2t_flax.decoding import translator as translator_module
-from t2t_flax.decoding.beam import BeamOptions, beam_search, length_penalty
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
 
 EOS, MODEL = 1, TableModel()
 DIVISORS = {"gnmt": lambda n, a: ((5 + n) / 6) ** a, "power": lambda n, a: n**a, "none": lambda n, a: 1.0}

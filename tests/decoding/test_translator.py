@@ -7,12 +7,12 @@ from unittest.mock import Mock, call
 import jax
 import numpy as np
 import pytest
-from small import devices_mesh, model_and_state, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 
 from t2t_flax.config import Decode
-from t2t_flax.data import toy
-from t2t_flax.data.tokenizer import train_sentencepiece
+from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.base import train_sentencepiece
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 

@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import record
+from helpers.records import record
 from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
-from t2t_flax.data.corpus import split_source
+from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.bleu import NAMES, corpus_metric, variant
 from t2t_flax.evaluation.compare import compare, describe
+from t2t_flax.evaluation.compare_runs import existing_record
 from t2t_flax.evaluation.evaluate import evaluate
-from t2t_flax.evaluation.load import load, stored_config
-from t2t_flax.evaluation.many import existing_record
 from t2t_flax.evaluation.parameters import Choice
+from t2t_flax.evaluation.restore import load, stored_config
 
 REFERENCES = [
     f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
@@ -175,7 +175,7 @@ def test_flags_without_effect_are_refused(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def run_of_updates(tmp_path_factory, cache):
-    from tiny_run import start, tiny_run
+    from helpers.runs import start, tiny_run
 
     from t2t_flax.training import loop
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from records import noisy, record
+from helpers.records import noisy, record
 from scipy import stats
 
 from t2t_flax.evaluation.compare import compare

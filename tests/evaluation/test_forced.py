@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
-from t2t_flax.data import toy
+from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.average import average
-from t2t_flax.evaluation.load import load
-from t2t_flax.telemetry import memory
+from t2t_flax.evaluation.checkpoint_average import average
+from t2t_flax.evaluation.restore import load
+from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
 from t2t_flax.training.damage import check_seal, sealed
 
@@ -167,7 +167,7 @@ def test_an_average_on_a_full_disk_is_told_and_leaves_nothing(workdir, tmp_path,
     def full(*_):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
 
-    monkeypatch.setattr("t2t_flax.training.checkpoint.Checkpoints.save_params", full)
+    monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
     with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Make room"):
         average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
     assert not list(tmp_path.iterdir())

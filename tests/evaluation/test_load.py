@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from small import rows_alone
-from tiny_run import start, tiny_run
+from helpers.configs import rows_alone
+from helpers.runs import start, tiny_run
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate, summary
-from t2t_flax.evaluation.load import load
+from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.run import ValidationLoss
-from t2t_flax.training.step import loss_sums
+from t2t_flax.training.setup import ValidationLoss
+from t2t_flax.training.train_step import loss_sums
 
 ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
 

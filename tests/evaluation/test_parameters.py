@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.average import average
-from t2t_flax.evaluation.load import load
+from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.parameters import Part, mean
+from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
 

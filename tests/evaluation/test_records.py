@@ -6,18 +6,18 @@ import json
 import shutil
 
 import pytest
-from records import without_search
-from tiny_run import start, tiny_run
+from helpers.records import without_search
+from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
-from t2t_flax.data import toy
-from t2t_flax.data.corpus import sets_of, split_source
+from t2t_flax.data.dataset import sets_of, split_source
+from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.compare_runs import existing_record
 from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary
-from t2t_flax.evaluation.load import load, read_config, stored_config
-from t2t_flax.evaluation.many import existing_record
 from t2t_flax.evaluation.parameters import Choice
+from t2t_flax.evaluation.restore import load, read_config, stored_config
 from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
@@ -153,7 +153,7 @@ def test_several_runs_and_sets_in_one_table_and_again(copy, text, tmp_path, monk
     """Evaluated once; what is there is found, of each set and for the best checkpoint too."""
     started = []
     in_process = lambda *words: (started.append(words), main([*words]))[1]  # noqa: E731
-    monkeypatch.setattr("t2t_flax.commands.evaluate.in_child", in_process)
+    monkeypatch.setattr("t2t_flax.cli.evaluate.in_child", in_process)
     other = shutil.copytree(copy, tmp_path / "other")
     sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
     runs = [

@@ -5,13 +5,13 @@ import json
 import hypothesis
 import numpy as np
 import pytest
+from helpers.records import noisy, record
 from hypothesis import strategies as st
-from records import noisy, record
 
 from t2t_flax.evaluation.bleu import Statistics, variant
 from t2t_flax.evaluation.compare import compare, describe
+from t2t_flax.evaluation.compare_runs import COLUMNS, comparison
 from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds
-from t2t_flax.evaluation.many import COLUMNS, comparison
 from t2t_flax.evaluation.significance import corrected, interval, multipliers, sacrebleu_p, two_sided
 
 REFERENCES = [f"a sentence of eight words is number {i} here" for i in range(200)]

@@ -4,7 +4,7 @@ import dataclasses
 import urllib.request
 
 import pytest
-from records import record
+from helpers.records import record
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from t2t_flax.__main__ import main
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_be_downloaded_is_found_at_the_start(tmp_path, monke
 def test_a_parser_and_a_run_that_scores_nothing_need_no_tokenizer(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
-    from t2t_flax.commands.train import check_scores
+    from t2t_flax.cli.train import check_scores
 
     monkeypatch.setattr(ja, "MeCab", None)
     check_metrics(config_of("ja", task="parsing"))

@@ -1,9 +1,9 @@
 """BLEU of the validation set during training."""
 
 import pytest
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
-from t2t_flax.data import toy
+from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
 from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.evaluation.validation import validation_score

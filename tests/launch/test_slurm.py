@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from several import ROOT, checkpoints, command, environment, losses
+from helpers.processes import ROOT, checkpoints, command, environment, losses
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import model_and_state, small_config
+from helpers.configs import model_and_state, small_config
 
 from t2t_flax.models import positions
 from t2t_flax.models.dropout import Dropout, Noise, mix, noise_key, random_bits

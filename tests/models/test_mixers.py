@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.config import Model
-from t2t_flax.config.resolve import resolve, to_config_dict
-from t2t_flax.data.batches import Batches
-from t2t_flax.decoding.beam import BeamOptions, beam_search
-from t2t_flax.decoding.stages import grow_cache
+from t2t_flax.config.overrides import resolve, to_config_dict
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.search_loop import grow_cache
 from t2t_flax.errors import UserError
 from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
-from t2t_flax.telemetry import flops
-from t2t_flax.training.feed import put_batch
-from t2t_flax.training.state import make_model
+from t2t_flax.monitoring import flops
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.train_state import make_model
 
 KINDS = {
     "window": dict(attention_window=5),

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.models.attention import weights_of
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.training.step import make_train_step
+from t2t_flax.training.train_step import make_train_step
 
 _DOT = re.compile(r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>")
 

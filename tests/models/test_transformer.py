@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import VOCAB, model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import VOCAB, model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.config import Model
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.state import count_params
+from t2t_flax.training.train_state import count_params
 
 KINDS = [
     dict(norm="post", position="sinusoid_interleaved", tying="all"),

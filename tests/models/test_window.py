@@ -9,7 +9,7 @@ import pytest
 
 from t2t_flax.config import Model
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.window import SelfAttention
+from t2t_flax.models.local_attention import SelfAttention
 
 D = 8
 

@@ -1,7 +1,7 @@
 """What the tests of several processes compare with."""
 
 import pytest
-from several import Processes, command
+from helpers.processes import Processes, command
 
 
 @pytest.fixture(scope="module")

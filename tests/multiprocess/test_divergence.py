@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from several import Processes, command
+from helpers.processes import Processes, command
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 TWO = dict(mesh_cpu_devices=1)

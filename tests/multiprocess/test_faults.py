@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
-from several import Processes, checkpoints, command, environment, free_port, losses, note, resume
+from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
 from t2t_flax.config import Distributed
+from t2t_flax.distributed.initialize import alone, start
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.start import alone, start
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30

@@ -4,9 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-from several import Processes, command, evaluations, losses, record
+from helpers.processes import Processes, command, evaluations, losses, record
 
-from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.monitoring.metrics_writer import read_metrics
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30

@@ -9,9 +9,20 @@ import time
 
 import numpy as np
 import pytest
-from several import ROOT, Processes, checkpoints, command, environment, evaluations, losses, note, record, resume
+from helpers.processes import (
+    ROOT,
+    Processes,
+    checkpoints,
+    command,
+    environment,
+    evaluations,
+    losses,
+    note,
+    record,
+    resume,
+)
 
-from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.monitoring.metrics_writer import read_metrics
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30

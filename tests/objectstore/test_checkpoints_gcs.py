@@ -6,13 +6,14 @@ import json
 import jax.numpy as jnp
 import pytest
 from etils import epath
-from small import devices_mesh, model_and_state, small_config
+from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax import config as config_lib
-from t2t_flax import files, locks
+from t2t_flax import filesystem as files
+from t2t_flax import locks
 from t2t_flax.errors import UserError
-from t2t_flax.training.checkpoint import Checkpoints
-from t2t_flax.training.state import init_state
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.train_state import init_state
 from t2t_flax.training.workdir import adopt_config, steps_there, writing
 
 RUN = "gs://bucket/run"

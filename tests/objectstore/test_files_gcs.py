@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-from t2t_flax import files
-from t2t_flax.data.prepare import train_tokenizers
+from t2t_flax import filesystem as files
+from t2t_flax.data.preprocess import train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.telemetry import mirror
-from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
-from t2t_flax.telemetry.profile import Profile
+from t2t_flax.monitoring import mirror
+from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
+from t2t_flax.monitoring.profiler import Profile
 
 RUN = "gs://bucket/run"
 

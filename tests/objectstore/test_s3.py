@@ -5,10 +5,10 @@ import urllib.request
 import pytest
 from etils import epath
 
-from t2t_flax import files
+from t2t_flax import filesystem as files
 from t2t_flax.__main__ import main
-from t2t_flax.data import prepare
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError

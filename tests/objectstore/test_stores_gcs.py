@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from hosts import Hosts
+from helpers.thread_hosts import Hosts
 
-from t2t_flax.data import prepare, remote_store
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.integrity import VERIFIED
-from t2t_flax.data.prepare import prepare_split, train_tokenizers
-from t2t_flax.data.shared import prepare_together, survey_once
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.data.shared_preprocessing import prepare_together, survey_once
 from t2t_flax.data.sources import open_source
+from t2t_flax.data.store import remote as remote_store
+from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.errors import UserError
 
 FOLDER = "gs://bucket/cache/train"
@@ -125,7 +126,7 @@ def test_a_copy_whose_sending_was_stopped_is_sent_and_not_made_again(gcs, source
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_many_hosts_make_one_store(gcs, source, tokenizers, tmp_path, monkeypatch, hosts):
-    monkeypatch.setattr("t2t_flax.data.source.STRIDE", 8)
+    monkeypatch.setattr("t2t_flax.data.sources.base.STRIDE", 8)
     disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
     shares = {}
     real = prepare._Encoder.__call__
@@ -151,10 +152,11 @@ def test_many_hosts_make_one_store(gcs, source, tokenizers, tmp_path, monkeypatc
 
 
 def test_the_counts_of_the_updates_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
-    from small import DATA
+    from helpers.configs import DATA
 
-    from t2t_flax.data import plan, plan_file
-    from t2t_flax.data.layouts import Layouts
+    from t2t_flax.data.batching import batch_sampler as plan
+    from t2t_flax.data.batching import count_cache as plan_file
+    from t2t_flax.data.batching.layouts import Layouts
 
     monkeypatch.setattr(plan, "WINDOW_PAIRS", 20)
     monkeypatch.setattr(plan, "WINDOW_UPDATES", 1)

@@ -1,10 +1,10 @@
 """The question to the compiler: missing compiler, impossible meshes, and what the CPU's compiler says."""
 
 import pytest
-from small import VOCAB, random_pairs, small_config, write_store
+from helpers.configs import VOCAB, random_pairs, small_config, write_store
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.batches import Batches, shape_of
+from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.errors import UserError
 from t2t_flax.planning import ask as ask_lib
 from t2t_flax.planning import compiled, report, shapes, worker

@@ -1,7 +1,7 @@
 """The largest batch: a line through two compilations, one more to confirm, and what is said where it cannot be."""
 
 import pytest
-from small import small_config
+from helpers.configs import small_config
 
 from t2t_flax.planning import plan as plan_lib
 from t2t_flax.planning import report

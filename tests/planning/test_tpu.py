@@ -4,7 +4,7 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from small import small_config
+from helpers.configs import small_config
 
 from t2t_flax.planning.ask import ask, has_libtpu
 from t2t_flax.planning.plan import complete

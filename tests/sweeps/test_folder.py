@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
-from t2t_flax.process import child_environment
+from t2t_flax.process_setup import child_environment
 from t2t_flax.sweeps.attempt import command, relative_paths
 from t2t_flax.sweeps.folder import Folder, asked, read_sweep
 from t2t_flax.sweeps.shares import Share

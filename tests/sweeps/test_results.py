@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from fake_sweep import TOY, FakeSweep
-from records import record
+from helpers.records import record
 
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax.__main__ import main
-from t2t_flax.commands import sweep as sweep_command
+from t2t_flax.cli import sweep as sweep_command
 from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.sweeps.folder import Folder, read_sweep
 
@@ -94,7 +94,7 @@ def test_the_score_follows_from_the_task(tmp_path, capsys):
 
 def test_a_dry_run_looks_at_the_folder_and_joining_looks_at_the_code(tmp_path, capsys, monkeypatch):
     """Nothing trains here: the worker is told to."""
-    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: None)
+    monkeypatch.setattr("t2t_flax.cli.sweep.work", lambda *words, **more: None)
     words = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
     assert sweep(*words, "model.dropout=0.1,0.2") == 0
     content = (tmp_path / "s" / "sweep.json").read_text()
@@ -144,7 +144,7 @@ def test_a_missing_submitit_is_told_before_anything_is_written(tmp_path, capsys,
 ])  # fmt: skip
 def test_runs_that_cannot_train_together_are_refused(tmp_path, changes, told):
     from t2t_flax import config as config_lib
-    from t2t_flax.commands import train_together
+    from t2t_flax.cli import train_together
 
     words = []
     for i, keys in enumerate(changes):
@@ -158,7 +158,7 @@ def test_runs_that_cannot_train_together_are_refused(tmp_path, changes, told):
 
 def test_a_worker_that_joins_is_told_of_mistakes_before_it_trains(tmp_path, capsys, monkeypatch):
     begun = []
-    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: begun.append(words))
+    monkeypatch.setattr("t2t_flax.cli.sweep.work", lambda *words, **more: begun.append(words))
     (tmp_path / "s.py").write_text(
         "from t2t_flax.sweeps.space import *\n"
         "def get_sweep(): return Sweep(chain(named('more dropout', {'model.dropout': 0.2}), named('base')), baseline='more dropout')"
@@ -179,10 +179,8 @@ def test_a_worker_that_joins_is_told_of_mistakes_before_it_trains(tmp_path, caps
 
 def test_given_up_trials_are_opened_before_workers_are_submitted(tmp_path, monkeypatch):
     submitted = []
-    monkeypatch.setattr("t2t_flax.commands.sweep.work", lambda *words, **more: None)
-    monkeypatch.setattr(
-        "t2t_flax.commands.sweep.submit", lambda folder, worker, *words: submitted.append(worker) or ["1"]
-    )
+    monkeypatch.setattr("t2t_flax.cli.sweep.work", lambda *words, **more: None)
+    monkeypatch.setattr("t2t_flax.cli.sweep.submit", lambda folder, worker, *words: submitted.append(worker) or ["1"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     words = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
     assert sweep(*words) == 0

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from random_trees import random_tree, with_other_words
+from helpers.random_trees import random_tree, with_other_words
 
 from t2t_flax.tasks.brackets import bracket_counts, brackets, f1
 from t2t_flax.tasks.trees import Leaf, Node, leaves, read_trees

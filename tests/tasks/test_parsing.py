@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from small import small_config
+from helpers.configs import small_config
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
-from t2t_flax.data.symbols import SymbolTokenizer
 from t2t_flax.data.task import task_of
-from t2t_flax.data.tokenizer import EOS, UNK
 from t2t_flax.data.tokenizers import load_tokenizer
+from t2t_flax.data.tokenizers.base import EOS, UNK
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare
 from t2t_flax.evaluation.compare_seeds import pair_seeds

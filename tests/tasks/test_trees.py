@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from random_trees import random_tree
+from helpers.random_trees import random_tree
 
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.tree_source import open_trees

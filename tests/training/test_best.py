@@ -4,12 +4,12 @@ import json
 
 import pytest
 from etils import epath
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
+from t2t_flax.distributed.watch import StopRequested
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.watch import StopRequested
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.resume import Progressed
 from t2t_flax.training.workdir import completed
 

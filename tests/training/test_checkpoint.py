@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from full_disk import full_disk
-from small import devices_mesh, model_and_state, small_config
+from helpers.configs import devices_mesh, model_and_state, small_config
+from helpers.full_disk import full_disk
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.training.checkpoint import Checkpoints
-from t2t_flax.training.checksum import checksums
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.checksums import checksums
 from t2t_flax.training.resume import on_disk
-from t2t_flax.training.state import init_state
+from t2t_flax.training.train_state import init_state
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_flax.training.chunked import chunked_sums
-from t2t_flax.training.loss import smoothed_cross_entropy
+from t2t_flax.training.chunked_loss import chunked_sums
+from t2t_flax.training.losses import smoothed_cross_entropy
 
 VOCAB = 13
 

@@ -14,18 +14,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import requests
+from helpers.configs import devices_mesh, model_and_state, small_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import devices_mesh, model_and_state, small_config
 
 from t2t_flax import config as config_lib
+from t2t_flax.distributed.coordination import Pod
 from t2t_flax.errors import UserError
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
 from t2t_flax.training.resume import Progressed
 from t2t_flax.training.retention import Retention
-from t2t_flax.training.state import init_state
+from t2t_flax.training.train_state import init_state
 
 # What TensorStore was reading beside the damaged array is dropped with a warning of many lines.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -253,7 +253,7 @@ def test_all_processes_take_what_process_0_lists(three, monkeypatch):
     """A network file system shows another host a new folder late, or one that is gone."""
     pod = HalfBlind({"the checkpoints that there are": "[1, 2]"})
     assert Checkpoints(three, pod=pod).steps() == [1, 2]
-    monkeypatch.setattr("t2t_flax.parallel.pod.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
         Checkpoints(three, pod=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
 

@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from helpers.runs import start, tiny_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_run import start, tiny_run
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.load import load
-from t2t_flax.telemetry.metrics import MetricsWriter, read_metrics
+from t2t_flax.evaluation.restore import load
+from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.resume import open_checkpoints, restore_or_init
 from t2t_flax.training.workdir import completed
 

@@ -6,14 +6,14 @@ import signal
 import jax
 import numpy as np
 from etils import epath
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
-from t2t_flax.data.batches import Batches
-from t2t_flax.evaluation.load import load
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.due import due
-from t2t_flax.training.run import ValidationLoss
+from t2t_flax.training.setup import ValidationLoss
 
 EPOCHS = dict(
     data=dict(batch_tokens=2048, microbatch_tokens=0),

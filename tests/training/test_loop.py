@@ -14,17 +14,18 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from full_disk import full_disk
-from several import environment
-from small import small_config
-from tiny_run import start, tiny_run
+from helpers.configs import small_config
+from helpers.full_disk import full_disk
+from helpers.processes import environment
+from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.corpus import prepare_corpus
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
-from t2t_flax.telemetry.metrics import read_metrics
-from t2t_flax.training import loop, resume, step
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training import loop, resume
+from t2t_flax.training import train_step as step
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import changes_in
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.workdir import adopt_config
@@ -285,7 +286,7 @@ def test_a_run_that_goes_on_needs_its_own_folder_alone(tmp_path, cache):
 
 
 def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache, monkeypatch):
-    from t2t_flax.telemetry import memory
+    from t2t_flax.monitoring import memory
 
     monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
     with pytest.raises(UserError, match="the train step for .* GiB are there. Lower config.data.microbatch_tokens"):

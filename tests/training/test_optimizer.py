@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import devices_mesh, model_and_state, small_config
+from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.training.checkpoint import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import decayed, make_optimizer, schedule
-from t2t_flax.training.state import init_state
+from t2t_flax.training.train_state import init_state
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from small import devices_mesh, random_pairs, rows_alone
+from helpers.configs import devices_mesh, random_pairs, rows_alone
 
 from t2t_flax.config import load_config
-from t2t_flax.parallel import mesh as mesh_lib
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.state import count_params, init_state, make_model
-from t2t_flax.training.step import make_train_step
+from t2t_flax.training.train_state import count_params, init_state, make_model
+from t2t_flax.training.train_step import make_train_step
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -7,19 +7,19 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from tiny_run import tiny_run
+from helpers.runs import tiny_run
 
 from t2t_flax.config.scalars import share_a_program
-from t2t_flax.data.corpus import prepare_corpus
-from t2t_flax.files import numbered
-from t2t_flax.parallel.pod import Pod
-from t2t_flax.parallel.watch import StopRequested, Watch
-from t2t_flax.telemetry.metrics import read_metrics
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.watch import StopRequested, Watch
+from t2t_flax.filesystem import numbered
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.run import assemble
-from t2t_flax.training.stacked import Stack, train_together, trial_mesh
-from t2t_flax.training.state import init_state
+from t2t_flax.training.setup import assemble
+from t2t_flax.training.train_state import init_state
+from t2t_flax.training.vectorized import Stack, train_together, trial_mesh
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [
@@ -58,7 +58,7 @@ def losses(run):
 )
 def test_together_is_as_alone(tmp_path, cache, devices, monkeypatch):
     """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
-    monkeypatch.setattr("t2t_flax.training.stacked.jax.devices", lambda: _DEVICES[:devices])
+    monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: _DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
     alone = runs_of(tmp_path, cache, "alone", devices=_DEVICES[:1], **evaluated)
     together = runs_of(tmp_path, cache, "together", devices=_DEVICES[:devices], **evaluated)

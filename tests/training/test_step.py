@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
 
-from t2t_flax.data.batches import Batches
-from t2t_flax.data.first_fit import first_fit
-from t2t_flax.data.rows import fill
-from t2t_flax.parallel import mesh as mesh_lib
-from t2t_flax.training.feed import put_batch
-from t2t_flax.training.run import compiler_options
-from t2t_flax.training.step import loss_sums, make_train_step
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.first_fit import first_fit
+from t2t_flax.data.batching.rows import fill
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.setup import compiler_options
+from t2t_flax.training.train_step import loss_sums, make_train_step
 
 
 def packed(pairs, length=48):
@@ -111,7 +111,7 @@ def test_the_same_update_twice_gives_the_same_bits(store, reference):
 
 @pytest.mark.parametrize("what", ["loss", "gradient", "parameters"])
 def test_an_update_that_is_not_finite_leaves_all_but_the_counters_of_updates(store, monkeypatch, what):
-    from t2t_flax.training import step as step_module
+    from t2t_flax.training import train_step as step_module
 
     def broken(config, model, params, batch, noise, shards=1):
         loss, sums = loss_sums(config, model, params, batch, noise, shards)
@@ -166,7 +166,7 @@ def test_rematerialisation_lowers_the_temporary_memory_and_nothing_else(store):
 
 def test_label_smoothed_loss_against_its_definition():
     """Cross-entropy against (1 - eps) one-hot + eps uniform over the real classes (5.4); padding rows take no mass."""
-    from t2t_flax.training.loss import smoothed_cross_entropy
+    from t2t_flax.training.losses import smoothed_cross_entropy
 
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 5, 40)).astype(np.float32) * 3

@@ -5,15 +5,15 @@ import re
 
 import numpy as np
 import pytest
-from tiny_run import start, tiny_run
+from helpers.runs import start, tiny_run
 
-from t2t_flax.data import toy
-from t2t_flax.data.corpus import split_store
+from t2t_flax.data.dataset import split_store
+from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.telemetry import memory
+from t2t_flax.monitoring import memory
 from t2t_flax.training.loop import validation_loss
-from t2t_flax.training.run import ValidationLoss
-from t2t_flax.training.state import init_state
+from t2t_flax.training.setup import ValidationLoss
+from t2t_flax.training.train_state import init_state
 
 
 @pytest.fixture

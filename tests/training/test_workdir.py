@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 from etils import epath
-from small import small_config
+from helpers.configs import small_config
 
 from t2t_flax import config as config_lib
-from t2t_flax.commands import prepare, train
+from t2t_flax.cli import prepare, train
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation import average as average_module
-from t2t_flax.evaluation.average import average
+from t2t_flax.evaluation import checkpoint_average as average_module
+from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.locks import lock_folder
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, read_config, writing
 

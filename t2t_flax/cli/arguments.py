@@ -1,0 +1,225 @@
+"""What the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
+
+import argparse
+import codecs
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from t2t_flax.distributed.watch import Watch
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import write_whole
+
+OVERRIDE_HELP = (
+    "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message}\n{self.format_usage().strip()}")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuses, besides, flags that are given nothing, or text that no file name and no message can hold."""
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if value is not action.default and action.option_strings:
+                several = isinstance(action, argparse._AppendAction)
+                for text in value if several and isinstance(value, list) else (value,):
+                    _check_text(action.option_strings[0], text)
+        return found, rest
+
+
+def _check_text(flag: str, text: object) -> None:
+    if isinstance(text, list):  # what argparse makes of "--flag=--"
+        raise UserError(f"{flag}=-- has no value: write {flag}=VALUE.")
+    if not isinstance(text, str):
+        return
+    if not text.strip():
+        raise UserError(f"{flag}= is empty: write {flag}=VALUE.")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{flag}={text!r}: holds a NUL, or bytes that are not UTF-8.")
+
+
+def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """The `type` of an argument that is a whole number from `low` to `high`."""
+
+    def whole_number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, not {text[:40]!r}") from None
+        if not low <= value <= high:
+            bound = f"at least {low}" if value < low else f"at most {high}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, not {text[:40]}")
+        return value
+
+    return whole_number
+
+
+def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
+    """An argument parser whose mistakes are UserErrors."""
+    return _Parser(
+        prog=f"python -m t2t_flax {command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The parsed flags, and the overrides `{"model.dropout": "0.2"}`. Raises UserError."""
+    plain, overrides = [], {}
+    rest = iter(argv)
+    for arg in rest:
+        if not arg.startswith("--config."):
+            plain.append(arg)
+            continue
+        name, equals, value = arg.removeprefix("--config.").partition("=")
+        if not equals:
+            value = next(rest, None)
+            if value is None:
+                raise UserError(f"{arg} has no value: write {arg}=VALUE.")
+        overrides[name] = value
+    args = arguments.parse_args(plain)
+    if "average" in args:
+        _check_checkpoint(args)
+    return args, overrides
+
+
+def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
+    """`--workdir`, required."""
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=what)
+
+
+def add_config(arguments: argparse.ArgumentParser) -> None:
+    """`--config`, required."""
+    arguments.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE.py[:variant]",
+        help="config file, or the name of a preset; " + OVERRIDE_HELP,
+    )
+
+
+def read_lines(name: str) -> list[str]:
+    """Lines of a file or a pipe, or of standard input for "-"; split at newlines only. Reads it once. Raises UserError for
+    what cannot be read, and for invalid UTF-8.
+    """
+    if name != "-" and not Path(name).exists():
+        raise UserError(f"no file {name}.")
+    if Path(name).is_dir():
+        raise UserError(f"{name} is a folder; name a file of lines.")
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+    raw = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if raw and raw[-1] == b"":
+        raw.pop()
+    lines = []
+    for number, line in enumerate(raw, 1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            where = "standard input" if name == "-" else name
+            raise UserError(
+                f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
+            ) from None
+    return lines
+
+
+def check_read_once(*names: str | None) -> None:
+    """Raises UserError where two of the files are the same pipe, which can be read only once."""
+    real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
+    for name in set(real):
+        if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
+            raise UserError(f"{' and '.join(filter(None, names))} are one pipe, which can be read once: use a file.")
+
+
+def write_text(name: str, text: str) -> None:
+    """To a file, under a temporary name first, or to standard output for "-"."""
+    if name == "-":
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    write_whole(name, text)
+
+
+def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
+    more = {"action": "append"} if several else {}
+    told = "checkpoint of this step (default: the newest)" + ("; may be given several times" if several else "")
+    arguments.add_argument("--step", type=count(), metavar="N", help=told, **more)
+    arguments.add_argument(
+        "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to that step"
+    )
+    arguments.add_argument(
+        "--best", action="store_true", help="the checkpoint with the best eval.metric, in place of --step and --average"
+    )
+
+
+def _check_checkpoint(args: argparse.Namespace) -> None:
+    if args.best and (args.step is not None or args.average):
+        other = "--average" if args.average else "--step"
+        raise UserError(f"--best and {other} are two choices of a checkpoint: give one of them.")
+
+
+def load_run(args: argparse.Namespace, overrides: dict[str, str]):
+    """The run that --workdir, --step, --average and --best name, its process settings made before JAX starts."""
+    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.evaluation.restore import load, stored_config
+    from t2t_flax.process_setup import prepare_process
+
+    alone("this command")
+    prepare_process(stored_config(args.workdir, overrides))
+    return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
+
+
+@contextlib.contextmanager
+def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
+    """Progress bars for tokenising, one split after the other: `progress(split)` gives the callback of its bar."""
+    from t2t_flax.monitoring.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+
+        def bar_of(split: str) -> Callable[[int, int | None], None]:
+            bar = None
+
+            def show(done: int, total: int | None) -> None:
+                nonlocal bar
+                if bar is None:
+                    stack.close()
+                    bar = stack.enter_context(Progress(f"tokenise {split}", total, unit="pairs"))
+                bar.update(done, line_every=3.0)
+
+            return show
+
+        yield bar_of
+
+
+@contextlib.contextmanager
+def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
+    """For `evaluate`: a bar of the sentences that are decoded. From the first batch to the last each one is a sign that this
+    process is alive.
+    """
+    from t2t_flax.monitoring.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def decoded(done: int, total: int) -> None:
+            watch.reached()
+            if not bars:  # short sentences go first, so that no time is foretold
+                bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
+                bars.append(stack.enter_context(bar))
+                stack.enter_context(watch.progress())
+            bars[0].update(done)
+            if done >= total:
+                stack.close()
+
+        yield decoded

@@ -1,0 +1,49 @@
+"""`attend`: the attention of every layer and head for a pair."""
+
+from t2t_flax.cli import arguments
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the arrays are written."""
+    parser = arguments.parser(
+        "attend",
+        "Writes the attention weights of every layer and head for one pair: encoder [L, N, S, S], decoder\n"
+        "[L, N, T, T] and cross [L, N, T, S] with token labels, as .npz; prints each head's entropy and mean\n"
+        "distance, and which source token each target token looks at most.",
+        epilog="Example:\n"
+        "  python -m t2t_flax attend --workdir=runs/toy --source='The train leaves on Friday.' \\\n"
+        "      --output=attention.npz --picture=attention.png",
+    )
+    arguments.add_workdir(parser, "folder of a run; nothing else is needed")
+    arguments.add_checkpoint(parser)
+    parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
+    parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
+    parser.add_argument("--output", required=True, metavar="FILE.npz", help="where the arrays go")
+    parser.add_argument("--picture", metavar="FILE", help="a .png, .pdf or .svg besides; needs matplotlib")
+    args, overrides = arguments.parse(parser, argv)
+    if args.picture:
+        from t2t_flax.decoding.attention_weights import check_picture
+
+        check_picture(args.picture)
+    loaded = arguments.load_run(args, overrides)
+    maps = loaded.attend(args.source, args.target)
+    if args.picture:
+        maps.draw(args.picture)
+    maps.save(args.output)
+    print(_table(maps))
+    return 0
+
+
+def _table(maps) -> str:
+    lines = ["source  " + " ".join(maps.source_tokens), "target  " + " ".join(maps.target_tokens), ""]
+    lines.append("layer             " + "head: entropy in nats / mean distance in tokens")
+    for kind in ("encoder", "decoder", "cross"):
+        for layer, heads in enumerate(zip(maps.entropy(kind), maps.mean_distance(kind), strict=True), 1):
+            values = "  ".join(f"{e:.2f}/{d:.1f}" for e, d in zip(*heads, strict=True))
+            lines.append(f"{kind:8} {layer:2}       {values}")
+    lines += ["", "target token looks most at (cross-attention, mean of layers and heads)"]
+    alignment = maps.alignment()
+    for token, row in zip(maps.target_tokens, alignment, strict=True):
+        best = int(row.argmax())
+        lines.append(f"  {token:16} {maps.source_tokens[best]} ({row[best]:.2f})")
+    return "\n".join(lines)

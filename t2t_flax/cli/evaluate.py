@@ -1,0 +1,186 @@
+"""`evaluate`: restores runs, decodes a split, writes the records; compares them."""
+
+import argparse
+import json
+import sys
+
+from etils import epath
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.train import print_samples
+from t2t_flax.distributed.coordination import check_shared
+from t2t_flax.distributed.job import run_job
+from t2t_flax.distributed.watch import Watch
+from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
+from t2t_flax.filesystem import write_whole
+from t2t_flax.process_setup import in_child, prepare_process
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the record is written, or two records are compared."""
+    parser = arguments.parser(
+        "evaluate",
+        "Decodes and scores test sets with a trained run, and writes a record of each beside the hypotheses and the\n"
+        "references: WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). Another text or other\n"
+        "settings than the run's own get a record of their own, with a digest in its name: none replaces another's.\n"
+        "Needs the workdir and the text; runs on any hardware.",
+        epilog="The record of a translation holds three BLEUs, each with a sentence that says how it was computed: sacrebleu\n"
+        "(detokenised text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf,\n"
+        "chrf++ and ter (lower is better). That of a parser holds labelled F1 by EVALB's rules.\n\n"
+        "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
+        "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
+        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.\n\n"
+        "Several --workdir and --step: each run's every step, one after the other, and a table with differences to the\n"
+        "first. What is there already is not decoded again; give the same command to go on after a kill.",
+    )
+    of = parser.add_mutually_exclusive_group(required=True)
+    of.add_argument("--workdir", metavar="DIR", action="append", help="folder of a run; may be given several times")
+    of.add_argument(
+        "--record", metavar="FILE.json", help="a record instead of a run: decodes nothing, only does --compare"
+    )
+    parser.add_argument(
+        "--split", metavar="SET", help="valid, test (default; all sets of config.data.test), or the name of a test set"
+    )
+    arguments.add_checkpoint(parser, several=True)
+    parser.add_argument(
+        "--compare",
+        metavar="FILE.json",
+        help="record of another system on the same test set: score difference, its 95 %% interval and two-sided p-value by "
+        "paired bootstrap, stored as `compare` in the run's record; with --record printed as JSON",
+    )
+    parser.add_argument(
+        "--compare-score",
+        metavar="SCORE",
+        help="what --compare looks at: sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; in parsing f1",
+    )
+    parser.add_argument("--table", metavar="FILE.csv", help="where the table of several runs or steps is written too")
+    args, overrides = arguments.parse(parser, argv)
+    several = len(args.workdir or ()) > 1 or len(args.step or ()) > 1
+    if several and args.record:
+        raise UserError("--record decodes nothing, so it has no --step.")
+    if several and args.compare:
+        raise UserError("--compare is for one run: several are compared with the first of them.")
+    if args.table and not several:
+        raise UserError("--table is of several runs or checkpoints: give --workdir or --step more than once.")
+    if args.compare_score and not (args.compare or several):
+        raise UserError("--compare-score says what --compare looks at: give --compare=FILE.json too.")
+    if several:
+        return _many(args, overrides)
+    args.workdir = args.workdir and args.workdir[0]
+    args.step = args.step and args.step[0]
+    return _compare_records(args, overrides) if args.record else _evaluate(args, overrides)
+
+
+def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    from t2t_flax.data.dataset import sets_of
+    from t2t_flax.evaluation.compare import check_comparable, planned, read_record
+    from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.evaluation.scores import check_metrics
+
+    other = read_record(args.compare) if args.compare else None
+    config = stored_config(args.workdir, overrides)
+    sets = sets_of(config, args.split or "test")
+    if other and len(sets) > 1:
+        raise UserError(f"--compare is of one test set: give --split=NAME too, one of {', '.join(sets)}.")
+    check_metrics(config)
+    if other:  # what cannot be compared is told before the decoding, not after it
+        ours = planned(config, sets[0])
+        check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
+    prepare_process(config)
+    return run_job(config.distributed, lambda watch: _job(args, sets, overrides, watch))
+
+
+def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], watch: Watch) -> int:
+    from t2t_flax.evaluation.compare import compare, describe
+    from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary, write_record
+    from t2t_flax.evaluation.restore import load
+
+    say = watch.pod.say
+    check_shared(watch.pod, epath.Path(args.workdir), "--workdir")
+    with watch.giving_up("evaluating"):
+        which = dict(step=args.step, average=args.average, best=args.best)
+        loaded = load(args.workdir, **which, overrides=overrides, pod=watch.pod)
+        if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
+            raise UserError(
+                f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
+                ".ref.txt, to another folder and compare with the copy."
+            )
+        for name in sets:
+            with arguments.decode_progress(watch) as progress:
+                record, triples = evaluate(loaded, name, progress=progress, pod=watch.pod)
+            path = path_of(loaded, record)
+            print_samples(triples, loaded.config.eval.samples, say)
+            say(summary(record))
+            if args.compare and watch.pod.lead:
+                record["compare"] = compare(path, args.compare, score=args.compare_score or "")
+                write_record(path, record)
+                say(describe(record["compare"]))
+            say(f"record: {path}")
+        watch.pod.barrier("evaluated")
+    return 0
+
+
+def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    """Each in a process of its own: what must be set before JAX starts differs from run to run."""
+    from t2t_flax.data.dataset import sets_of
+    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.evaluation.compare_runs import COLUMNS, check_runs, comparison, existing_record
+    from t2t_flax.evaluation.parameters import Choice
+    from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.sweeps.report import csv_text, text_table
+
+    alone("an evaluation of several runs")
+    sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
+    wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
+    for name in sets:
+        check_runs(args.workdir, name, args.compare_score or "", overrides)  # told before any decoding
+    records, names, failed = {name: [] for name in sets}, [], []
+    for workdir, step in wanted:
+        choice = Choice(step, args.average, args.best)
+        for name in sets:
+            record = existing_record(workdir, name, choice, overrides)
+            if record is None:
+                words = [f"--workdir={workdir}", f"--split={name}"]
+                words += [f"--step={step}"] if step is not None else []
+                words += [f"--average={args.average}"] if args.average else []
+                words += ["--best"] if args.best else []
+                words += [f"--config.{key}={value}" for key, value in overrides.items()]
+                print(f"== {' '.join(words)}", flush=True)
+                code = in_child("evaluate", *words)
+                if code == STOPPED:
+                    print("stopped; give the same command again to go on")
+                    return STOPPED
+                record = None if code else existing_record(workdir, name, choice, overrides)
+                if record is None:
+                    why = f"exit code {code}" if code else "its checkpoints, or this code, changed meanwhile"
+                    what = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
+                    failed.append(f"{what} ({why})")
+            records[name].append(record)
+        names.append(workdir)
+    lines = []
+    for name in sets:
+        if any(records[name]):
+            table = comparison(records[name], names, args.compare_score or "")
+            print("\n".join([f"{name}:"] * (len(sets) > 1) + [text_table(COLUMNS, table)]))
+            lines += [[*line, name] for line in table]
+    if args.table and lines:
+        header, width = (*COLUMNS, "set"), len(COLUMNS) + (len(sets) > 1)
+        write_whole(args.table, csv_text(header[:width], [line[:width] for line in lines]))
+    if failed:
+        print(f"t2t_flax evaluate: not evaluated: {', '.join(failed)}", file=sys.stderr)
+    return FAILURE if failed else OK
+
+
+def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    from t2t_flax.evaluation.compare import compare
+
+    if not args.compare:
+        raise UserError("--record is there to be compared: give --compare=OTHER_RECORD.json too.")
+    given = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
+        f"--config.{key}": value for key, value in overrides.items()
+    }
+    without_effect = [flag for flag, value in given.items() if value]
+    if without_effect:
+        raise UserError(f"{', '.join(without_effect)} changes how a run is decoded; --record decodes nothing.")
+    print(json.dumps(compare(args.record, args.compare, score=args.compare_score or ""), indent=2))
+    return 0

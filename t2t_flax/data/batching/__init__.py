@@ -1,0 +1,1 @@
+"""Batch k as a function of (config, k): order of an epoch, packing and bucketing, arrays."""

@@ -1,0 +1,199 @@
+"""Which pairs make update k: a pure function of (lengths, config, seed, k).
+
+The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
+windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before
+training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from t2t_flax.data.batching.shape_list import bucket_edges
+from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
+from t2t_flax.errors import UserError
+
+WINDOW_PAIRS = 65536
+WINDOW_UPDATES = 64
+_REFERENCE_ORDERS = 2
+_ATTEMPTS = 100
+_SLOTS = 2
+"""An update of pairs of similar length takes at most this many times batch_tokens slots, its padding counted."""
+
+
+class Place(NamedTuple):
+    """Where an update comes from: piece `piece` of window `window` as `epoch` cuts it."""
+
+    epoch: int
+    window: int
+    piece: int
+
+
+Pieces = list[np.ndarray]
+"""The pairs (indices into the store) of each update of a window, in the order in which rows are made of them."""
+
+
+class Plan:
+    """Update k as a function of k.
+
+    `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
+    tokens of each side. `by_length` puts pairs of similar length together (5.1), so that an update with one pair in a
+    row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, where it is
+    known.
+    """
+
+    def __init__(
+        self,
+        source_lengths,
+        target_lengths,
+        *,
+        batch_tokens: int,
+        by_length: bool,
+        seed: int,
+        mean_length: float | None = None,
+    ):
+        self._source, self._target = source_lengths, target_lengths
+        self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
+        self._size = len(source_lengths)
+        mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
+        self.windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
+        self._bounds = np.linspace(0, self._size, self.windows + 1).astype(np.int64)
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Updates of each window, int64 [windows]. Counting reads all lengths; whoever knows them sets them instead."""
+        return np.array([self._count(window) for window in range(self.windows)])
+
+    @functools.cached_property
+    def updates_per_epoch(self) -> int:
+        return int(self.counts.sum())
+
+    def place(self, k: int) -> Place:
+        """Where update k >= 0 comes from."""
+        epoch, rest = divmod(k, self.updates_per_epoch)
+        order = self._order_of_windows(epoch)
+        ends = np.cumsum(self.counts[order])
+        at = int(np.searchsorted(ends, rest, side="right"))
+        window = int(order[at])
+        number = rest - int(ends[at] - self.counts[window])
+        drawn = permutation(int(self.counts[window]), key_of(self._seed, 5, window, epoch))
+        return Place(epoch, window, int(drawn[number]))
+
+    def windows_from(self, epoch: int, window: int) -> Iterator[tuple[int, int]]:
+        """(epoch, window) of this window, and without end of those that come after it."""
+        order = self._order_of_windows(epoch)
+        rest = order[np.flatnonzero(order == window)[0] :]
+        while True:
+            yield from ((epoch, int(w)) for w in rest)
+            epoch += 1
+            rest = self._order_of_windows(epoch)
+
+    def cuts(self, epoch: int, window: int) -> Iterator[Pieces]:
+        """The ways in which an epoch may cut a window into its number of updates, the preferred one first.
+
+        There is always one: the last is the order by which the updates of the window were counted.
+        """
+        count = int(self.counts[window])
+        drawn = (key_of(self._seed, 4, window, epoch, attempt) for attempt in range(_ATTEMPTS))
+        for key in itertools.chain(drawn, [key_of(self._seed, 3, window, 0)]):
+            order, starts = self._attempt(window, key, count)
+            if starts is not None:
+                yield np.split(order, starts[1:-1])
+
+    def _order_of_windows(self, epoch: int) -> np.ndarray:
+        return permutation(len(self.counts), key_of(self._seed, 1, epoch))
+
+    def _members(self, window: int) -> np.ndarray:
+        index = np.arange(self._bounds[window], self._bounds[window + 1])
+        return bijection(index, self._size, key_of(self._seed, 2)) if len(self._bounds) > 2 else index
+
+    def _order(self, window: int, key: int) -> np.ndarray:
+        members = self._members(window)
+        if not self._by_length:
+            return members[permutation(len(members), key)]
+        longer = np.maximum(self._source[members], self._target[members])
+        jitter = hashes(len(members), key) / 2.0**64
+        return members[np.argsort(longer + jitter, kind="stable")]
+
+    def _limits(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[int], int] | None]:
+        """What bounds the pieces of an order; see `cut`."""
+        sums = [np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target)]
+        if not self._by_length:
+            return *sums, None
+        longer = np.maximum(self._source[order], self._target[order])
+        edges = np.array(bucket_edges(int(longer[-1])))
+        ends = np.searchsorted(longer, edges, side="right")
+        begins = np.concatenate([[0], ends[:-1]])
+
+        def furthest(start: int) -> int:
+            reach = np.minimum(ends, start + _SLOTS * self._tokens // edges)
+            return int(reach[reach > np.maximum(begins, start)].max(initial=start + 1))
+
+        return *sums, furthest
+
+    def _count(self, window: int) -> int:
+        return max(
+            len(cut(*self._limits(self._order(window, key_of(self._seed, 3, window, i))), cap=self._tokens)) - 1
+            for i in range(_REFERENCE_ORDERS)
+        )
+
+    def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """An order of a window's pairs, and where its `count` updates begin and end; None where it cannot be cut so."""
+        order = self._order(window, key)
+        return order, cut_evenly(*self._limits(order), count=count, cap=self._tokens)
+
+
+def cut(
+    source_sums: np.ndarray, target_sums: np.ndarray, furthest: Callable[[int], int] | None = None, *, cap: int
+) -> np.ndarray:
+    """Starts (and the end) of consecutive pieces, each as long as it can be with both sides at most `cap` tokens.
+
+    The sums are cumulative and begin with 0. A piece that begins at i ends at `furthest(i)` or before. Raises UserError
+    where a single pair is over the cap.
+    """
+    starts = [0]
+    last = len(source_sums) - 1
+    while starts[-1] < last:
+        at = starts[-1]
+        end = -1 + min(
+            np.searchsorted(source_sums, source_sums[at] + cap, side="right"),
+            np.searchsorted(target_sums, target_sums[at] + cap, side="right"),
+        )
+        if end == at:
+            raise UserError(f"a pair is longer than config.data.batch_tokens = {cap}: raise it or lower max_length.")
+        starts.append(int(min(end, furthest(at)) if furthest else end))
+    return np.array(starts)
+
+
+def cut_evenly(
+    source_sums: np.ndarray,
+    target_sums: np.ndarray,
+    furthest: Callable[[int], int] | None = None,
+    *,
+    count: int,
+    cap: int,
+) -> np.ndarray | None:
+    """Exactly `count` consecutive pieces whose fullest is as small as can be; None if that takes more than `cap`.
+
+    `furthest`: see `cut`.
+    """
+    pieces = lambda most: cut(source_sums, target_sums, furthest, cap=most)  # noqa: E731
+    longest = max(int(np.diff(source_sums).max()), int(np.diff(target_sums).max()))
+    low = max(longest, -(-int(max(source_sums[-1], target_sums[-1])) // count))
+    if low > cap or len(pieces(cap)) - 1 > count:
+        return None
+    high = cap
+    while low < high:
+        middle = (low + high) // 2
+        if len(pieces(middle)) - 1 <= count:
+            high = middle
+        else:
+            low = middle + 1
+    starts = list(pieces(high))
+    while len(starts) - 1 < count:  # one cap can skip a count: halve the piece with most pairs
+        widest = int(np.argmax(np.diff(starts)))
+        starts.insert(widest + 1, (starts[widest] + starts[widest + 1]) // 2)
+    return np.array(starts)

@@ -1,0 +1,172 @@
+"""Batch k as a function of (config, k), in shapes from a closed list.
+
+A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A is derived from the tokens that a
+device may hold at once. Rows are numbered through the microbatches, so that A and the mesh leave them as they are.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from t2t_flax.config import Data
+from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
+from t2t_flax.data.batching.first_fit import first_fit
+from t2t_flax.data.batching.layouts import Layouts, LayoutsAhead
+from t2t_flax.data.batching.rows import fill
+from t2t_flax.data.store.token_store import TokenStore
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Shape:
+    """`micro` microbatches of `rows` rows of `length` tokens, on each side."""
+
+    length: int
+    rows: int
+    micro: int
+
+    @property
+    def size(self) -> int:
+        """Token slots of a side."""
+        return self.micro * self.rows * self.length
+
+    def __str__(self) -> str:
+        return f"{self.micro} x {self.rows} rows of {self.length}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The pairs of an update and where they go. Ids are read and arrays filled for those rows alone that are asked for,
+    so that of many hosts each makes its own; the counts are of the whole update.
+
+    `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
+    row's source and target.
+    """
+
+    store: TokenStore
+    shape: Shape
+    pairs: np.ndarray
+    row: np.ndarray
+    starts: Sequence[np.ndarray | int]
+    epoch: int = 0
+
+    def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
+        """Rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
+        target, int32 [A, last - first, L].
+        """
+        micro, within = np.divmod(self.row, self.shape.rows)
+        mine = (first <= within) & (within < last)
+        row = micro[mine] * (last - first) + within[mine] - first
+        arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
+        for side, start in zip(("source", "target"), self.starts, strict=True):
+            start = start[mine] if isinstance(start, np.ndarray) else start
+            parts = fill(*self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length)
+            arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
+        return arrays
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All rows: int32 [A, B, L]."""
+        return self.rows(0, self.shape.rows)
+
+    @functools.cached_property
+    def source_tokens(self) -> int:
+        """Real source tokens of the update, in all rows."""
+        return int(self.store.source_lengths[self.pairs].sum())
+
+    @functools.cached_property
+    def target_tokens(self) -> int:
+        """Real target tokens of the update, in all rows."""
+        return int(self.store.target_lengths[self.pairs].sum())
+
+    @property
+    def fill(self) -> float:
+        """Real target tokens over the target slots that are computed."""
+        return self.target_tokens / self.shape.size
+
+
+def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
+    """Rows divided over `shards` devices and, where `microbatch_tokens` > 0, into microbatches of which a device holds at
+    most so many slots, but at least one row.
+    """
+    of_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
+    micro = math.ceil(rows / (of_device * shards))
+    return Shape(length, math.ceil(rows / micro / shards) * shards, micro)
+
+
+class Batches:
+    """The training batches of a store. `shards`: devices along the batch (data * fsdp), which B is a multiple of.
+
+    `shapes`: the closed list, ascending; every batch has one of them.
+    """
+
+    def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
+        self._store, self._config, self._seed = store, config, seed
+        self._layouts = Layouts(store, config, seed)
+        self._plan = self._layouts.plan
+        self.updates_per_epoch = self._plan.updates_per_epoch
+        # The sizes are independent of the mesh, as the order of the pairs must be.
+        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._layouts.counted.sizes]
+        self.shapes = list(dict.fromkeys(self._shapes))
+        store.release()
+
+    def batch(self, k: int, layouts: Layouts | LayoutsAhead | None = None) -> Batch:
+        """Update k >= 0, whatever was asked for before. `layouts`: of `ahead()`, or laid out here."""
+        if k % WINDOW_UPDATES == 0:
+            self._store.release()
+        epoch, window, piece = self._plan.place(k)
+        layout = (layouts or self._layouts).of(epoch, window)[piece]
+        return Batch(
+            self._store,
+            self._shapes[self._layouts.size_of(layout.needed)],
+            layout.pairs,
+            layout.row,
+            layout.starts,
+            epoch,
+        )
+
+    def ahead(self) -> contextlib.AbstractContextManager[Layouts | LayoutsAhead]:
+        """Layouts for `batch`, made by `config.data.batch_processes` processes while it is open; 0: by the caller."""
+        if not self._config.batch_processes:
+            return contextlib.nullcontext(self._layouts)
+        return LayoutsAhead(self._store, self._config, self._layouts, self._seed)
+
+
+def validation_batches(
+    store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192
+) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
+    """All pairs of a store in packed rows, as (Shape, function that gives its batches, of micro 1), shortest rows first.
+
+    Nothing is dropped: pairs that are longer than config.row_length have rows of twice, four times ... that length, and
+    at last as long as the longest pair needs. Of these a batch has fewer, so that what attention takes, rows * length^2,
+    does not grow with the length until each shard has one row.
+    """
+    longer = np.maximum(*store.lengths)
+    edges, longest = [config.row_length], 8 * math.ceil(store.longest / 8)
+    while edges[-1] < store.longest:
+        edges.append(min(2 * edges[-1], longest))
+    made, shorter = [], 0
+    for edge in edges:
+        members = np.flatnonzero((shorter < longer) & (longer <= edge))
+        rows = max(1, min(tokens, config.batch_tokens) * config.row_length // edge**2)
+        shape, shorter = Shape(edge, math.ceil(rows / shards) * shards, 1), edge
+        if len(members):
+            made.append((shape, functools.partial(_packed, store, shape, members)))
+    return made
+
+
+def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
+    lengths, slots = store.lengths, shape.rows * shape.length
+    left, start = members[:0], 0
+    while start < len(members) or len(left):
+        candidates = np.concatenate([left, members[start : start + slots]])
+        used = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
+        candidates = candidates[: np.searchsorted(used, slots, side="right")]
+        start += len(candidates) - len(left)
+        row, *starts = first_fit(*(x[candidates] for x in lengths), shape.length)
+        fits = row < shape.rows
+        left = candidates[~fits]  # what found no row opens the next batch
+        yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])

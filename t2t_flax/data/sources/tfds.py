@@ -1,0 +1,159 @@
+"""Sentence pairs of a TensorFlow dataset, prepared and read without TensorFlow.
+
+New datasets are prepared as ArrayRecord. A folder that was prepared earlier as TFRecord (the default where TensorFlow
+is installed) is read as it is.
+"""
+
+import hashlib
+import importlib
+import pkgutil
+import re
+import struct
+from collections.abc import Iterator
+
+from etils import epath
+
+from t2t_flax.data.sources.base import Source
+from t2t_flax.errors import UserError
+
+# NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
+_PART = r"\w+(?:\[[^\]]*\])?"
+_SPEC = re.compile(rf"tfds:(?P<name>.+?):(?P<split>{_PART}(?:\+{_PART})*)")
+_NAMESPACED = re.compile(r"[^/:]+:[A-Za-z_]")
+_READ_AT_ONCE = 1024
+
+
+class TfdsSource(Source):
+    """`tfds:NAME:SPLIT`; downloaded and prepared on first use, into `data_dir` or the default of TFDS.
+
+    Raises UserError if the dataset, its configuration, the split or the languages are unknown, or the download fails.
+    """
+
+    def __init__(self, spec: str, languages: tuple[str, str], *, data_dir: str = "", label: str = ""):
+        match = _SPEC.fullmatch(spec)
+        label = label or repr(spec)
+        if not match:
+            raise UserError(f"{label}: expected tfds:NAME:SPLIT, for instance tfds:wmt14_translate/de-en:train[:1000]")
+        builder = _prepared(match["name"], data_dir or None, label)
+        features = list(builder.info.features)
+        if not set(languages) <= set(features):
+            raise UserError(
+                f"{label}: config.data.source_language = {languages[0]!r} and config.data.target_language = {languages[1]!r} "
+                f"must both be among the features of the dataset, which are {', '.join(features)}"
+            )
+        try:
+            split = builder.info.splits[match["split"]]
+            self._parts = split.file_instructions
+        except (ValueError, KeyError) as error:
+            known = ", ".join(f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items())
+            raise UserError(f"{label}: no split {match['split']!r}: {error}. The dataset has {known}") from None
+        super().__init__(spec, split.num_examples)
+        self._features, self._languages = builder.info.features, languages
+
+    def read(self):
+        return self._read(0, self.count)
+
+    def read_range(self, first, last, survey):
+        return self._read(first, last)
+
+    def _read(self, first: int, last: int):
+        i, before = first, 0
+        for part in self._parts:
+            skip, take = max(0, first - before), min(part.take, last - before)
+            before += part.take
+            if take <= skip:
+                continue
+            records = tfrecords if ".tfrecord" in epath.Path(part.filename).name else array_records
+            for record in records(part.filename, part.skip + skip, take - skip):
+                example = self._features.deserialize_example_np(record)
+                try:
+                    source, target = (bytes(example[language]).decode() for language in self._languages)
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{self.where(i)}: byte offset {error.start} is not valid UTF-8") from None
+                yield source, target
+                i += 1
+
+    def fingerprint(self):
+        digest = hashlib.sha256(f"tfds {self._languages}".encode())
+        for part in self._parts:
+            digest.update(f"\n{part.skip} {part.take} ".encode())
+            with epath.Path(part.filename).open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def where(self, i):
+        return f"{self.spec} example {i + 1}"
+
+
+def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:
+    """Records skip .. skip + take - 1 of an ArrayRecord file."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    with ArrayRecordDataSource([str(path)]) as records:
+        for start in range(skip, skip + take, _READ_AT_ONCE):
+            yield from records.__getitems__(range(start, min(start + _READ_AT_ONCE, skip + take)))
+
+
+def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
+    """Records skip .. skip + take - 1 of a TFRecord file; each is a length (8 bytes), its checksum (4), the data and
+    the data's checksum (4), little-endian. Checksums are not verified."""
+    with epath.Path(path).open("rb") as file:
+        for i in range(skip + take):
+            header = file.read(12)
+            size = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else 0
+            record = file.read(size)
+            if len(header) < 12 or len(record) < size or len(file.read(4)) < 4:
+                raise UserError(f"{path}: ends inside record {i + 1} of {skip + take}; prepare the dataset again")
+            if i >= skip:
+                yield record
+
+
+def _prepared(name: str, data_dir: str | None, label: str):
+    """The dataset's builder, after downloading and preparing it if no earlier run has."""
+    own_files = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
+    if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
+        raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {own_files}")
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import registered
+
+    known = _register_translation_datasets()
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+        if builder.is_prepared():
+            return builder
+        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    except registered.DatasetNotFoundError:
+        raise UserError(
+            f"{label}: TFDS knows no dataset {name!r}. Its translation datasets are {', '.join(known)}; {own_files}"
+        ) from None
+    except (ValueError, AssertionError) as error:
+        base = name.partition("/")[0].partition(":")[0]
+        configs = list(tfds.builder_cls(base).builder_configs)
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{label}: {first_line} Configurations of {base}: {', '.join(configs) or 'none'}") from None
+    try:
+        builder.download_and_prepare()
+    except Exception as error:  # noqa: BLE001  (any of dozens of network, archive and parser errors)
+        raise UserError(
+            f"{label}: TFDS could not download and prepare {name} in {builder.data_dir}: "
+            f"{type(error).__name__}: {error}\nEither prepare it where the download works and name that data_dir here "
+            f"in config.data.root, {own_files}"
+        ) from error
+    return builder
+
+
+def _register_translation_datasets() -> list[str]:
+    """Imports the modules of TFDS that hold translation datasets, since it finds only what was imported."""
+    import tensorflow_datasets.translate as package
+    from tensorflow_datasets.core import registered
+
+    for module in pkgutil.iter_modules(package.__path__):
+        # Those that end in _test are TFDS's own tests, and need TensorFlow.
+        if not module.name.endswith("_test"):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    return [
+        name
+        for name in registered.list_imported_builders()
+        if re.search("translat|bucc|flores|mtnt|opus|para_crawl|tatoeba", name)
+    ]

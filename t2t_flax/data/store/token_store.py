@@ -1,0 +1,142 @@
+"""Tokenised sentence pairs on local disk, memory-mapped: constant memory however large the corpus.
+
+A folder with, for each side, all ids in one flat file, the length of each sentence (int32, EOS counted) and its offset
+into the ids (int64), all little-endian, plus meta.json with a checksum of each. A folder under its own name is always
+complete.
+"""
+
+import json
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+
+from t2t_flax.data.store.integrity import LENGTH, OFFSET, SIDES, damaged, verify
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote
+
+FORMAT_VERSION = 2
+"""2 has checksums; a store of another version is made again."""
+
+
+class TokenStore:
+    """A finished store. `source_lengths`, `target_lengths`: int32 [num_pairs], EOS counted, memory-mapped."""
+
+    def __init__(self, folder: Path, meta: dict, origin: epath.Path | None = None):
+        self.folder, self.meta = folder, meta
+        self.origin = origin or epath.Path(folder)
+        """Where all hosts see it: an object store, of which `folder` is this host's copy, or `folder` itself."""
+        self.num_pairs: int = meta["pairs"]
+        self.digest: str = meta.get("digest", "")
+        """Identifies what the store was made from: corpus, tokenizers, policies."""
+        self._maps: list[mmap.mmap] = []
+        self._sides = {side: self._map(side) for side in SIDES}
+        self.source_lengths = self._sides["source"][2]
+        self.target_lengths = self._sides["target"][2]
+
+    @classmethod
+    def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
+        """Raises UserError if there is none at `folder`, its files are damaged or another version wrote it. The first to
+        open a store reads it once to verify it (`integrity`).
+        """
+        folder = Path(folder)
+        meta = read_meta(folder)
+        if meta is None:
+            raise UserError(f"there is no token store at {folder}; run prepare")
+        if meta["format_version"] != FORMAT_VERSION:
+            raise UserError(
+                f"the token store {folder} has format {meta['format_version']}, this version of t2t_flax reads "
+                f"{FORMAT_VERSION}; delete the folder and run prepare again"
+            )
+        store = cls(folder, meta, origin)
+        verify(folder, meta)
+        return store
+
+    def side(self, side: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids [tokens], offsets [num_pairs], lengths [num_pairs]) of "source" or "target", memory-mapped."""
+        return self._sides[side]
+
+    def release(self) -> None:
+        """Takes the pages that were read so far out of this process's memory; the system's file cache keeps them. Without
+        it a process that visits a whole corpus would in time seem as large as the corpus.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest side of a pair, from meta.json: nothing is read."""
+        return max(self.meta[side]["longest"] for side in SIDES)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a pair's side on average, on the side that has more."""
+        return max(self.meta[side]["tokens"] for side in SIDES) / self.num_pairs
+
+    @property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """(source_lengths, target_lengths)."""
+        return self.source_lengths, self.target_lengths
+
+    def describe(self) -> str:
+        """Pairs and tokens in words, and what was dropped or cut."""
+        source, target = (self.meta[side]["tokens"] for side in SIDES)
+        counts = [f"{self.meta.get(name, 0):,} {name}" for name in ("dropped", "cut", "empty") if self.meta.get(name)]
+        notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
+        return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
+
+    def source(self, i: int) -> np.ndarray:
+        """Ids of source sentence i, EOS last."""
+        return self._sentence("source", i)
+
+    def target(self, i: int) -> np.ndarray:
+        """Ids of target sentence i, EOS last."""
+        return self._sentence("target", i)
+
+    def _sentence(self, side: str, i: int) -> np.ndarray:
+        ids, offsets, lengths = self._sides[side]
+        return ids[offsets[i] : offsets[i] + lengths[i]]
+
+    def _map(self, side: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        about = self.meta[side]
+        ids = self._file(side, "ids", np.dtype(about["dtype"]).newbyteorder("<"), about["tokens"])
+        return (
+            ids,
+            self._file(side, "offsets", OFFSET, self.num_pairs),
+            self._file(side, "lengths", LENGTH, self.num_pairs),
+        )
+
+    def _file(self, side: str, part: str, dtype: np.dtype, count: int) -> np.ndarray:
+        path = self.folder / f"{side}.{part}"
+        size = path.stat().st_size if path.exists() else 0
+        if size != count * dtype.itemsize:
+            raise damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
+        if not count:
+            return np.zeros(0, dtype)
+        mapped = np.memmap(path, dtype, "r")
+        self._maps.append(mapped._mmap)
+        # As a plain array: every slice of the memmap class costs microseconds, and it is sliced for each sentence.
+        return np.asarray(mapped)
+
+
+def read_meta(folder: Path | epath.Path) -> dict | None:
+    """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
+    Raises UserError if it is no store.
+    """
+    if is_remote(folder):
+        if not (folder / "meta.json").exists():
+            return None
+    elif not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
+        return None
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError says that this is another file)
+        return meta
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{folder} is not a token store, or a damaged one (no readable meta.json); "
+            f"delete the folder and run prepare again, or name another"
+        ) from None

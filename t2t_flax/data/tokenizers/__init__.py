@@ -1,0 +1,89 @@
+"""Tokenizers found again: of which kind a file is, and the pair of them that a run has."""
+
+import hashlib
+import uuid
+
+from etils import epath
+
+from t2t_flax.data.tokenizers.base import SentencePieceTokenizer, Tokenizer
+from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import fsync_folder, is_remote
+
+KINDS = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
+
+
+def load_tokenizer(path: epath.PathLike) -> Tokenizer:
+    """The tokenizer in a file. Raises UserError if there is no such file or no kind recognizes it."""
+    path = epath.Path(path)
+    if not path.exists():
+        raise UserError(f"there is no tokenizer at {path}")
+    data = path.read_bytes()
+    for kind in KINDS:
+        if kind.recognizes(data):
+            try:
+                return kind(data)
+            except UserError:
+                raise
+            except Exception as error:  # whatever the library of that kind raises for a damaged file
+                raise UserError(f"{path} is damaged: as a {kind.__name__} it gives {error}") from error
+    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, BPE pieces or symbols")
+
+
+class TokenizerPair:
+    """The tokenizers of both sides; with a joint vocabulary they are the same object."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer):
+        self.source, self.target = source, target
+        self.digest = hashlib.sha256(f"{source.digest}\n{target.digest}".encode()).hexdigest()
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    def save(self, folder: epath.PathLike) -> None:
+        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object
+        store it is complete (`is_complete`) when its last file is there.
+        """
+        folder = epath.Path(folder)
+        files = {"tokenizer.model": self.source}
+        if not self.joint:
+            files = {"source.model": self.source, "target.model": self.target}
+        in_place = is_remote(folder) or folder.exists()
+        into = folder if in_place else folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
+        for name, tokenizer in files.items():
+            tokenizer.save(into / name)
+        for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
+            (into / name).unlink(missing_ok=True)
+        if into == folder:
+            return
+        fsync_folder(into)
+        try:
+            into.rename(folder)
+            fsync_folder(folder.parent)
+        except OSError:  # another process made the folder meanwhile
+            into.rmtree()
+            if not folder.exists():
+                raise
+            self.save(folder)
+
+    @staticmethod
+    def is_complete(folder: epath.PathLike) -> bool:
+        """Whether the folder holds all that `save` wrote."""
+        folder = epath.Path(folder)
+        joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
+        return joint.exists() or all(side.exists() for side in sides)
+
+    @staticmethod
+    def load(path: epath.PathLike) -> "TokenizerPair":
+        """Reads what `save` wrote, or one model file as the joint tokenizer. Raises UserError if there is none."""
+        path = epath.Path(path)
+        joint = path / "tokenizer.model" if path.is_dir() else path
+        if joint.exists():
+            tokenizer = load_tokenizer(joint)
+            return TokenizerPair(tokenizer, tokenizer)
+        sides = path / "source.model", path / "target.model"
+        if not all(side.exists() for side in sides):
+            raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
+        return TokenizerPair(*map(load_tokenizer, sides))

@@ -1,0 +1,84 @@
+"""Byte-pair codes of subword-nmt over text that is tokenised already, as fairseq, Marian and others prepare it.
+
+The vocabulary is what the segmented training text holds, most frequent piece first. One file keeps codes and vocabulary.
+"""
+
+import collections
+import gzip
+import io
+import logging
+import re
+from collections.abc import Iterable
+
+from etils import epath
+
+from t2t_flax.data.tokenizers.base import UNK
+from t2t_flax.data.tokenizers.word_level import ListTokenizer
+from t2t_flax.errors import UserError
+
+_MARK = "@@"
+_LOOKED_AT = 2000
+log = logging.getLogger("t2t_flax")
+
+
+class SubwordNmtTokenizer(ListTokenizer):
+    """Splits at spaces and applies the codes; `decode` joins pieces that end in @@ with the next one."""
+
+    KIND, PIECES = "subword-nmt codes and vocabulary", "vocabulary"
+
+    def __init__(self, data: bytes):
+        from subword_nmt.apply_bpe import BPE
+
+        super().__init__(data)
+        self._bpe = BPE(io.StringIO(self.content["codes"]))
+
+    def encode(self, text):
+        return [self.ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
+
+    def decode(self, ids):
+        return re.sub(rf"{_MARK}( |$)", "", super().decode(ids))
+
+
+def read_codes(path: epath.Path) -> str:
+    """The codes file (plain or .gz) of subword-nmt. Raises UserError where it is not there or something else."""
+    if not path.is_file():
+        raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
+    try:
+        data = path.read_bytes()
+        codes = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise UserError(f"config.data.tokenizer_model: {path} cannot be read as BPE codes ({error}).") from None
+    merges = [line for line in codes.splitlines() if not line.startswith("#version")]
+    if not merges or any(len(line.split(" ")) != 2 for line in merges):
+        raise UserError(f"config.data.tokenizer_model: {path} is no file of BPE codes: two pieces on each line.")
+    return codes
+
+
+def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:
+    """The tokenizer whose vocabulary is all pieces that the codes make of `sentences`.
+
+    Warns where the text does not look Moses-tokenised. Raises UserError if there is no text.
+    """
+    from subword_nmt.apply_bpe import BPE
+
+    bpe = BPE(io.StringIO(codes))
+    words, untokenised, seen = collections.Counter(), 0, 0
+    for sentence in sentences:
+        words.update(sentence.split())
+        seen += 1
+        untokenised += seen <= _LOOKED_AT and bool(re.search(r"\w[.,!?](\s|$)", sentence))
+    if not words:
+        raise UserError("there is no text to build a vocabulary from: every sentence is empty")
+    if untokenised > 0.3 * min(seen, _LOOKED_AT):
+        log.warning(
+            "data.tokenizer = subword_nmt expects text in which Moses has put spaces around punctuation ('a dog .'), but "
+            "%d of the first %d sentences have words like 'dog.': tokenise the text first.",
+            untokenised,
+            min(seen, _LOOKED_AT),
+        )
+    pieces = collections.Counter()
+    for word, count in words.items():
+        for piece in bpe.segment_tokens([word]):
+            pieces[piece] += count
+    vocabulary = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
+    return SubwordNmtTokenizer(SubwordNmtTokenizer.write(vocabulary, codes=codes))

@@ -1,0 +1,152 @@
+"""Forced decoding: the model's own probability of given pairs, and where it looks while it reads them."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.base import EOS
+from t2t_flax.decoding.translator import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.monitoring import memory
+
+_WHOLE_BATCH = 256
+"""Tokens of a side up to which `score_pairs` takes config.decode.batch_size pairs at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairScore:
+    """Log-probability in nats of a target given its source. `tokens`, `token_log_probs`: its pieces, EOS last."""
+
+    tokens: tuple[str, ...]
+    token_log_probs: tuple[float, ...]
+
+    @property
+    def log_prob(self) -> float:
+        return float(np.sum(self.token_log_probs))
+
+    @property
+    def per_token(self) -> float:
+        return self.log_prob / len(self.token_log_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairIds:
+    """A pair as ids, each side with its EOS (the source where the run appends one)."""
+
+    source: list[int]
+    target: list[int]
+
+
+def encode_pairs(
+    tokenizers: TokenizerPair,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    source_eos: bool,
+    limit: int,
+    where: Callable[[int], str] = "pair {}".format,
+) -> list[PairIds]:
+    """Ids of pairs. Raises UserError, naming `where(number from 1)`, for an empty side and for one over `limit` ids."""
+    out = []
+    for number, (source, target) in enumerate(pairs, 1):
+        ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
+        for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
+            if not text.strip() or not tokens:
+                raise UserError(f"{where(number)}: the {side} is empty; both sides must have text.")
+            if len(tokens) + 1 > limit:
+                raise UserError(
+                    f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
+                    "(config.decode.max_source_length, or config.model.position_max with learned positions)."
+                )
+        out.append(PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS]))
+    return out
+
+
+def score_pairs(
+    model: Transformer,
+    params: Any,
+    tokenizers: TokenizerPair,
+    mesh: jax.sharding.Mesh,
+    pairs: Sequence[PairIds],
+    *,
+    batch_size: int,
+    where: Callable[[int], str] = "pair {}".format,
+) -> list[PairScore]:
+    """One PairScore for each pair, in order; none depends on its batch-mates. `batch_size`: of each data shard.
+
+    Pairs of more than 256 tokens come in smaller batches, so that what attention takes does not grow with their length
+    until each shard has one row. Raises UserError where there is not enough memory, naming `where(number from 1)` of a
+    pair that does not even fit alone.
+    """
+    shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
+    put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
+    order = sorted(range(len(pairs)), key=longest.__getitem__)
+    out: list[PairScore | None] = [None] * len(pairs)
+    parts = []
+    for length, members in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
+        members = list(members)
+        rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
+        program = _program(model, mesh, *_structs(params), rows, length)
+        advice = "Lower config.decode.batch_size."
+        if rows == shards:
+            last = pairs[members[-1]]
+            advice = (
+                f"{where(members[-1] + 1)} has {len(last.source)} source and {len(last.target)} target tokens: shorten "
+                "that pair, or leave it out (config.decode.max_source_length is the most that is allowed)."
+            )
+        what = f"scoring {rows} pairs of up to {length} tokens"
+        memory.weigh(what, memory.program_bytes(program), memory.device_memory(), advice)
+        parts.append((program, rows, length, members))
+    for program, rows, length, members in parts:
+        for start in range(0, len(members), rows):
+            chunk = members[start : start + rows]
+            arrays = rows_of([pairs[i] for i in chunk], rows, length)
+            log_probs_BxT = np.asarray(program(params, {k: put(x) for k, x in arrays.items()}))
+            for i, row in zip(chunk, log_probs_BxT, strict=False):
+                target = pairs[i].target
+                out[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+    return out
+
+
+def _structs(params: Any) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
+    """The shapes, types and places of parameters, hashable, and the structure of their tree."""
+    leaves, tree = jax.tree.flatten(params)
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves), tree
+
+
+@functools.lru_cache(maxsize=64)
+def _program(model: Transformer, mesh, leaves, tree, rows: int, length: int) -> jax.stages.Compiled:
+    """`_token_log_probs` compiled for rows [rows, length]."""
+    ids = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=mesh_lib.named(mesh, mesh_lib.ROWS))
+    names = ("", "_segments", "_positions")
+    batch = {side + name: ids for side in ("source", "target") for name in names}
+    with mesh_lib.use(mesh):
+        return _token_log_probs.lower(model, tree.unflatten(leaves), batch).compile()
+
+
+def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:
+    """Each pair in a row of its own, `rows` in all: arrays [rows, length] as the model takes them; a length that is not
+    given is the first of a short list that holds all pairs.
+    """
+    length = length or round_up(max(max(len(p.source), len(p.target)) for p in pairs), SOURCE_LENGTHS)
+    arrays = {}
+    for side in ("source", "target"):
+        ids = padded([getattr(p, side) for p in pairs], rows, length)
+        arrays[side] = ids
+        arrays[f"{side}_segments"] = (ids > 0).astype(np.int32)
+        arrays[f"{side}_positions"] = np.where(ids > 0, np.arange(length, dtype=np.int32), 0)
+    return arrays
+
+
+@jax.jit(static_argnums=0)
+def _token_log_probs(model: Transformer, params, batch):
+    log_probs = jax.nn.log_softmax(model.apply({"params": params}, batch), axis=-1)
+    return jnp.take_along_axis(log_probs, batch["target"][..., None], axis=-1)[..., 0]

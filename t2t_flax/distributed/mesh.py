@@ -1,0 +1,160 @@
+"""One mesh of axes (data, fsdp, tensor), and what lies where on it: config.mesh.rules is the table of the parameters.
+
+The whole program is written in the global view: `jax.jit` with shardings (which used to be called pjit), no per-device
+code. Any product of these is legal:
+
+    data parallelism        mesh.data=n      parameters and optimizer state on every device
+    ZeRO-1                  mesh.fsdp=n      mesh.fsdp_shards=optimizer: the optimizer state divided
+    FSDP (ZeRO-3)           mesh.fsdp=n      parameters and optimizer state divided
+    tensor parallelism      mesh.tensor=n    heads, d_ff and vocabulary divided
+    several slices          mesh.slices=n    the data axis runs over them, the others within one
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from t2t_flax.config import Config, Model
+from t2t_flax.config import Mesh as MeshConfig
+from t2t_flax.config.sharding_rules import MESH_AXES, sharding_rules
+from t2t_flax.errors import UserError
+
+# Of the activations that the model constrains; those of parameters are config.mesh.rules.
+ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None))
+
+REPLICATED = PartitionSpec()
+ROWS = PartitionSpec(("data", "fsdp"))  # [B, ...]
+MICRO_ROWS = PartitionSpec(None, ("data", "fsdp"))  # [A, B, ...]
+
+
+def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.Mesh:
+    """The mesh of `config` over `devices` (default: all). One size may be -1: what remains.
+
+    Raises UserError where the sizes do not multiply to the number of devices. The axes are Auto: flax's logical
+    constraints do not work on the Explicit axes that `jax.make_mesh` would choose.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = [config.data, config.fsdp, config.tensor]
+    if -1 in shape:
+        given = math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = max(1, len(devices) // given)
+    if math.prod(shape) != len(devices):
+        raise UserError(
+            f"config.mesh data x fsdp x tensor = {' x '.join(map(str, shape))} does not give the {len(devices)} "
+            "devices there are: set data to -1, and fsdp and tensor to sizes whose product divides them."
+        )
+    slices = slices_of(devices, config.slices)
+    if shape[0] % len(slices):
+        raise UserError(
+            f"config.mesh.data = {shape[0]} is not a multiple of the {len(slices)} slices: only the data axis may run "
+            "over the data-centre network, so fsdp x tensor must fit into one slice."
+        )
+    inner = [shape[0] // len(slices), *shape[1:]]
+    grids = [mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True) for each in slices]
+    return jax.sharding.Mesh(np.concatenate(grids), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def slices_of(devices: list, count: int = 0) -> list[list]:
+    """The devices of each slice: as they say themselves, or in `count` equal parts in their order. Raises UserError."""
+    said: dict[int, list] = {}
+    for device in devices:
+        said.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    if len(said) > 1 or not count:
+        if count not in (0, len(said)):
+            raise UserError(f"config.mesh.slices = {count}, but the devices are of {len(said)} slices: set it to 0.")
+        return [said[index] for index in sorted(said)]
+    if len(devices) % count:
+        raise UserError(f"config.mesh.slices = {count} does not divide the {len(devices)} devices into equal parts.")
+    size = len(devices) // count
+    return [devices[i : i + size] for i in range(0, len(devices), size)]
+
+
+def batch_shards(mesh: jax.sharding.Mesh) -> int:
+    """Devices along the batch: a batch's rows are a multiple of it."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """Raises UserError naming the key whose size the mesh cannot divide."""
+    m, keys = config.model, {
+        "heads": "num_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model", "norm": "d_model",
+        "vocab": "vocab_multiple", "position": "position_max",
+    }  # fmt: skip
+    for logical, axes in parameter_rules(config.mesh).items():
+        by = math.prod(mesh.shape[axis] for axis in axes)
+        sizes = {f"model.{keys[logical]}": getattr(m, keys[logical])} if logical in keys else _widths(m)
+        for name, size in sizes.items():
+            if by > 1 and size % by:
+                asking = " and ".join(f"mesh.{axis}" for axis in axes if mesh.shape[axis] > 1)
+                raise UserError(f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks for.")
+
+
+def _widths(m: Model) -> dict[str, int]:
+    return {"model.d_k": m.d_k or m.d_model // m.num_heads, "model.d_v": m.d_v or m.d_model // m.num_heads}
+
+
+def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
+    """The mesh axes of each logical axis of the parameters, or of what the optimizer keeps of them."""
+    rules = sharding_rules(config.rules)
+    if optimizer or config.fsdp_shards == "all":
+        return rules
+    return {name: tuple(axis for axis in axes if axis != "fsdp") for name, axes in rules.items()}
+
+
+def shardings_of(boxed, mesh: jax.sharding.Mesh, rules: dict[str, tuple[str, ...]]):
+    """NamedShardings of an abstract tree whose leaves carry logical names (replicated where they carry none)."""
+    table = tuple((name, axes or None) for name, axes in rules.items())
+    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, table)
+
+
+def named(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> NamedSharding:
+    """A sharding on the mesh."""
+    return NamedSharding(mesh, spec)
+
+
+def to_global(
+    rows: Callable[[int, int], dict[str, np.ndarray]], shape: tuple[int, ...], sharding: NamedSharding
+) -> dict[str, jax.Array]:
+    """Global arrays of `shape` [..., B, L], of which this process makes only the rows that its own devices hold.
+
+    `rows(first, last)` gives the arrays of those rows, [..., last - first, L]; rows that follow each other are asked
+    for at once.
+    """
+    axis = len(shape) - 2
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    runs: list[tuple[int, int]] = []
+    for first, last, _ in sorted({index[axis].indices(shape[axis]) for index in indices}):
+        runs[-1:] = [(runs[-1][0], last)] if runs and runs[-1][1] == first else [*runs[-1:], (first, last)]
+    made = {run: rows(*run) for run in runs}
+
+    def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[axis].indices(shape[axis])
+        run = next(run for run in runs if run[0] <= first and last <= run[1])
+        return made[run][name][(slice(None),) * axis + (slice(first - run[0], last - run[0]),)]
+
+    names = made[runs[0]]
+    return {name: jax.make_array_from_callback(shape, sharding, functools.partial(piece, name)) for name in names}
+
+
+def replicated(tree, mesh: jax.sharding.Mesh):
+    """Global arrays as arrays that every process holds whole, and can read."""
+    return _replicate(named(mesh, REPLICATED))(tree)
+
+
+@functools.cache
+def _replicate(sharding: NamedSharding):
+    return jax.jit(lambda tree: tree, out_shardings=sharding)
+
+
+@contextlib.contextmanager
+def use(mesh: jax.sharding.Mesh):
+    """Context in which the model's logical constraints mean this mesh."""
+    with jax.set_mesh(mesh), nn.logical_axis_rules(ACTIVATION_RULES):
+        yield

@@ -1,0 +1,224 @@
+"""A trained run, restored from its workdir alone, on whatever devices there are."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.data.task import task_of
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.decoding.attention_weights import AttentionMaps, attention_maps
+from t2t_flax.decoding.scoring import PairIds, PairScore, encode_pairs, score_pairs
+from t2t_flax.decoding.translator import Translation, Translator
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.coordination import Pod
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.parameters import Choice, Part, mean, restored
+from t2t_flax.filesystem import check_workdir
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.training import workdir as workdir_lib
+from t2t_flax.training.config_changes import check_same_model
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import init_state, make_model
+
+log = logging.getLogger("t2t_flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need.
+
+    asked: which were asked for, and among which (`Choice.asked`). metric: that of a best checkpoint, higher is better.
+    stored: the run's own config, where it differs. config_changes: of optimization, up to the newest checkpoint
+    (`training.config_changes`).
+    """
+
+    workdir: epath.Path
+    config: Config
+    tokenizers: TokenizerPair
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    params: Any
+    steps: tuple[int, ...]
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metric: float | None = None
+    stored: Config | None = None
+    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Translation]:
+        """One Translation for each line, in order; see `decoding.translator`. Raises UserError for prefixes where the run's
+        task has none.
+        """
+        task = task_of(self.config)
+        if prefixes and not task.prefixes:
+            raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
+        lines = [task.source(line) for line in lines]
+        eos = self.config.data.source_eos
+        translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
+        return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
+
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format
+    ) -> list[PairScore]:
+        """The log-probability of each target given its source, in order; see `decoding.forced`.
+
+        Raises UserError, naming `where(number)`, for a pair with an empty side, one that is too long, and a target that
+        the task cannot have.
+        """
+        ids = self._ids(pairs, where)
+        batch_size = self.config.decode.batch_size
+        return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
+
+    def attend(self, source: str, target: str | None = None) -> AttentionMaps:
+        """Attention of every layer and head for a pair; without a target, for the run's own translation.
+
+        Raises UserError for an empty or too long side.
+        """
+        if target is None:
+            self._encoded([(source, source)], "source {}".format)  # an impossible one is told before it is translated
+            target = task_of(self.config).answer(source, self.translate([source])[0].text)
+            if not target.strip():
+                raise UserError("the run's own translation of this source is empty: give a --target.")
+        (pair,) = self._ids([(source, target)], "pair {}".format)
+        return attention_maps(self.model, self.params, self.tokenizers, pair)
+
+    def _ids(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+        task, made = task_of(self.config), []
+        for number, (source, target) in enumerate(pairs, 1):
+            try:
+                told = task.target(source, target) if source.strip() and target.strip() else target
+            except UserError as error:
+                raise UserError(f"{where(number)}: {error}") from None
+            made.append((task.source(source), told))
+        return self._encoded(made, where)
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+        limit, model = self.config.decode.max_source_length, self.config.model
+        limit = min(limit, model.position_max) if model.position == "learned" else limit
+        return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
+
+
+def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
+    """The resolved config of a run for use on this machine, with `{"decode.beam_size": "8"}` overrides.
+
+    A run may come from anybody: where compiled programs are loaded from (train.compile_cache) and files are written
+    (data.cache; data.root for a TFDS dataset that is not prepared there) is not taken from it, only from `overrides`.
+    Raises UserError where the folder holds no run, or an override is impossible.
+    """
+    return _changed(_without_places(read_config(workdir)), overrides)
+
+
+def read_config(workdir: str | epath.Path) -> Config:
+    """The config of a run as it is stored. Raises UserError where the folder holds no run."""
+    check_workdir(workdir)
+    stored = workdir_lib.read_config(workdir)
+    if stored is None:
+        raise UserError(f"{workdir} holds no run: there is no config.json. Give the --workdir of a `train` command.")
+    return stored
+
+
+def _without_places(stored: Config) -> Config:
+    data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
+    specs = [data.valid, *config_lib.parse_test_sets(data.test).values()]
+    names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
+    if data.root and names:
+        levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
+        prepared = (any(any((epath.Path(data.root) / name).glob(level)) for level in levels) for name in names)
+        data = data if all(prepared) else dataclasses.replace(data, root="")
+    train = dataclasses.replace(stored.train, compile_cache=config_lib.Train.compile_cache)
+    return dataclasses.replace(stored, data=data, train=train)
+
+
+def _changed(stored: Config, overrides: dict[str, str] | None) -> Config:
+    if not overrides:
+        return stored
+    return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Everything about a run but its parameters. abstract: their shapes and shardings. stored: the config without
+    overrides.
+    """
+
+    workdir: epath.Path
+    stored: Config
+    config: Config
+    tokenizers: TokenizerPair
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    abstract: Any
+
+    def parts(self, choice: Choice, pod: Pod | None = None) -> Iterator[Part]:
+        """The chosen checkpoints; see `parameters.restored`."""
+        return restored(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, pod)
+
+
+def frame(workdir: str | epath.Path, overrides: dict[str, str] | None = None, pod: Pod | None = None) -> Frame:
+    """Reads a run without its parameters. Raises UserError for a folder without a run, or overrides that change the
+    model.
+    """
+    workdir = epath.Path(workdir)
+    stored = stored_config(workdir)
+    config = _changed(stored, overrides)
+    check_same_model(stored, config, f"the run in {workdir}")
+    tokenizers = TokenizerPair.load(workdir / "tokenizer")
+    mesh = _mesh(config, workdir, given=any(key.startswith("mesh.") for key in overrides or {}), pod=pod)
+    mesh_lib.check_divisibility(config, mesh)
+    model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
+    return Frame(workdir, stored, config, tokenizers, mesh, model, abstract.params)
+
+
+def load(
+    workdir: str | epath.Path,
+    *,
+    step: int | None = None,
+    average: int = 0,
+    best: bool = False,
+    at_most: bool = False,
+    overrides: dict[str, str] | None = None,
+    pod: Pod | None = None,
+) -> Loaded:
+    """Restores a run: the newest whole checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
+    `best` by eval.metric.
+
+    An average is of regular checkpoints: it leaves out those that are there only because the run was stopped, or because
+    they are among the best. With `at_most` it takes fewer where there are fewer, or some are damaged; `best` then makes
+    do with the next best, and with the newest where no checkpoint has a metric.
+    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
+    checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
+    """
+    choice = Choice(step, average, best, at_most)
+    run = frame(workdir, overrides, pod)
+    part = mean(run.parts(choice, pod))
+    if best and part.metric is None:
+        choice = Choice(at_most=True)  # which is what was found
+    found = dict(params=part.params, steps=part.steps, metric=part.metric, asked=choice.asked(run.workdir))
+    found["config_changes"] = list(part.config_changes)
+    return Loaded(run.workdir, run.config, run.tokenizers, run.mesh, run.model, stored=run.stored, **found)
+
+
+def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) -> jax.sharding.Mesh:
+    """That of the config; where it does not fit the devices that are here, and nobody asked for it (`given`), all devices
+    share the rows, each with the whole model.
+    """
+    try:
+        return mesh_lib.make_mesh(config.mesh)
+    except UserError as error:
+        if given:
+            raise
+        if pod is None or pod.lead:
+            log.warning("%s was trained on another mesh: %s Here all devices share the rows.", workdir, error)
+        return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))

@@ -1,0 +1,111 @@
+"""What a run of a config will be, in words and figures, before any data is read."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from t2t_flax.config import Config
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.models.attention import widths
+from t2t_flax.monitoring import flops
+from t2t_flax.training.optimizer import make_optimizer, schedule
+from t2t_flax.training.train_state import TrainState, init_state, make_model, parameter_groups
+
+# Table 3 of the paper, in millions, by (layers of a stack, d_model, d_ff, heads, d_k). Rows (A) have no figure of their own.
+_PAPER = {
+    (6, 512, 2048, 8, 64): ("base", 65), (6, 1024, 4096, 16, 64): ("big", 213),
+    (6, 512, 2048, 8, 16): ("row (B), d_k 16,", 58), (6, 512, 2048, 8, 32): ("row (B), d_k 32,", 60),
+    (2, 512, 2048, 8, 64): ("row (C), 2 layers,", 36), (4, 512, 2048, 8, 64): ("row (C), 4 layers,", 50),
+    (8, 512, 2048, 8, 64): ("row (C), 8 layers,", 80), (6, 256, 2048, 8, 32): ("row (C), d_model 256,", 28),
+    (6, 1024, 2048, 8, 128): ("row (C), d_model 1024,", 168), (6, 512, 1024, 8, 64): ("row (C), d_ff 1024,", 53),
+    (6, 512, 4096, 8, 64): ("row (C), d_ff 4096,", 90),
+}  # fmt: skip
+_FILL = 0.97
+
+
+def describe(config: Config) -> str:
+    """Parameters by group, FLOPs per token, batch shapes, the schedule at a few updates, memory."""
+    sizes = (config.data.vocab_size,) * 2
+    state = abstract_state(config, sizes)
+    parts = [
+        _parameters(config, state.params, sizes),
+        _flops(config, sizes[1]),
+        _batches(config),
+        _schedule(config),
+        _memory(config, state),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
+    """Shapes and types of the state of a run whose tokenizers have these sizes."""
+    model = make_model(config, *sizes)
+    one = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    return init_state(config, model, make_optimizer(config), one, abstract=True)[0]
+
+
+def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str]:
+    groups = parameter_groups(params, config, *sizes)
+    total = sum(groups.values())
+    lines = [f"parameters (vocabulary {sizes[1]:,})"]
+    lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
+    lines.append(f"  {'all':32} {total:>14,}")
+    m = config.model
+    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, widths(m)[0]))
+    if known and m.num_encoder_layers == m.num_decoder_layers:
+        lines.append(
+            f"  the paper states {known[1]} M for {known[0]} (Table 3); no one vocabulary gives both 65 M and 213 M: with "
+            "37,000 pieces they are 63.05 M and 214.17 M"
+        )
+    return lines
+
+
+def _flops(config: Config, vocab: int) -> list[str]:
+    lines = ["FLOPs of training per target token (forward and backward, 2 a multiply-add)"]
+    for length in (27, 64, 256):
+        one = flops.Tokens(length, length, length**2, length**2, length**2)
+        per_token = 3 * flops.forward_flops(config.model, vocab, one) / length
+        lines.append(f"  pairs of {length:3} + {length:3} tokens          {per_token / 1e6:>11,.1f} million")
+    lines.append(f"  whole run, pairs of 27 + 27         {_total(config, vocab):>11.2e} in all")
+    return lines
+
+
+def _total(config: Config, vocab: int) -> float:
+    one = flops.Tokens(27, 27, 27**2, 27**2, 27**2)
+    return 3 * flops.forward_flops(config.model, vocab, one) / 27 * config.data.batch_tokens * config.train.steps
+
+
+def _batches(config: Config) -> list[str]:
+    d = config.data
+    counted = {"real": "real tokens", "padded_max": "tokens, padding counted,"}[d.batch_count]
+    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} {counted} on each side, over all devices"]
+    if d.batching == "packed":
+        rows = -(-d.batch_tokens // int(d.row_length * _FILL))
+        lines.append(
+            f"  packed: about {rows:,} rows of {d.row_length} (the exact list is printed when training starts)"
+        )
+    else:
+        lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair in each")
+    lines.append(f"  {config.train.steps:,} updates, {config.train.steps * d.batch_tokens:,} tokens a side")
+    return lines
+
+
+def _schedule(config: Config) -> list[str]:
+    rate = schedule(config.optimizer, config.model.d_model)
+    warmup, last = config.optimizer.warmup_steps, config.train.steps
+    steps = sorted({1, warmup // 2, warmup, min(2 * warmup, last), last // 2, last} - {0})
+    return ["learning rate"] + [f"  update {step:>9,}   {float(rate(step)):.6e}" for step in steps if step <= last]
+
+
+def _memory(config: Config, state: TrainState) -> list[str]:
+    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
+    kept = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
+    lines = ["memory, of all devices together where it is sharded (MiB)"]
+    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in kept.items() if tree is not None]
+    lines.append(f"  {'gradients':32} {size(state.params):>14,.1f}")
+    chunk = config.loss.chunk_tokens or config.data.microbatch_tokens or config.data.batch_tokens
+    rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
+    lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
+    lines.append("  activations depend on the shapes: they are weighed against the device when training starts")
+    return lines

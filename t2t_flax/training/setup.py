@@ -1,0 +1,153 @@
+"""What a run is made of: data, mesh, model, optimizer, batches; and the programs of its closed list of shapes."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.data.batching.batches import Batches, Shape, validation_batches
+from t2t_flax.data.dataset import Corpus, split_source
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.monitoring import memory
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import TrainState, init_state, make_model
+from t2t_flax.training.train_step import make_eval_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run, none of which holds a position in the data."""
+
+    config: Config
+    workdir: epath.Path
+    corpus: Corpus
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    tx: optax.GradientTransformation
+    abstract: TrainState
+    shardings: TrainState
+    batches: Batches
+
+
+def assemble(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> Run:
+    """Builds the parts, on `devices` (default: all); no parameter is made yet.
+
+    Raises UserError where the mesh does not fit the config.
+    """
+    mesh = mesh_lib.make_mesh(config.mesh, devices)
+    mesh_lib.check_divisibility(config, mesh)
+    model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
+    tx = make_optimizer(config)
+    abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
+    shards = mesh_lib.batch_shards(mesh)
+    batches = Batches(corpus.train, config.data, seed=config.seed.data, shards=shards)
+    return Run(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
+
+
+def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
+    """A program for each shape on the closed list, largest first, each weighed against the memory there is.
+
+    A shape that is not on the list has no program, so that nothing compiles after the first update.
+    """
+    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    available = memory.device_memory()
+    programs = {}
+    for shape in sorted(run.batches.shapes, key=lambda s: -s.length * s.rows):
+        size = (shape.micro, shape.rows, shape.length)
+        struct = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
+        with mesh_lib.use(run.mesh):
+            programs[size] = step.lower(run.abstract, struct).compile(compiler_options(run.config))
+        advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
+        memory.weigh(f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice)
+    return programs
+
+
+def compiler_options(config: Config) -> dict[str, str] | None:
+    """What XLA must be told. Its CPU pipeline drops the barriers around rematerialised layers early and then merges the
+    recomputation with the first computation, which would leave the memory as it was: here they stay.
+    """
+    if config.train.remat != "none" and jax.default_backend() == "cpu":
+        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return None
+
+
+def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch's arrays."""
+    struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
+    names = ("", "_segments", "_positions")
+    return {side + name: struct for side in ("source", "target") for name in names}
+
+
+class ValidationLoss:
+    """(nll, smoothed loss) per real target token of a whole store, without dropout; compiled once for each shape.
+
+    `params`: parameters, or their abstract shapes and shardings. `split`: valid or test, for messages. `besides`: what
+    else lies on the devices while it runs, such as the optimizer state. Raises UserError where a pair, which is named,
+    is longer than the positions, and where a program needs more memory than there is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Transformer,
+        mesh: jax.sharding.Mesh,
+        params: Any,
+        store: TokenStore,
+        split: str = "valid",
+        besides: Any = (),
+    ):
+        self._mesh, self._config, self._store, self._split = mesh, config, store, split
+        if model.config.position == "learned" and store.longest > model.config.position_max:
+            raise UserError(
+                f"{self._longest()}; config.model.position_max = {model.config.position_max} learned positions end before "
+                "it. Shorten that pair."
+            )
+        shards = mesh_lib.batch_shards(mesh)
+        tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
+        shardings = jax.tree.map(lambda x: x.sharding, params)
+        step, available = make_eval_step(config, model, mesh, shardings), memory.device_memory()
+        self._parts = []
+        for shape, batches in validation_batches(store, config.data, shards=shards, tokens=tokens):
+            struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
+            with mesh_lib.use(mesh):
+                program = step.lower(params, struct).compile()
+            needed = memory.program_bytes(program)
+            advice = "Lower config.data.microbatch_tokens."
+            if shape.rows == shards and shape.length > config.data.row_length:
+                advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
+            what = f"the loss of config.data.{split} for {shape}"
+            memory.weigh(what, needed and needed + memory.resident_bytes(besides), available, advice)
+            self._parts.append((program, shape, batches))
+
+    def _longest(self, limit: int | None = None) -> str:
+        """The longest pair of the store, of those that a row of `limit` tokens holds, in words."""
+        longer = np.maximum(*self._store.lengths)
+        i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
+        where = split_source(self._config, self._split).where(i)
+        source, target = (int(x[i]) for x in self._store.lengths)
+        return f"config.data.{self._split}: {where} has {source} source and {target} target tokens"
+
+    def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
+        sums = []
+        for program, shape, batches in self._parts:
+            for batch in batches():
+                rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
+                arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
+                sums.append(program(params, arrays))
+                after_batch()
+        nll, loss, tokens = np.sum([[float(x) for x in three] for three in sums], axis=0)
+        return float(nll / tokens), float(loss / tokens)
+
+
+def describe_shapes(shapes: list[Shape]) -> str:
+    """The closed list in words."""
+    return ", ".join(str(s) for s in shapes)

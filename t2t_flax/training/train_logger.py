@@ -1,0 +1,128 @@
+"""What is said of each update: the progress bar, metrics.jsonl, and what happens where it was not finite."""
+
+import math
+from typing import Any
+
+import jax
+
+from t2t_flax.monitoring import flops
+from t2t_flax.monitoring.metrics_writer import MetricsWriter
+from t2t_flax.monitoring.profiler import Profile
+from t2t_flax.monitoring.progress import Progress
+from t2t_flax.monitoring.timers import Clock
+from t2t_flax.training.divergence import NonFiniteUpdate, describe
+from t2t_flax.training.prefetch import Fed
+from t2t_flax.training.resume import Progressed
+from t2t_flax.training.setup import Run
+
+
+class UpdateLog:
+    """Reads each update's metrics one update late, and writes every n-th. Counts the updates that were skipped in `done`."""
+
+    def __init__(self, run: Run, clock: Clock, done: Progressed):
+        self._run, self._clock, self._done, config = run, clock, done, run.config
+        self._skipped_in_a_row = 0
+        self._writer = None
+        if jax.process_index() == 0:
+            self._writer = MetricsWriter(
+                run.workdir,
+                resume_step=done.step,
+                tensorboard=config.log.tensorboard,
+                evaluation_due=done.evaluation_due,
+            )
+        for change in done.config_changes:
+            if change["step"] == done.step:
+                self.write(done.step, {"config_changed": change["changed"]})
+        self._pending: tuple[int, Fed, Any] | None = None
+        self._since = self._busy()
+        self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
+        devices = run.mesh.size
+        sheet = flops.data_sheet_peak(jax.devices()[0])
+        self._peaks = {
+            "data_sheet": sheet and sheet * devices,
+            "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * devices,
+        }
+        if jax.default_backend() == "cpu":  # simulated devices share the cores that one product already uses
+            self._peaks["measured"] /= devices
+        self.profile = Profile(run.workdir / "profile", config.log.profile_steps)
+
+    def _busy(self) -> float:
+        return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
+
+    def took(self, step: int, fed: Fed, metrics: Any, bar: Progress) -> None:
+        before, self._pending = self._pending, (step, fed, metrics)
+        if before:
+            self._read(*before, bar)
+
+    def flush(self, bar: Progress) -> None:
+        if self._pending:
+            self._read(*self._pending, bar)
+            self._pending = None
+
+    def _read(self, step: int, fed: Fed, metrics: Any, bar: Progress) -> None:
+        with self._clock.measure("step"):
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        finite = bool(values.pop("finite"))
+        if not finite:
+            self._skip(step, values, bar)
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+        else:
+            self._skipped_in_a_row = 0
+        model, vocab = self._run.config.model, self._run.model.target_vocab
+        self._tokens += fed.real.target
+        self._slots += fed.padded.target
+        self._useful += 3 * flops.forward_flops(model, vocab, fed.real)
+        self._hardware += 3 * flops.forward_flops(model, vocab, fed.padded)
+        seconds = max(self._busy() - self._since, 1e-9)
+        text = (
+            f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "
+            f"fill {self._tokens / self._slots:.0%}"
+        )
+        bar.update(step, text)
+        if step % self._run.config.log.every_steps == 0:
+            if finite:
+                values["ppl"] = math.exp(min(values["nll"], 700.0))
+            if self._run.config.train.non_finite == "skip":
+                values["skipped_updates"] = self._done.skipped_updates
+            values |= {
+                "epoch": fed.batch.epoch,
+                "source_tokens": fed.batch.source_tokens,
+                "target_tokens": fed.batch.target_tokens,
+                "target_tokens_per_second": self._tokens / seconds,
+                "fill": self._tokens / self._slots,
+            }
+            values |= flops.mfu(self._hardware, self._useful, seconds, self._peaks)
+            values["seconds"] = self._clock.rounded()
+            self.write(step, values)
+            self._since = self._busy()
+            self._tokens = self._hardware = self._useful = self._slots = 0.0
+
+    def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
+        """Notes an update that was not applied. Raises NonFiniteUpdate where the config wants the run to stop."""
+        self._skipped_in_a_row += 1
+        scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+        why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
+        train = self._run.config.train
+        if train.non_finite == "stop":
+            raise NonFiniteUpdate(step, f"{why}.")
+        if self._skipped_in_a_row > train.max_skipped_updates:
+            raise NonFiniteUpdate(
+                step, f"{why}; more than config.train.max_skipped_updates = {train.max_skipped_updates} in a row."
+            )
+        self._done.skipped_updates += 1
+        self.write(step, {"skipped": why, "skipped_updates": self._done.skipped_updates})
+        bar.say(f"skipped {why}")
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        if self._writer:
+            self._writer.write(step, values)
+
+    def send(self) -> None:
+        """Brings what is only on this machine to where the next checkpoint goes."""
+        if self._writer:
+            self._writer.send()
+
+    def close(self) -> None:
+        self.profile.close()
+        if self._writer:
+            self._writer.close()

@@ -1,0 +1,112 @@
+"""What a run carries from update to update: arrays only, nothing static, no random key.
+
+Dropout is a function of (seed, update), batches of (config, update): params, optimizer state and the step are all there
+is to restore.
+"""
+
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t_flax.config import Config
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.models.transformer import Transformer
+
+
+@flax.struct.dataclass
+class TrainState:
+    """`step` int32: updates done. `ema`: moving average of the parameters, or None."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema: Any = None
+
+    @property
+    def eval_params(self) -> Any:
+        """What evaluation uses: the moving average where there is one."""
+        return self.params if self.ema is None else self.ema
+
+
+def compute_dtype(precision: str) -> jnp.dtype:
+    """The type of the products: `auto` is bfloat16 on TPU and GPU, float32 on CPU, which has no fast bfloat16."""
+    if precision == "auto":
+        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype("float32" if precision == "tf32" else precision)
+
+
+# JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU unless it is told otherwise.
+MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
+
+
+def make_model(config: Config, source_vocab: int, target_vocab: int) -> Transformer:
+    """The module of a config for tokenizers of these sizes."""
+    return Transformer(
+        config.model,
+        source_vocab,
+        target_vocab,
+        dtype=compute_dtype(config.train.precision),
+        remat=config.train.remat,
+        packed_shift=config.data.packed_shift,
+        matmul_precision=MATMUL_PRECISION.get(config.train.precision),
+    )
+
+
+def _init_params(model: Transformer, key: jax.Array):
+    ids = jnp.ones((1, 8), jnp.int32)
+    names = ("source", "source_segments", "source_positions", "target", "target_segments", "target_positions")
+    return model.init(key, dict.fromkeys(names, ids))["params"]
+
+
+def init_state(
+    config: Config, model: Transformer, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh, *, abstract=False
+) -> tuple[TrainState, TrainState]:
+    """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
+
+    def init(key):
+        params = _init_params(model, key)
+        ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
+        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), ema)
+
+    key = jax.random.key(config.seed.init)
+    with mesh_lib.use(mesh):
+        boxed = jax.eval_shape(init, key)
+        shardings = mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=True))
+        of_params = mesh_lib.shardings_of(boxed.params, mesh, mesh_lib.parameter_rules(config.mesh))
+        shardings = shardings.replace(params=of_params, ema=shardings.ema and of_params)
+        if not abstract:
+            return _unboxed(jax.jit(init, out_shardings=shardings)(key)), shardings
+    struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    return jax.tree.map(struct, _unboxed(boxed), shardings), shardings
+
+
+def _unboxed(tree: Any) -> Any:
+    """Without the boxes of logical names. (`nn.unbox` would move each leaf to where the names alone put it.)"""
+    is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
+    return jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box)
+
+
+def count_params(params: Any, config: Config, source_vocab: int, target_vocab: int) -> int:
+    """Parameters of the model; padded rows of the vocabulary are not counted."""
+    return sum(parameter_groups(params, config, source_vocab, target_vocab).values())
+
+
+def parameter_groups(params: Any, config: Config, source_vocab: int, target_vocab: int) -> dict[str, int]:
+    """Parameters by group and by kind of sub-layer ("encoder self_attention"), padded vocabulary rows not counted."""
+    groups: dict[str, int] = {}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        top, *rest = [key.key for key in path]
+        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start" else top
+        kind = "norms" if any("norm" in key for key in [top, *rest]) else rest[0]
+        name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
+        groups[name] = groups.get(name, 0) + leaf.size
+    for name in groups:
+        if name.endswith("_embedding") or name == "output_bias":
+            vocab = source_vocab if name.startswith("source") else target_vocab
+            width = 1 if name == "output_bias" else config.model.d_model
+            groups[name] = vocab * width
+    return groups

@@ -1,0 +1,127 @@
+"""The evaluation that ends a run: of which checkpoint, of which test sets, and with how much memory."""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import pytest
+from etils import epath
+from helpers.records import without_search
+from helpers.runs import start, tiny_run
+
+from t2t_flax.cli import train as command
+from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.watch import Watch
+from t2t_flax.evaluation.compare import read_record
+from t2t_flax.training import loop
+from t2t_flax.training.checkpoints import Checkpoints
+
+QUICK = dict(log=dict(every_steps=10, tensorboard=False), decode=dict(beam_size=1, max_extra=2))
+SETS = "short=toy:test:3; long.er=toy:test:5"
+
+
+def config_of(workdir, test=SETS, **checkpoint):
+    return tiny_run(
+        workdir,
+        steps=6,
+        eval=dict(bleu_every_steps=2, metric="bleu", patience=1, bootstrap_samples=0, samples=0),
+        checkpoint=dict(every_steps=2, keep_last=2) | checkpoint,
+        data=dict(test=test),
+        **QUICK,
+    )
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, cache):
+    """A run that its patience ended at update 4, with its best checkpoint at 2."""
+    workdir, scores = tmp_path_factory.mktemp("ended"), iter([3.0, 2.0])
+    outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: next(scores))
+    assert (outcome.reason, outcome.step) == ("patience", 4)
+    return workdir
+
+
+@pytest.fixture
+def copy(ended, tmp_path, monkeypatch):
+    without_search(monkeypatch)
+    return epath.Path(shutil.copytree(ended, tmp_path / "copy"))
+
+
+def finish(config, workdir, reason="patience"):
+    """complete.json, and the records that it names."""
+    command.adopt_config(workdir, config)
+    with Watch(Pod(), config.distributed) as watch:
+        command.finish(config, workdir, loop.Outcome(None, 4, reason, {}), watch)
+    marker = json.loads((workdir / "complete.json").read_text())
+    return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
+
+
+def test_a_run_that_patience_ended_is_judged_by_its_best_checkpoint(copy, capsys):
+    marker, records = finish(config_of(copy), copy)
+    assert marker["records"] == {"short": "short-2-best.json", "long.er": "long.er-2-best.json"}
+    assert marker["record"] == "short-2-best.json"
+    for name, sentences in (("short", 3), ("long.er", 5)):
+        assert records[name]["split"] == name and records[name]["data"]["sentences"] == sentences
+        checkpoint = records[name]["checkpoint"]
+        assert checkpoint["averaged"] == [2] and checkpoint["best"] == {"metric": "bleu", "value": 3.0}
+        assert "config.eval.patience = 1 ended the run" in checkpoint["why"]
+    out = capsys.readouterr().out
+    assert out.count("the best by bleu (3.0000)") == 2 and out.count("record: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "average_last", "record", "why"),
+    [
+        ("patience", 2, "test-4-mean2.json", "config.checkpoint.average_last = 2"),
+        ("steps", 2, "test-4-mean2.json", "config.checkpoint.average_last = 2"),
+        ("steps", 0, "test-4.json", "the newest checkpoint"),
+    ],
+)
+def test_a_mean_that_was_asked_for_comes_first(copy, reason, average_last, record, why):
+    marker, records = finish(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
+    assert marker["record"] == record and marker["records"] == {"test": record}
+    assert records["test"]["checkpoint"]["why"] == why
+
+
+def test_without_a_metric_the_newest_checkpoint_is_judged_and_said_to_be(copy, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "metric", lambda self, step: None)
+    _, records = finish(config_of(copy, test="toy:test:2"), copy)
+    checkpoint = records["test"]["checkpoint"]
+    assert (checkpoint["averaged"], checkpoint["why"]) == ([4], "the newest checkpoint") and "best" not in checkpoint
+
+
+def test_a_complete_run_names_the_record_of_each_set(copy):
+    config = config_of(copy)
+    finish(config, copy)
+    said = command.completed(copy, config)
+    assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in said
+    marker = json.loads((copy / "complete.json").read_text())
+    del marker["records"]  # as older versions wrote it
+    (copy / "complete.json").write_text(json.dumps(marker))
+    assert f"record: {copy}/eval/short-2-best.json" in command.completed(copy, config)
+
+
+def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache, monkeypatch):
+    import t2t_flax.evaluation.restore as loading
+    import t2t_flax.training.setup as running
+
+    without_search(monkeypatch)
+    monkeypatch.setattr(running, "assemble", functools.partial(running.assemble, devices=jax.devices()[:1]))
+    config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
+    live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
+    before, seen, original = live(), [], loading.load
+
+    def counted(*arguments, **how):
+        seen.append(live() - before)
+        loaded = original(*arguments, **how)
+        seen.append(sum(x.nbytes for x in jax.tree.leaves(loaded.params)))
+        return loaded
+
+    monkeypatch.setattr(loading, "load", counted)
+    command.adopt_config(epath.Path(tmp_path), config)
+    with Watch(Pod(), config.distributed) as watch:
+        assert command._train(config, epath.Path(tmp_path), [], watch) == 0
+    held, parameters = seen
+    assert held < parameters / 10

@@ -1,0 +1,65 @@
+"""What all commands have in common: help, usage, and what they say without the packages."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and len(out) > 150 and f"python -m t2t_flax {command}" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_the_packages_a_command_says_how_to_install_them(command):
+    start = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
+    )
+    bare = [sys.executable, "-I", "-S", "-c", start]
+    done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "is not installed in" in done.stderr and "pip install -r requirements.txt" in done.stderr
+
+
+@pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EDQUOT, 2), (errno.EROFS, 2), (errno.EIO, 1)])
+def test_a_full_disk_is_told_without_a_traceback(number, code):
+    """Wherever it is met. What its user cannot mend is a failure, after which a launcher starts again."""
+    start = (
+        "import sys, t2t_flax.__main__ as m, t2t_flax.cli.explain as c\n"
+        f"def run(words): raise OSError({number}, 'what it says', '/runs/metrics.jsonl')\n"
+        "c.run = run; sys.exit(m.main(['explain']))"
+    )
+    done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and ("Traceback" in done.stderr) == (code == 1), done.stderr
+    assert "what it says: '/runs/metrics.jsonl'" in done.stderr
+    assert ("Make room, or see to the permission, and give the same command again." in done.stderr) == (code == 2)
+
+
+def test_usage(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
+def test_a_path_that_cannot_be_is_a_mistake_of_its_user(number, monkeypatch, capsys):
+    from t2t_flax.cli import explain
+
+    def run(words):
+        raise OSError(number, "what it says", "a.en/below")
+
+    monkeypatch.setattr(explain, "run", run)
+    assert main(["explain"]) == 2
+    assert "what it says: 'a.en/below'. Give another path." in capsys.readouterr().err

@@ -1,0 +1,34 @@
+"""`translate --n_best` against the run's decode.n_best."""
+
+import types
+
+import pytest
+
+from t2t_flax.cli import arguments, translate
+from t2t_flax.errors import UserError
+
+
+class Loaded(Exception):
+    pass
+
+
+def overrides(monkeypatch, *argv: str) -> dict[str, str]:
+    def load_run(args: types.SimpleNamespace, given: dict[str, str]):
+        raise Loaded(given)
+
+    monkeypatch.setattr(arguments, "load_run", load_run)
+    with pytest.raises(Loaded) as found:
+        translate.run(["--workdir=w", *argv])
+    return found.value.args[0]
+
+
+def test_a_given_number_wins_over_the_runs_own(monkeypatch):
+    assert overrides(monkeypatch) == {}
+    assert overrides(monkeypatch, "--n_best=1") == {"decode.n_best": "1"}
+    assert overrides(monkeypatch, "--n_best=3", "--config.decode.n_best=3") == {"decode.n_best": "3"}
+
+
+@pytest.mark.parametrize("argv", [["--n_best=4", "--config.decode.n_best=2"], ["--n_best=0"], ["--n_best=-1"]])
+def test_two_that_differ_and_none_at_all_are_refused(argv):
+    with pytest.raises(UserError, match="n_best"):
+        translate.run(["--workdir=w", *argv])

@@ -1,0 +1,150 @@
+"""`score`, `attend` and `average` on the command line: what they print and write, and what they say of mistakes."""
+
+import os
+
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.training import loop
+
+PAIRS = list(toy.pairs("test", 3))
+DEVICES = "--config.mesh.data=-1"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("pairs") / "run"
+    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2))
+    loop.train(start(config, folder, cache), score=None)
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes lines to a file of a name, and gives its path."""
+
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+        return tmp_path / name
+
+    return write
+
+
+def refused(capsys, *arguments) -> str:
+    """What a command that ends with 2 says."""
+    assert main([str(a) for a in arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_score_writes_a_line_for_each_pair(workdir, files, tmp_path, capsys):
+    source, target = files("a.en", [s for s, _ in PAIRS]), files("a.de", [t for _, t in PAIRS])
+    out = tmp_path / "scores"
+    command = ["score", f"--workdir={workdir}", f"--source={source}", f"--target={target}", DEVICES]
+    assert main([*command, f"--output={out}", "--tokens"]) == 0
+    for line in out.read_text().splitlines():
+        total, count, mean, tokens = line.split("\t")
+        assert int(count) == len(tokens.split(" ")) and tokens.split(" ")[-1].startswith("</s>:")
+        assert float(total) == pytest.approx(int(count) * float(mean), abs=1e-4)
+    assert main(command) == 0
+    assert [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()] == [
+        line.split("\t")[:2] for line in out.read_text().splitlines()
+    ]
+
+
+def test_score_names_mistakes(workdir, files, tmp_path, capsys):
+    source, target = files("b.en", ["One.", "Two."]), files("b.de", ["Eins.", ""])
+    score = ["score", f"--workdir={workdir}", DEVICES]
+    assert "no file" in refused(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
+    three = files("c.de", ["Eins.", "Zwei.", "Drei."])
+    said = refused(capsys, *score, f"--source={source}", f"--target={three}")
+    assert "b.en has 2 lines" in said and "c.de has 3" in said and "line i" in said
+    said = refused(capsys, *score, f"--source={source}", f"--target={target}")
+    assert "b.de line 2: the target is empty" in said
+    long = files("d.de", ["Eins.", "Wort " * 2000])
+    said = refused(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
+    assert "d.de line 2: the target has" in said and "decode.max_source_length" in said
+    assert not (tmp_path / "no").exists()
+    assert "--source" in refused(capsys, *score)
+    said = refused(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
+    assert "holds no run" in said
+
+
+def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
+    """As `--source=<(echo ...)` makes them; each is read once, before anything else is done."""
+    source, target = PAIRS[0]
+    command = ["score", f"--workdir={workdir}", DEVICES]
+    assert main([*command, f"--source={files('p.en', [source])}", f"--target={files('p.de', [target])}"]) == 0
+    expected = capsys.readouterr().out
+    ends = []
+    for line in (source, target):
+        end, writing = os.pipe()
+        os.write(writing, f"{line}\n".encode())
+        os.close(writing)
+        ends.append(end)
+    assert main([*command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[1]}"]) == 0
+    assert capsys.readouterr().out == expected
+    assert "are one pipe" in refused(capsys, *command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[0]}")
+    assert "are one pipe" in refused(capsys, *command, "--source=-", "--target=-")
+    assert "is a folder" in refused(capsys, *command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}")
+    one = ["evaluate", f"--workdir={workdir}", f"--config.data.test=/dev/fd/{ends[0]},/dev/fd/{ends[1]}"]
+    assert "a corpus is read more than once: save it to a file" in refused(capsys, *one)
+    for end in ends:
+        os.close(end)
+
+
+def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
+    output = tmp_path / "attention.npz"
+    source, target = PAIRS[0]
+    attend = ["attend", f"--workdir={workdir}", DEVICES, f"--source={source}", f"--output={output}"]
+    assert main([*attend, f"--target={target}"]) == 0
+    printed = capsys.readouterr().out
+    arrays = np.load(output)
+    s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
+    assert arrays["cross"].shape[-2:] == (t, s)
+    np.testing.assert_allclose(arrays["cross"].sum(-1), 1, atol=1e-5)
+    assert "looks most at" in printed and all(str(token) in printed for token in arrays["target_tokens"])
+
+
+def test_attend_names_mistakes(workdir, tmp_path, capsys):
+    attend = ["attend", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'a.npz'}"]
+    assert "--source= is empty" in refused(capsys, *attend, "--source= ")
+    assert "--target= is empty" in refused(capsys, *attend, "--source=A word.", "--target=")
+    assert "the source has" in refused(capsys, *attend, "--source=" + "word " * 2000)
+    assert "the target has" in refused(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
+    assert "no checkpoint of step 9" in refused(capsys, *attend, "--source=A word.", "--target=Ein Wort.", "--step=9")
+    assert not list(tmp_path.iterdir())
+
+
+def test_average_makes_a_workdir_that_scores(workdir, files, tmp_path, capsys):
+    output = tmp_path / "mean"
+    assert main(["average", f"--workdir={workdir}", "--steps=1,2", f"--output={output}", DEVICES]) == 0
+    assert "mean of" in capsys.readouterr().out
+    source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
+    assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
+    said = refused(capsys, "average", f"--workdir={workdir}", "--last=1", f"--output={output}", DEVICES)
+    assert "is there already" in said
+
+
+def test_average_names_mistakes(workdir, tmp_path, capsys):
+    average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
+    assert "say which checkpoints" in refused(capsys, *average)
+    assert "say which checkpoints" in refused(capsys, *average, "--last=1", "--steps=1")
+    assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")
+    assert "expected step numbers" in refused(capsys, *average, "--steps=one")
+    assert "no checkpoint of step 5" in refused(capsys, *average, "--steps=1,5")
+    assert "3 checkpoints" in refused(capsys, *average, "--last=3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_average_refuses_what_would_weigh_double(workdir, tmp_path, capsys):
+    command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
+    assert "--steps names 2 twice" in refused(capsys, *command, "--steps=2,1,2")
+    assert f"--workdir names {workdir} twice" in refused(capsys, *command, f"--workdir={workdir}", "--last=1")
+
+
+def test_a_picture_that_cannot_be_drawn_is_told_first(workdir, tmp_path, capsys):
+    attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
+    assert "a picture is a .png, .pdf or .svg file" in refused(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")

@@ -1,0 +1,106 @@
+"""Where every parameter lies, and what a mesh may be."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, small_config
+from jax.sharding import PartitionSpec as P
+
+from t2t_flax.config import Config, Mesh, default_config, override, resolve
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+
+ATTENTION = {
+    "query": P("fsdp", "tensor"),
+    "key": P("fsdp", "tensor"),
+    "value": P("fsdp", "tensor"),
+    "out": P("tensor", None, "fsdp"),
+}
+FFN = {("Einsum_0", "kernel"): P("fsdp", "tensor"), ("Einsum_0", "bias"): P("tensor"),
+       ("Einsum_1", "kernel"): P("tensor", "fsdp"), ("Einsum_1", "bias"): P("fsdp")}  # fmt: skip
+
+
+def strip(spec: P) -> P:
+    parts = list(spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return P(*parts)
+
+
+def expected(path: tuple[str, ...]) -> P:
+    if path[0] == "shared_embedding":
+        return P(("fsdp", "tensor"))
+    if "attention" in path[1] and path[1] != "residual_attention":
+        return ATTENTION[path[2]]
+    if path[1] == "feed_forward":
+        return FFN[path[2:]]
+    assert path[1].startswith("residual") and path[2] == "norm"
+    return P()
+
+
+def test_every_parameter_and_moment_lies_where_the_rules_say():
+    config = small_config()
+    _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
+    for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+        leaves = jax.tree.leaves_with_path(tree)
+        assert len(leaves) > 30
+        for path, leaf in leaves:
+            names = tuple(key.key for key in path)
+            assert strip(leaf.sharding.spec) == expected(names), names
+            if any(strip(leaf.sharding.spec)):
+                assert len({str(s.index) for s in leaf.addressable_shards}) > 1
+
+
+def test_another_table_of_rules(tmp_path):
+    """mesh.rules: the vocabulary over tensor alone, d_ff over both axes, heads and d_model whole."""
+    config = small_config(mesh=dict(rules="vocab=tensor mlp=fsdp+tensor"))
+    _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
+    told = {"shared_embedding": P("tensor"), "Einsum_0": P(None, ("fsdp", "tensor")), "Einsum_1": P(("fsdp", "tensor"))}
+    for tree in (state.params, state.opt_state[0].mu):
+        assert strip(tree["shared_embedding"]["table"].sharding.spec) == told["shared_embedding"]
+        ffn = tree["encoder_0"]["feed_forward"]
+        assert all(strip(ffn[name]["kernel"].sharding.spec) == told[name] for name in ffn)
+        assert tree["encoder_0"]["self_attention"]["query"]["kernel"].sharding.is_fully_replicated
+    with pytest.raises(
+        UserError, match="config.model.d_ff = 34 is not a multiple of 4, which config.mesh.fsdp and mesh.t"
+    ):
+        keys = dict(model=dict(d_ff=34), mesh=dict(rules="mlp=fsdp+tensor"))
+        mesh_lib.check_divisibility(small_config(**keys), devices_mesh(2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [("vocabulary=fsdp", "'vocabulary=fsdp' is not AXIS=MESH_AXIS"), ("mlp=fsdp mlp=tensor", "each AXIS at most once"),
+     ("mlp=model", "'mlp=model' names something else than data, fsdp, tensor"), ("mlp", "'mlp' is not AXIS=MESH_AXIS")],
+)  # fmt: skip
+def test_rules_that_are_none(rules, message):
+    with pytest.raises(UserError, match=message):
+        resolve(override(default_config(), {"mesh.rules": rules}))
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh():
+    one, eight = (model_and_state(small_config(), devices_mesh(*shape))[2] for shape in ((1, 1, 1), (2, 2, 2)))
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(eight.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+
+
+def test_one_size_may_be_what_remains():
+    mesh = mesh_lib.make_mesh(Mesh(data=-1, fsdp=2, tensor=2), jax.devices()[:8])
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert mesh_lib.batch_shards(mesh) == 4
+
+
+def test_a_mesh_that_does_not_fit_is_refused_by_its_key():
+    with pytest.raises(UserError, match="config.mesh data x fsdp x tensor = 3 x 1 x 1 does not give the 8 devices"):
+        mesh_lib.make_mesh(Mesh(data=3), jax.devices()[:8])
+    for keys, message in [
+        (dict(num_heads=2), "config.model.num_heads = 2 is not a multiple of 4"),
+        (dict(d_ff=34), "config.model.d_ff = 34"),
+        (dict(vocab_multiple=6), "config.model.vocab_multiple = 6"),
+    ]:
+        config = small_config(model=keys)
+        with pytest.raises(UserError, match=message):
+            mesh_lib.check_divisibility(config, devices_mesh(1, 2, 4))
+    mesh_lib.check_divisibility(dataclasses.replace(Config()), devices_mesh(1, 1, 8))

@@ -1,0 +1,69 @@
+"""ZeRO-1 and several slices: where things lie, and that nothing else changes."""
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import model_and_state, random_pairs, small_config, write_store
+
+from t2t_flax.config import Mesh
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.train_step import make_train_step
+
+
+def curve(config, store):
+    mesh = mesh_lib.make_mesh(config.mesh, jax.devices()[:8])
+    model, tx, state, shardings = model_and_state(config, mesh)
+    batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
+    step = make_train_step(config, model, tx, mesh, shardings)
+    losses = []
+    with mesh_lib.use(mesh):
+        for k in range(6):
+            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+def bytes_on_a_device(tree) -> int:
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+def test_zero_1_divides_the_optimizer_state_alone(tmp_path):
+    store = write_store(tmp_path / "store", random_pairs(60))
+    keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))
+    plain, whole = curve(small_config(mesh=dict(data=8), **keys), store)
+    zero, divided = curve(small_config(mesh=dict(data=2, fsdp=4, fsdp_shards="optimizer"), **keys), store)
+    np.testing.assert_allclose(zero, plain, rtol=1e-5)
+    for tree in (divided.params, divided.ema):
+        assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
+    moments, before = divided.opt_state[0].mu, whole.opt_state[0].mu
+    assert bytes_on_a_device(moments) < 0.35 * bytes_on_a_device(before)
+    fsdp, sharded = curve(small_config(mesh=dict(data=2, fsdp=4), **keys), store)
+    np.testing.assert_allclose(fsdp, plain, rtol=1e-5)
+    assert bytes_on_a_device(sharded.params) < 0.35 * bytes_on_a_device(divided.params)
+    for a, b in zip(jax.tree.leaves(divided.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_only_the_data_axis_crosses_slices():
+    devices = jax.devices()[:8]
+    mesh = mesh_lib.make_mesh(Mesh(data=4, tensor=2, slices=2), devices)
+    first = {d.id for d in mesh.devices[:2].ravel()}
+    assert first == {d.id for d in devices[:4]}
+    with pytest.raises(UserError, match="config.mesh.data = 1 is not a multiple of the 2 slices"):
+        mesh_lib.make_mesh(Mesh(data=1, fsdp=8, slices=2), devices)
+    with pytest.raises(UserError, match="config.mesh.slices = 3 does not divide the 8 devices"):
+        mesh_lib.make_mesh(Mesh(data=8, slices=3), devices)
+
+
+def test_slices_are_found_by_what_devices_say():
+    class Device:
+        def __init__(self, id, slice_index):
+            self.id, self.slice_index = id, slice_index
+
+    devices = [Device(i, i % 2) for i in range(4)]
+    assert [[d.id for d in part] for part in mesh_lib.slices_of(devices)] == [[0, 2], [1, 3]]
+    with pytest.raises(UserError, match="config.mesh.slices = 4, but the devices are of 2 slices"):
+        mesh_lib.slices_of(devices, 4)

@@ -1,0 +1,1 @@
+"""What tests share: small configs and runs, child processes, stand-ins."""

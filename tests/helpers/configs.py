@@ -1,0 +1,84 @@
+"""Small configs, corpora and models that the tests share."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from t2t_flax.config import Config, Data, Model, Optimizer
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import init_state, make_model
+
+MODEL = Model(
+    num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=4, dropout=0.1, vocab_multiple=8
+)
+DATA = Data(train="toy:train", max_length=24, row_length=24, batch_tokens=160)
+VOCAB = 37
+
+
+def small_config(**groups) -> Config:
+    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group."""
+    base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
+    changed = {name: dataclasses.replace(getattr(base, name), **keys) for name, keys in groups.items()}
+    return dataclasses.replace(base, **changed)
+
+
+def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    """A mesh of this shape over the first devices."""
+    config = dataclasses.replace(Config().mesh, data=data, fsdp=fsdp, tensor=tensor)
+    return mesh_lib.make_mesh(config, jax.devices()[: data * fsdp * tensor])
+
+
+def model_and_state(config: Config, mesh=None, vocab: int = VOCAB):
+    """(model, optimizer, state, shardings) of a config on a mesh (default: one device)."""
+    mesh = mesh or devices_mesh()
+    model, tx = make_model(config, vocab, vocab), make_optimizer(config)
+    state, shardings = init_state(config, model, tx, mesh)
+    return model, tx, state, shardings
+
+
+def random_pairs(
+    count: int, *, seed: int = 0, longest: int = 20, vocab: int = VOCAB
+) -> list[tuple[list[int], list[int]]]:
+    """Pairs of id lists that end with EOS."""
+    rng = np.random.default_rng(seed)
+
+    def sentence():
+        return rng.integers(3, vocab, rng.integers(1, longest)).tolist() + [1]
+
+    return [(sentence(), sentence()) for _ in range(count)]
+
+
+def write_store(folder: Path, pairs: list[tuple[list[int], list[int]]], vocab: int = VOCAB) -> TokenStore:
+    """A token store with exactly these ids."""
+    with StoreWriter(folder, vocab_sizes=(vocab, vocab)) as writer:
+        sides = [
+            (np.concatenate([np.array(p[n], np.int32) for p in pairs]), np.array([len(p[n]) for p in pairs], np.int32))
+            for n in (0, 1)
+        ]
+        writer.write(*sides)
+        writer.meta.update(digest="test", pairs_read=len(pairs))
+    return TokenStore.open(folder)
+
+
+def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> dict[str, np.ndarray]:
+    """Each pair in a row of its own: arrays [B, L] as the model takes them."""
+    arrays = {}
+    for n, side in enumerate(("source", "target")):
+        ids = np.zeros((len(pairs), length), np.int32)
+        for i, pair in enumerate(pairs):
+            ids[i, : len(pair[n])] = pair[n]
+        arrays[side] = ids
+        arrays[f"{side}_segments"] = (ids > 0).astype(np.int32)
+        arrays[f"{side}_positions"] = np.where(ids > 0, np.arange(length), 0).astype(np.int32)
+    return arrays
+
+
+def pairs_of(plan, k):
+    """The pairs of update k, as its window is cut first."""
+    epoch, window, piece = plan.place(k)
+    return next(plan.cuts(epoch, window))[piece]

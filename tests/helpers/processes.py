@@ -1,0 +1,145 @@
+"""Real processes that train together: CPU devices, collectives over the loopback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from t2t_flax.monitoring.metrics_writer import read_metrics
+
+ROOT = Path(__file__).parents[1]
+KEYS = {
+    "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.vocab_multiple": 8, "data.vocab_size": 300, "data.byte_fallback": False,
+    "data.max_length": 64, "data.row_length": 64, "data.batch_tokens": 512, "data.microbatch_tokens": 256,
+    "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:12",
+    "optimizer.warmup_steps": 10, "train.steps": 30, "checkpoint.every_steps": 5, "checkpoint.keep_last": 2,
+    "checkpoint.average_last": 0, "eval.every_steps": 10, "eval.samples": 0, "eval.bootstrap_samples": 0, "log.every_steps": 1,
+    "log.tensorboard": False, "decode.max_extra": 3, "decode.batch_size": 4, "train.compile_cache": "",
+    "distributed.initialization_timeout": 120, "distributed.heartbeat_timeout": 10,
+}  # fmt: skip
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of a user: nothing of the tests' own devices; compiled programs are the plain ones of conftest."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
+    return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
+
+
+def command(workdir, cache, name: str = "train", **keys) -> list[str]:
+    """`python -m t2t_flax train ...`; keys such as `mesh_fsdp=2`."""
+    given = KEYS | {"data.cache": str(cache)} | {key.replace("_", ".", 1): value for key, value in keys.items()}
+    config = [f"--config={ROOT / 'configs' / 'toy.py'}"] if name == "train" else []
+    given = given if name == "train" else {k: v for k, v in given.items() if k in keys or k.startswith("mesh.")}
+    flags = [f"--config.{key}={value}" for key, value in given.items()]
+    return [sys.executable, "-m", "t2t_flax", name, *config, f"--workdir={workdir}", *flags]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Processes:
+    """`count` copies of a command; each one's output goes to a file of its own in `logs`. All are gone at the end."""
+
+    def __init__(self, logs: Path, count: int, arguments: list[str] | list[list[str]], **env: str):
+        logs.mkdir(parents=True, exist_ok=True)
+        address = f"127.0.0.1:{free_port()}"
+        self.logs = [logs / f"{i}-{time.monotonic_ns()}.log" for i in range(count)]
+        self.all, self.tees = [], []
+        for i in range(count):
+            own = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
+            told = arguments if isinstance(arguments[0], str) else arguments[i]
+            # Through a process of its own: a limit on the size of files must not hold for the log.
+            log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            self.tees.append(log)
+            self.all.append(
+                subprocess.Popen(told, env=environment(**own, **env), stdout=log.stdin, stderr=subprocess.STDOUT)
+            )
+            log.stdin.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.all:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        for log in self.tees:
+            log.wait()
+
+    def output(self, i: int) -> str:
+        return self.logs[i].read_text()
+
+    def wait(self, seconds: float = 240.0) -> list[int]:
+        """Exit codes. Fails with all outputs where a process takes longer."""
+        deadline = time.monotonic() + seconds
+        for process in self.all:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"still running after {seconds} s\n{self.outputs()}") from None
+        for log in self.tees:
+            log.wait(10.0)
+        return [process.returncode for process in self.all]
+
+    def outputs(self) -> str:
+        return "\n".join(f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all))
+
+    def until_step(self, workdir: Path, step: int, seconds: float = 180.0) -> None:
+        """Returns when the run has logged this update."""
+        self.until(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
+
+    def until_said(self, i: int, text: str, seconds: float = 120.0) -> None:
+        self.until(lambda: text in self.output(i), text, seconds)
+
+    def until(self, true, what: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert all(p.poll() is None for p in self.all), f"ended before {what}\n{self.outputs()}"
+            assert time.monotonic() < deadline, f"no {what} after {seconds} s\n{self.outputs()}"
+            time.sleep(0.05)
+
+
+def losses(workdir) -> dict[int, float]:
+    """The loss of each update."""
+    return {line["step"]: line["loss"] for line in read_metrics(workdir) if "loss" in line}
+
+
+def evaluations(workdir) -> dict[int, float]:
+    """The validation loss of each evaluation."""
+    return {line["step"]: line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line}
+
+
+def record(workdir, name: str) -> dict:
+    """A record, and its hypotheses as `text`."""
+    folder = Path(workdir) / "eval"
+    return json.loads((folder / f"{name}.json").read_text()) | {"text": (folder / f"{name}.hyp.txt").read_text()}
+
+
+def checkpoints(workdir) -> list[int]:
+    """Steps that have a checkpoint."""
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def resume(tmp_path, cache, count, **keys) -> None:
+    """Goes on with the run in `tmp_path / "run"` to its end."""
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
+        assert pod.wait() == [0] * count, pod.outputs()
+    assert "resuming" in pod.output(0)
+
+
+def note(text: str) -> None:
+    """A measured line: printed, and added to the file that T2T_FLAX_FAULT_LOG names."""
+    print(text)
+    log = os.environ.get("T2T_FLAX_FAULT_LOG")
+    if log:
+        with open(log, "a") as file:
+            file.write(text + "\n")

@@ -1,0 +1,53 @@
+"""Records of evaluations with chosen texts."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def record(
+    folder: Path,
+    name: str,
+    said: list[str],
+    references: list[str],
+    *,
+    spec: str = "toy:test",
+    data: dict[str, Any] | None = None,
+    eval: dict[str, Any] | None = None,
+    more: list[list[str]] | None = None,
+) -> Path:
+    """A record with its texts, as `evaluate` writes it. data, eval: of its config. more: further references."""
+    ends = ["hyp", "ref", *(f"ref{n}" for n in range(2, 2 + len(more or [])))]
+    digests = []
+    for end, texts in zip(ends, (said, references, *(more or [])), strict=True):
+        text = "".join(t + "\n" for t in texts).encode()
+        (folder / f"{name}.{end}.txt").write_bytes(text)
+        digests.append(hashlib.sha256(text).hexdigest())
+    names = [f"{name}.{end}.txt" for end in ends]
+    one_or_all = lambda values: values if more else values[0]  # noqa: E731
+    content = {
+        "record_version": 1, "digests": {"hypotheses": digests[0], "references": one_or_all(digests[1:])},
+        "hypotheses": names[0], "references": one_or_all(names[1:]),
+        "data": {"corpus": "", "spec": spec, "digest": digests[1], "sentences": len(references)},
+        "config": {"data": {"tokenized": False, "target_language": "de"} | (data or {}), "eval": eval or {}},
+    }  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / f"{name}.json"
+
+
+def noisy(references: list[str], share: float, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join("x" if rng.random() < share else w for w in r.split()) for r in references]
+
+
+def without_search(monkeypatch) -> None:
+    """Makes evaluations whose outputs are their sources, in no time."""
+    from t2t_flax.decoding.translator import Hypothesis, Translation
+    from t2t_flax.evaluation.restore import Loaded
+
+    said = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
+    monkeypatch.setattr(Loaded, "translate", said)
+    monkeypatch.setattr("t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: (1.0, 1.0))

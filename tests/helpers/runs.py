@@ -1,0 +1,37 @@
+"""Runs of seconds on a few hundred sentences of the built-in corpus."""
+
+import dataclasses
+
+import jax
+from etils import epath
+
+from helpers.configs import small_config
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.training.setup import assemble
+from t2t_flax.training.workdir import adopt_config
+
+
+def tiny_run(workdir, steps=12, **groups):
+    """A run of seconds on 300 sentences of the built-in corpus, with dropout and accumulation."""
+    base = dict(
+        data=dict(
+            train="toy:train:300", valid="toy:valid:30", vocab_size=300, byte_fallback=False, max_length=64, row_length=64,
+            batch_tokens=256, microbatch_tokens=128,
+        ),
+        mesh=dict(cpu_devices=1, data=1),
+        train=dict(steps=steps, compile_cache=""),
+        eval=dict(every_steps=0),
+        log=dict(every_steps=1, tensorboard=False),
+        checkpoint=dict(every_steps=4),
+    )  # fmt: skip
+    for name, keys in groups.items():
+        base[name] = base.get(name, {}) | keys
+    return small_config(**base)
+
+
+def start(config, workdir, cache):
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
+    adopt_config(epath.Path(workdir), config)
+    corpus = prepare_corpus(config, workdir)
+    with jax.default_device(jax.devices()[0]):
+        return assemble(config, epath.Path(workdir), corpus, devices=jax.devices()[:1])

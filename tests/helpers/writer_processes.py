@@ -1,0 +1,74 @@
+"""What several processes do to one token store at once; each begins from a clean process, not from that of the tests."""
+
+import errno
+import json
+import multiprocessing
+
+import numpy as np
+
+from t2t_flax.data import preprocess as prepare
+from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.store import writer as store_writer
+from t2t_flax.data.store.writer import StoreWriter, turn
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["writer_processes"])
+
+
+def start(target, *args):
+    """A process that runs a function of this module."""
+    process = PROCESSES.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def remove_locks(set_attribute=setattr) -> None:
+    """As on a file system that has none."""
+
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    set_attribute(store_writer.fcntl, "flock", refuse)
+
+
+def side(value, pairs=3):
+    return np.full(2 * pairs, value, np.int32), np.full(pairs, 2)
+
+
+def write(folder, value=7, digest="", locks=True):
+    if not locks:
+        remove_locks()
+    with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
+        writer.write(side(value), side(value))
+        writer.meta["digest"] = digest
+
+
+def write_and_wait(folder, written, go_on, locks=True):
+    if not locks:
+        remove_locks()
+    with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
+        writer.write(side(5), side(5))
+        writer.meta["digest"] = "first"
+        written.set()
+        go_on.wait()
+
+
+def take_turn(folder):
+    with turn(folder):
+        pass
+
+
+def prepare_and_tell(source, tokenizers, folder, policies, made, answer, locks):
+    """Counts in `made` the pairs that were tokenised."""
+    if not locks:
+        remove_locks()
+    real = prepare._Encoder.__call__
+
+    def count(self, pairs):
+        with made:
+            made.value += len(pairs)
+        return real(self, pairs)
+
+    prepare._Encoder.__call__ = count
+    store = prepare_split(source, tokenizers, folder, **policies)
+    answer.write_text(json.dumps([store.num_pairs, store.source(store.num_pairs - 1).tolist()]))

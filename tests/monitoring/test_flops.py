@@ -1,0 +1,71 @@
+"""FLOPs by formula against a count by hand, and MFU that is never guessed."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from t2t_flax.config import Model
+from t2t_flax.monitoring import flops, memory
+from t2t_flax.monitoring.timers import Clock
+
+
+def test_forward_flops_of_a_small_model_by_hand():
+    """One pair, S 3, T 2; 1 + 1 layers, d 4, d_ff 8, 2 heads of 2, V 10: multiply-adds listed matrix by matrix."""
+    model = Model(num_encoder_layers=1, num_decoder_layers=1, d_model=4, d_ff=8, num_heads=2)
+    encoder = 3 * (4 * 4 * 4 + 2 * 4 * 8) + 2 * 3 * 3 * 4
+    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 4 + 2 * 4 * 8) + 2 * 2 * 2 * 4 + 3 * 2 * 4 * 4 + 2 * 2 * 3 * 4
+    expected = 2 * (encoder + decoder + 2 * 4 * 10)
+    tokens = flops.Tokens(source=3, target=2, source_self=9, target_self=4, cross=6)
+    assert flops.forward_flops(model, 10, tokens) == expected
+
+
+def test_formula_agrees_with_the_compilers_count():
+    """XLA counts the unrolled program's products too; elementwise work is a few percent at this size."""
+    import flax.linen as nn
+
+    from t2t_flax.models.transformer import Transformer
+
+    config = Model(num_encoder_layers=2, num_decoder_layers=2, d_model=256, d_ff=1024, num_heads=4)
+    model = Transformer(config, 1024, 1024)
+    batch = {
+        side + part: jnp.ones((2, 32), jnp.int32)
+        for side in ("source", "target")
+        for part in ("", "_segments", "_positions")
+    }
+    params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), batch)))
+    counted = jax.jit(model.apply).lower(params, batch).compile().cost_analysis()["flops"]
+    tokens = flops.Tokens(64, 64, 2 * 32 * 32, 2 * 32 * 32, 2 * 32 * 32)
+    assert flops.forward_flops(config, 1024, tokens) == pytest.approx(counted, rel=0.05)
+
+
+def test_mfu_has_two_numerators_and_only_known_denominators():
+    values = flops.mfu(200.0, 100.0, 2.0, {"data_sheet": None, "measured": 50.0})
+    assert values == {"mfu_hardware_measured": 2.0, "mfu_useful_measured": 1.0}
+    assert flops.data_sheet_peak(jax.devices()[0]) is None
+
+    class Device:
+        device_kind = "NVIDIA H100 PCIe"
+
+    assert flops.data_sheet_peak(Device()) == 756e12
+    assert flops.measured_peak(jnp.float32, size=256) > 1e8
+
+
+def test_memory_of_a_program_is_weighed():
+    compiled = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), jnp.float32)).compile()
+    assert memory.program_bytes(compiled) >= 512 * 512 * 4
+    assert memory.device_memory() > 2**20
+    memory.weigh("it", 10, None, "")
+    memory.weigh("it", 10, 11, "")
+
+
+def test_clock_adds_up_by_bucket():
+    clock = Clock({"step": 1.0})
+    with clock.measure("step"):
+        pass
+    clock.add("data", 0.25)
+    assert clock.seconds["step"] > 1.0 and clock.rounded()["data"] == 0.25
+
+
+def test_an_unknown_mixer_has_no_formula():
+    with pytest.raises(ValueError, match="no formula for the products of model.mixer = 'mamba'"):
+        flops.mixer_products(Model(mixer="mamba"), 1.0, 1.0, causal=True)

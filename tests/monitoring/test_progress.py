@@ -1,0 +1,39 @@
+"""What is shown of how far something is, where there is no terminal."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from t2t_flax.cli.arguments import decode_progress
+from t2t_flax.monitoring.progress import Progress
+
+
+@pytest.mark.parametrize("eta", [True, False])
+def test_the_time_left_is_told_only_where_it_can_be(capsys, eta):
+    with Progress("decode", 4, unit="sentences", eta=eta) as bar:
+        bar.update(1)
+        bar.update(4)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("decode 1/4 sentences") and ("ETA" in first) == eta
+    assert last == "decode 4/4 sentences"
+
+
+def test_only_what_lies_between_two_batches_counts_as_hung():
+    """Restoring and compiling before the first batch, and scoring after the last, may take longer."""
+    holds = []
+
+    @contextlib.contextmanager
+    def progress():
+        holds.append(True)
+        yield
+        holds.append(False)
+
+    watch = SimpleNamespace(progress=progress, reached=lambda: False, pod=SimpleNamespace(lead=False))
+    with decode_progress(watch) as decoded:
+        assert holds == []
+        decoded(2, 4)
+        assert holds == [True]
+        decoded(4, 4)
+        assert holds == [True, False]
+    assert holds == [True, False]
