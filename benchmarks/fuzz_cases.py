@@ -40,9 +40,9 @@ COMMANDS = {
     "average": 3, "": 1,
 }  # fmt: skip
 SAFE = {
-    "decode.beam_size": ("1", "3"), "decode.n_best": ("1", "2"), "decode.alpha": ("0", "10"), "decode.stop": ("beam_full", "top_finished"),
+    "decode.beam_size": ("1", "3"), "decode.n_best": ("1", "2"), "decode.alpha": ("0", "10"), "decode.early_stopping": ("beam_full", "top_finished"),
     "decode.strategy": ("greedy", "sample"), "decode.top_k": ("1", "100000"), "decode.top_p": ("1e-6", "0.5"), "decode.seed": ("-5", "1" * 18),
-    "decode.temperature": ("1e-4", "1e4"), "decode.max_ratio": ("0", "2"), "decode.max_extra": ("0", "3"), "decode.batch_size": ("1", "3"),
+    "decode.temperature": ("1e-4", "1e4"), "decode.max_length_ratio": ("0", "2"), "decode.max_length_offset": ("0", "3"), "decode.batch_size": ("1", "3"),
     "decode.max_source_length": ("2", "5"), "decode.length_penalty": ("none", "power"), "mesh.data": ("1", "2"), "mesh.fsdp": ("2",),
     "eval.bootstrap_samples": ("0", "3"), "eval.samples": ("0", "1000000"), "data.test": ("toy:test:2", "a.en,a.de", "a.tsv"),
 }  # fmt: skip
@@ -228,7 +228,13 @@ def _with_run(rng: random.Random, command: str, files: dict[str, bytes]) -> tupl
     if not whole and rng.random() < 0.6:
         key = _key(rng)
         argv.append(f"--config.{key}={_value(rng, key) if rng.random() < 0.5 else rng.choice(ODD)}")
-        if key in ("mesh.cpu_devices", "decode.beam_size", "decode.n_best", "decode.batch_size", "decode.max_extra"):
+        if key in (
+            "mesh.cpu_devices",
+            "decode.beam_size",
+            "decode.n_best",
+            "decode.batch_size",
+            "decode.max_length_offset",
+        ):
             argv.pop()  # large ones are right, and slow
     else:
         key = rng.choice(list(SAFE))

@@ -30,11 +30,12 @@ from benchmarks.fuzz_cases import Case, make_case
 ALLOWED = (0, 1, 2, 3, 75)
 TRAINING = {
     "data.train": "toy:train:300", "data.valid": "toy:valid:8", "data.test": "toy:test:8", "data.vocab_size": "200",
-    "data.byte_fallback": "false", "data.max_length": "64", "data.row_length": "64", "data.batch_tokens": "512",
+    "data.byte_fallback": "false", "data.max_length": "64", "data.pack_length": "64", "data.batch_tokens": "512",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "model.d_model": "8", "model.d_ff": "8",
-    "model.num_heads": "2", "model.vocab_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
-    "eval.every_steps": "1", "eval.samples": "0", "decode.max_extra": "2", "decode.beam_size": "2", "decode.batch_size": "4",
-    "log.tensorboard": "false", "mesh.cpu_devices": "1", "data.processes": "1",
+    "model.num_heads": "2", "model.pad_vocab_to_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
+    "eval.every_steps": "1", "eval.samples": "0", "decode.max_length_offset": "2",
+    "decode.beam_size": "2", "decode.batch_size": "4",
+    "log.tensorboard": "false", "mesh.cpu_devices": "1", "data.num_workers": "1",
 }  # fmt: skip
 _FRAME = re.compile(r'File "[^"]*?((?:t2t_flax|benchmarks)/[^"]+)", line (\d+), in (\S+)')
 

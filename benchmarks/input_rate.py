@@ -137,7 +137,7 @@ def preparation() -> dict:
         source = open_source("en,de", root=name, source_language="en", target_language="de")
         tokenizers = train_tokenizers(source, kind="bpe", vocab_size=8000, joint=True)
         began = time.perf_counter()
-        policies = dict(max_length=256, too_long="drop", empty_lines="drop", processes=1)
+        policies = dict(max_length=256, on_too_long="drop", empty_lines="drop", processes=1)
         store = prepare_split(source, tokenizers, folder / "store", **policies)
         seconds = time.perf_counter() - began
         with open(folder / "large", "wb") as file:

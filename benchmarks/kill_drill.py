@@ -32,17 +32,17 @@ ROOT = Path(__file__).parents[1]
 STEPS = 60
 BASE = {
     "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:12", "data.vocab_size": 300,
-    "data.byte_fallback": "false", "data.max_length": 64, "data.row_length": 64, "data.batch_tokens": 512,
-    "data.processes": 1, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
-    "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.vocab_multiple": 8, "optimizer.warmup_steps": 10,
+    "data.byte_fallback": "false", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 512,
+    "data.num_workers": 1, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
     "train.steps": STEPS, "checkpoint.every_steps": 5, "checkpoint.keep_last": 3, "checkpoint.keep_best": 1,
     "eval.every_steps": 10, "eval.samples": 0, "eval.bootstrap_samples": 10, "log.every_steps": 1,
-    "log.tensorboard": "false", "decode.max_extra": 3, "decode.batch_size": 4, "mesh.cpu_devices": 1,
+    "log.tensorboard": "false", "decode.max_length_offset": 3, "decode.batch_size": 4, "mesh.cpu_devices": 1,
 }  # fmt: skip
 CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets"},
-    "padded_max": {"data.batch_count": "padded_max", "data.batch_groups": 4, "data.batch_tokens": 1024},
+    "padded_tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
     "ema": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 256},
     "accumulation": {"data.microbatch_tokens": 128, "checkpoint.average_last": 2},
     "epochs": {
@@ -51,7 +51,12 @@ CONFIGS = {
         "eval.every_steps": 0,
         "eval.every_epochs": 1,
     },
-    "bleu": {"eval.bleu_every_steps": 20, "eval.bleu_sentences": 8, "eval.metric": "bleu", "checkpoint.every_steps": 7},
+    "bleu": {
+        "eval.decode_every_steps": 20,
+        "eval.decode_sentences": 8,
+        "eval.metric": "bleu",
+        "checkpoint.every_steps": 7,
+    },
 }
 TIMES = ("seconds", "target_tokens_per_second", "mfu_")
 """Beginnings of the names of values that tell of time, in metrics.jsonl and in records."""
@@ -155,7 +160,7 @@ def phase_of(workdir: Path, name: str) -> tuple[str, int]:
         return f"saving {saving[-1]}", step
     if step == STEPS and numbered(workdir / "checkpoints")[-1:] == [STEPS]:
         return "final evaluation", step
-    every = [keys.get("eval.every_steps", 0), keys.get("eval.bleu_every_steps", 0)]
+    every = [keys.get("eval.every_steps", 0), keys.get("eval.decode_every_steps", 0)]
     evaluated = any("valid_nll" in line or "valid_bleu" in line for line in lines if line["step"] == step)
     if step and any(n and step % n == 0 for n in every) and not evaluated:
         return "evaluating", step

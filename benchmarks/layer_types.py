@@ -41,10 +41,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     "lstm": dict(keys=dict(mixer="lstm"), formula="8nd^2", table="O(n d^2)", chain="O(n)", path="O(n)"),
     "gru": dict(keys=dict(mixer="gru"), formula="6nd^2", table="O(n d^2)", chain="O(n)", path="O(n)"),
     "conv": dict(
-        keys=dict(mixer="conv", mixer_width=WIDTH), formula="knd^2", table="O(k n d^2)", chain="O(1)", path="O(n/k)"
+        keys=dict(mixer="conv", conv_kernel_size=WIDTH), formula="knd^2", table="O(k n d^2)", chain="O(1)", path="O(n/k)"
     ),
     "dilated_conv": dict(
-        keys=dict(mixer="dilated_conv", mixer_width=WIDTH),
+        keys=dict(mixer="dilated_conv", conv_kernel_size=WIDTH),
         formula="knd^2", table="O(k n d^2)", chain="O(1)", path="O(log_k n)",
     ),
 }  # fmt: skip
@@ -57,9 +57,9 @@ def path_formula(config: Model, n: int) -> int:
     if config.mixer == "attention":
         return math.ceil((n - 1) / ((config.attention_window - 1) // 2)) if config.attention_window else 1
     if config.mixer == "conv":
-        return math.ceil((n - 1) / (config.mixer_width // 2))
+        return math.ceil((n - 1) / (config.conv_kernel_size // 2))
     layers = 1
-    while config.mixer_width**layers < n:
+    while config.conv_kernel_size**layers < n:
         layers += 1
     return layers
 

@@ -226,6 +226,6 @@ is the preset `mlperf_big`; the number of updates there is ours, and it was not 
 What it changes: the batch is 20 times the paper's, so 20 times as many chips have a row each. A beta 2 of 0.92 in place of 0.98
 forgets the second moment within about 12 updates, which a run of some hundred updates needs, and the warm-up shrinks with the
 number of updates. What it does not change: at a row or two on a chip the floor of the strong-scaling table is most of an
-update. ZeRO-1 (`mesh.fsdp_shards`) takes the optimizer's part of the memory term away and pays for it with a gather of the
+update. ZeRO-1 (`mesh.fsdp_mode`) takes the optimizer's part of the memory term away and pays for it with a gather of the
 parameters. On 8,192 cores a core had a quarter of a row: data parallelism alone ends before that, and the model itself must be
 divided over chips (`mesh.tensor`)."""

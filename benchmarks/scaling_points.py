@@ -6,7 +6,7 @@ from typing import Any
 ROWS = 32  # packed rows of 256 on a chip in the weak-scaling tables: 8,192 target slots
 CHIPS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 SIZES = {"base": "aiayn_base", "big": "aiayn_big"}
-ZERO_1 = {"mesh.fsdp": "16", "mesh.fsdp_shards": "optimizer"}
+ZERO_1 = {"mesh.fsdp": "16", "mesh.fsdp_mode": "zero1"}
 # name: preset, machine, rows on a chip (0: the preset's own batch), overrides
 POINTS: dict[str, tuple[str, str, int, dict[str, str]]] = {
     "big, v5e-256, its own batch": ("aiayn_big", "v5e-256", 0, {}),

@@ -53,7 +53,7 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     c = config_lib.Config()
     model = dataclasses.replace(
         c.model, num_encoder_layers=size["layers"], num_decoder_layers=size["layers"], d_model=size["d_model"],
-        d_ff=size["d_ff"], num_heads=size["heads"], dropout=size["dropout"], vocab_multiple=8,
+        d_ff=size["d_ff"], num_heads=size["heads"], dropout=size["dropout"], pad_vocab_to_multiple=8,
     )  # fmt: skip
     mesh = dataclasses.replace(c.mesh, cpu_devices=cpu_devices)
     train = dataclasses.replace(c.train, compile_cache="")

@@ -11,7 +11,7 @@ def get_config():
     c.data.train, c.data.valid, c.data.test = "toy:train", "toy:valid", "toy:test"
     c.data.vocab_size = 2000
     c.data.byte_fallback, c.data.split_digits = False, True
-    c.data.max_length, c.data.row_length = 64, 64
+    c.data.max_length, c.data.pack_length = 64, 64
     c.data.batch_tokens = 896
     c.model.num_encoder_layers = c.model.num_decoder_layers = 2
     c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4

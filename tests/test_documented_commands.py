@@ -25,7 +25,7 @@ BEGINS = re.compile(r"(\$ |pip install -r \S+ && |cat \S+ \| |echo .* \| )*(pyth
 
 TINY = {
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
-    "data.batch_tokens": 256, "data.row_length": 64, "data.max_length": 64, "decode.max_extra": 4, "eval.bootstrap_samples": 20,
+    "data.batch_tokens": 256, "data.pack_length": 64, "data.max_length": 64, "decode.max_length_offset": 4, "eval.bootstrap_samples": 20,
     "mesh.cpu_devices": 1,
 }  # fmt: skip
 SHORT = {"train.steps": 20, "checkpoint.every_steps": 10, "checkpoint.average_last": 2, "eval.every_steps": 10}

@@ -11,12 +11,12 @@ def get_config():
     c.data.train, c.data.valid, c.data.test = files("train"), files("val"), files("test2016")
     c.data.corpus = "Multi30k"
     c.data.vocab_size = 4000
-    c.data.max_length, c.data.row_length = 64, 64
+    c.data.max_length, c.data.pack_length = 64, 64
     c.data.batch_tokens = 1500
     c.model.d_model, c.model.d_ff, c.model.num_heads = 64, 256, 8
     c.model.num_encoder_layers = c.model.num_decoder_layers = 3
-    c.model.position_max = 128
-    c.model.vocab_multiple = 8
+    c.model.max_positions = 128
+    c.model.pad_vocab_to_multiple = 8
     c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "inverse_sqrt", 4e-3, 500
     c.train.steps = 3500
     c.eval.every_steps = 500

@@ -63,7 +63,7 @@ def _job(config: Config, workdir: epath.Path, process: list[str], watch: Watch) 
 
 def check_scores(config: Config) -> None:
     """Raises UserError for what is missing to score a run, now instead of after its last update."""
-    if config.data.test or config.data.valid and config.eval.bleu_every_steps:
+    if config.data.test or config.data.valid and config.eval.decode_every_steps:
         check_metrics(config)
 
 
@@ -90,7 +90,7 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     whole = assemble(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
-    counted = {"real": "real", "padded_max": "padded"}[config.data.batch_count]
+    counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
         f"{config.data.train}: {corpus.train.describe()}\n"
         f"model: {count_params(whole.abstract.params, config, *sizes):,} parameters, vocabulary "

@@ -64,7 +64,10 @@ def _format(number: int, answers: list[str], scores: list[float], n_best: int, w
 def _warn(translations: list) -> None:
     for what, numbers in (
         ("cut to config.decode.max_source_length", [i for i, t in enumerate(translations, 1) if t.source_cut]),
-        ("ended by the length cap (config.decode.max_extra)", [i for i, t in enumerate(translations, 1) if t.hit_cap]),
+        (
+            "ended by the length cap (config.decode.max_length_offset)",
+            [i for i, t in enumerate(translations, 1) if t.hit_cap],
+        ),
     ):
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")

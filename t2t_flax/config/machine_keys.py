@@ -16,10 +16,10 @@ class Mesh:
         "which mesh axes divide which axis of the parameters and of their optimizer state; what is not named is not divided",
         live=True,
     )
-    fsdp_shards: str = key(
-        "all",
+    fsdp_mode: str = key(
+        "full",
         "what the fsdp axis divides: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
-        choices=("all", "optimizer"),
+        choices=("full", "zero1"),
         live=True,
     )
     slices: int = key(

@@ -33,7 +33,7 @@ class Model:
         "what mixes positions in place of self-attention (Table 1); cross-attention stays",
         choices=("attention", "lstm", "gru", "conv", "dilated_conv"),
     )
-    mixer_width: int = key(
+    conv_kernel_size: int = key(
         3, "k, odd: positions that a convolution of model.mixer sees", unit="tokens", low=3, high=1025
     )
     attention_window: int = key(
@@ -45,7 +45,7 @@ class Model:
         "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as fairseq",
         choices=("xavier", "xavier_qkv_rsqrt2"),
     )
-    norm: str = key(
+    norm_placement: str = key(
         "post", "LayerNorm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
     )
     final_norm: str = key(
@@ -59,9 +59,9 @@ class Model:
         "positions added to the embeddings (3.5); halves = all sines, then all cosines, as tensor2tensor lays them out",
         choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
     )
-    position_start: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
-    position_max: int = key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
-    tying: str = key(
+    position_offset: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
+    max_positions: int = key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
+    tie_embeddings: str = key(
         "all",
         "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",
         choices=("all", "decoder", "none"),
@@ -74,13 +74,13 @@ class Model:
     )
     logit_scale: str = key("none", "factor of the logits: none (paper), or d_model^-0.5", choices=("none", "rsqrt_d"))
     output_bias: bool = key(False, "a bias before the softmax; the paper has none")
-    decoder_start: str = key(
+    decoder_start_token: str = key(
         "zeros",
         "what stands before the first target: a zero vector (tensor2tensor), the row of EOS (fairseq), a row of its own, "
         "or the row of padding",
-        choices=("zeros", "eos", "bos", "pad_row"),
+        choices=("zeros", "eos", "bos", "pad"),
     )
-    vocab_multiple: int = key(
+    pad_vocab_to_multiple: int = key(
         128,
         "embedding rows are padded to a multiple of this; padded rows are never predicted nor counted",
         low=1,

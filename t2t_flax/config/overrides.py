@@ -245,19 +245,19 @@ def _check_combinations(c: Config) -> None:
     if m.position.startswith("sinusoid") and m.d_model % 2:
         raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
     _check_mixer(m)
-    if m.tying == "all" and not d.joint_vocabulary:
+    if m.tie_embeddings == "all" and not d.joint_vocabulary:
         raise UserError(
-            "config.model.tying = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot share one "
-            "matrix. Use model.tying = 'decoder'."
+            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot share one "
+            "matrix. Use model.tie_embeddings = 'decoder'."
         )
     if d.batch_tokens // d.batch_groups < 2 * d.max_length:
         raise UserError(
             f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
             f"longest pairs (config.data.max_length = {d.max_length})."
         )
-    if d.batch_groups > 1 and d.batch_count == "real":
+    if d.batch_groups > 1 and d.batch_size_counts == "real_tokens":
         raise UserError(
-            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_count = padded_max: real tokens need "
+            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_size_counts = padded_tokens: real tokens need "
             "no groups."
         )
     if d.batch_groups > 1 and d.batching == "buckets":
@@ -267,13 +267,13 @@ def _check_combinations(c: Config) -> None:
         )
     if d.tokenizer == "subword_nmt" and not d.tokenizer_model:
         raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
-    if m.position_start and not m.position.startswith("sinusoid"):
+    if m.position_offset and not m.position.startswith("sinusoid"):
         raise UserError(
-            f"config.model.position_start = {m.position_start} is for sinusoids; config.model.position = {m.position}."
+            f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
         )
-    if m.position == "learned" and d.max_length > m.position_max:
+    if m.position == "learned" and d.max_length > m.max_positions:
         raise UserError(
-            f"config.model.position_max = {m.position_max} learned positions cannot serve "
+            f"config.model.max_positions = {m.max_positions} learned positions cannot serve "
             f"config.data.max_length = {d.max_length}."
         )
     parse_test_sets(d.test)
@@ -301,11 +301,11 @@ def _check_combinations(c: Config) -> None:
         )
     if (
         c.eval.metric in ("bleu", "f1")
-        and not c.eval.bleu_every_steps
+        and not c.eval.decode_every_steps
         and (c.eval.patience or c.checkpoint.keep_best > 1)
     ):
         raise UserError(
-            f"config.eval.metric = '{c.eval.metric}' needs config.eval.bleu_every_steps > 0 to be known in training."
+            f"config.eval.metric = '{c.eval.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
         )
     _check_task(c)
 
@@ -317,18 +317,18 @@ def _check_task(c: Config) -> None:
     if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
         raise UserError(
             "config.data.task = parsing has words on one side and symbols of trees on the other: set data.joint_vocabulary = "
-            "false and model.tying = decoder or none, and no data.tokenizer_model."
+            "false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
         )
-    if d.task == "parsing" and d.too_long == "cut":
+    if d.task == "parsing" and d.on_too_long == "truncate":
         raise UserError(
-            "config.data.too_long = 'cut' would leave trees that are not over their sentences: use drop with "
+            "config.data.on_too_long = 'truncate' would leave trees that are not over their sentences: use drop with "
             "config.data.task = parsing."
         )
 
 
 def _check_schedule(o: schema.Optimizer) -> None:
     """Keys of another schedule would silently do nothing."""
-    for name, schedules in (("constant", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
+    for name, schedules in (("lr_scale", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
                             ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
         value = getattr(o, name)
         if o.schedule not in schedules and value != getattr(schema.Optimizer, name):
@@ -345,10 +345,12 @@ def _check_mixer(m: schema.Model) -> None:
         )
     if m.attention_window and m.mixer != "attention":
         raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
-    if m.mixer_width % 2 == 0:
-        raise UserError(f"config.model.mixer_width = {m.mixer_width} is even: the encoder's convolution is symmetric.")
-    if m.mixer_width != schema.Model.mixer_width and not m.mixer.endswith("conv"):
-        raise UserError(f"config.model.mixer_width is for convolutions; config.model.mixer = {m.mixer}.")
+    if m.conv_kernel_size % 2 == 0:
+        raise UserError(
+            f"config.model.conv_kernel_size = {m.conv_kernel_size} is even: the encoder's convolution is symmetric."
+        )
+    if m.conv_kernel_size != schema.Model.conv_kernel_size and not m.mixer.endswith("conv"):
+        raise UserError(f"config.model.conv_kernel_size is for convolutions; config.model.mixer = {m.mixer}.")
     if m.mixer in ("lstm", "gru") and m.d_model % 2:
         raise UserError(
             f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."

@@ -5,7 +5,7 @@ from t2t_flax.config.schema import Config
 
 RATES = ("model.dropout", "model.dropout_embed", "model.dropout_attention", "model.dropout_ffn")
 NUMBERS = (
-    "optimizer.constant", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
+    "optimizer.lr_scale", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
 )  # fmt: skip
 SCALARS = (*RATES, *NUMBERS, "seed.dropout", "seed.init")
 """What may differ. (seed.init makes the first parameters, and is no part of the program.)"""

@@ -32,9 +32,9 @@ class Data:
     source_language: str = key("en", "language code of the source side")
     target_language: str = key("de", "language code of the target side")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
-    processes: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, live=True)
+    num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, live=True)
     corpus: str = key("", "name of the corpus, for records (its digest is there besides)", live=True)
-    tokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
+    pretokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
     tokenizer: str = key(
         "bpe",
         "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes of "
@@ -47,14 +47,16 @@ class Data:
     vocab_size: int = key(
         37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8, high=10**7
     )
-    joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tying = all")
+    joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all")
     tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
     character_coverage: float = key(1.0, "share of characters that get a piece", low=0.98, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
     split_digits: bool = key(False, "every digit is a piece of its own")
     max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2, high=2**17)
-    too_long: str = key("drop", "what happens to longer training pairs; both are counted", choices=("drop", "cut"))
+    on_too_long: str = key(
+        "drop", "what happens to longer training pairs; both are counted", choices=("drop", "truncate")
+    )
     empty_lines: str = key(
         "drop", "training pairs with an empty side: drop and count, or refuse", choices=("drop", "error")
     )
@@ -66,25 +68,25 @@ class Data:
         low=16,
         high=2**28,
     )
-    batch_count: str = key(
-        "real",
+    batch_size_counts: str = key(
+        "real_tokens",
         "which tokens batch_tokens counts: real ones, or those of a group of similar sentences with its padding, longer "
         "side, sizes in multiples of 8, as fairseq forms batches",
-        choices=("real", "padded_max"),
+        choices=("real_tokens", "padded_tokens"),
     )
     batch_groups: int = key(
-        1, "groups of batch_tokens / batch_groups padded tokens in an update of padded_max (fairseq: devices)", low=1
+        1, "groups of batch_tokens / batch_groups padded tokens in an update of padded_tokens (fairseq: devices)", low=1
     )
     batching: str = key(
         "packed",
         "packed = several pairs in a row; buckets = pairs of similar length, one in a row (5.1)",
         choices=("packed", "buckets"),
     )
-    row_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
-    packed_shift: str = key(
-        "restart",
+    pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
+    packed_decoder_start: str = key(
+        "start",
         "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
-        choices=("restart", "carry"),
+        choices=("start", "previous_eos"),
     )
     batch_processes: int = key(
         0,
@@ -106,21 +108,21 @@ class Data:
 class Optimizer:
     schedule: str = key(
         "noam",
-        "noam = constant * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3); inverse_sqrt reaches peak_lr after "
+        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3); inverse_sqrt reaches peak_lr after "
         "warm-up; constant stays there",
         choices=("noam", "inverse_sqrt", "constant"),
     )
-    constant: float = key(1.0, "factor of the noam schedule", low=0.0, live=True)
+    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, live=True)
     peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, live=True)
     warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, live=True)
     warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, live=True)
     b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
-    step_origin: int = key(
+    schedule_first_step: int = key(
         1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
     )
-    clip_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, live=True)
+    max_grad_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, live=True)
     weight_decay: float = key(
         0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
     )
@@ -132,12 +134,12 @@ class Optimizer:
 @dataclass(frozen=True)
 class Loss:
     label_smoothing: float = key(0.1, "epsilon_ls, mass spread evenly over classes (5.4)", low=0.0, high=0.99)
-    smoothing_mass: str = key(
+    label_smoothing_over: str = key(
         "all",
         "classes that share it: the whole vocabulary, all but the right one, or all but that and padding",
-        choices=("all", "others", "others_nopad"),
+        choices=("all", "non_target", "non_target_non_pad"),
     )
-    chunk_tokens: int = key(
+    logits_chunk_size: int = key(
         512,
         "target tokens of a device whose logits exist at once; 0 = all. Changes memory and speed, not the result",
         unit="tokens",
@@ -193,13 +195,13 @@ class Train:
 class Eval:
     every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, live=True)
     every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, live=True)
-    bleu_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, live=True)
-    bleu_sentences: int = key(
+    decode_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, live=True)
+    decode_sentences: int = key(
         0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, live=True
     )
     metric: str = key(
         "nll",
-        "what best checkpoints and patience look at; loss = with label smoothing; bleu, in parsing f1, by eval.bleu_every_steps",
+        "what best checkpoints and patience go by; loss = with label smoothing; bleu (parsing: f1) by eval.decode_every_steps",
         choices=("nll", "loss", "bleu", "f1"),
     )
     patience: int = key(
@@ -229,17 +231,17 @@ class Decode:
         live=True,
     )
     alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, live=True)
-    stop: str = key(
-        "bound",
+    early_stopping: str = key(
+        "exact",
         "a sentence's search ends when nothing can change its result; when beam_size hypotheses have finished (fairseq); "
         "or when the likeliest hypothesis has",
-        choices=("bound", "beam_full", "top_finished"),
+        choices=("exact", "beam_full", "top_finished"),
         live=True,
     )
-    max_extra: int = key(
-        50, "output tokens allowed beyond max_ratio * source tokens (6.1)", low=0, high=10**5, live=True
+    max_length_offset: int = key(
+        50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5, live=True
     )
-    max_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, live=True)
+    max_length_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, live=True)
     n_best: int = key(
         1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, live=True
     )

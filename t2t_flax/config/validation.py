@@ -10,18 +10,18 @@ from t2t_flax.errors import UserError
 def check_trainable(c: Config) -> None:
     """Raises UserError where the config asks for evaluations that cannot take place, or for what only they decide."""
     e = c.eval
-    if e.bleu_every_steps and not c.data.valid:
+    if e.decode_every_steps and not c.data.valid:
         raise UserError(
-            f"config.eval.bleu_every_steps = {e.bleu_every_steps} needs config.data.valid, which is empty: name a "
-            "validation set, or set eval.bleu_every_steps = 0."
+            f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
+            "validation set, or set eval.decode_every_steps = 0."
         )
     scored = e.metric in ("bleu", "f1")
-    known = e.bleu_every_steps if scored else e.every_steps or e.every_epochs
+    known = e.decode_every_steps if scored else e.every_steps or e.every_epochs
     if c.data.valid and known:
         return
     missing = "config.data.valid is empty"
     if c.data.valid:
-        missing = f"config.eval.{'bleu_every_steps' if scored else 'every_steps and eval.every_epochs'} = 0"
+        missing = f"config.eval.{'decode_every_steps' if scored else 'every_steps and eval.every_epochs'} = 0"
     for key, value, asked in (
         ("eval.patience", e.patience, e.patience > 0),
         ("checkpoint.keep_best", c.checkpoint.keep_best, c.checkpoint.keep_best > 1),

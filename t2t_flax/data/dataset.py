@@ -145,7 +145,7 @@ def split_store(
     workdir, source, train = epath.Path(workdir), split_source(config, split), split == "train"
     policies = dict(
         max_length=config.data.max_length if train else 2**31 - 1,
-        too_long=config.data.too_long if train else "keep",
+        on_too_long=config.data.on_too_long if train else "keep",
         empty_lines=config.data.empty_lines if train else "keep",
         source_eos=config.data.source_eos,
     )
@@ -154,7 +154,7 @@ def split_store(
     kind = split if split in ("train", "valid") else "test"
     name = f"{kind}-{_digest(fingerprint, tokenizers.digest, policies)}"
     folder = epath.Path(_cache(config, workdir)) / name
-    how = dict(processes=config.data.processes, progress=progress(split) if progress else None, **policies)
+    how = dict(processes=config.data.num_workers, progress=progress(split) if progress else None, **policies)
     if survey:
         return prepare_together(source, survey, tokenizers, folder, pod, **how)
     return prepare_split(source, tokenizers, folder, **how)
@@ -223,7 +223,7 @@ def _check_size(pair: TokenizerPair, config: Config) -> None:
     if config.data.joint_vocabulary and pair.source.digest != pair.target.digest:
         raise UserError(
             f"config.data.tokenizer_model = {config.data.tokenizer_model} holds two tokenizers: set "
-            "config.data.joint_vocabulary = false and config.model.tying = decoder."
+            "config.data.joint_vocabulary = false and config.model.tie_embeddings = decoder."
         )
 
 

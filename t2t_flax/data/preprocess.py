@@ -34,7 +34,7 @@ CHUNKS_IN_FLIGHT = 3
 
 RECIPE_VERSION = 1
 """Of the tokenised sentences, which checkpoints refer to: another number than the files' own FORMAT_VERSION."""
-COUNTS = ("pairs_read", "dropped", "too_long", "cut", "empty")
+COUNTS = ("pairs_read", "dropped", "too_long", "truncated", "empty")
 
 Pairs = list[tuple[str, str]]
 
@@ -99,7 +99,7 @@ def prepare_split(
     folder: os.PathLike | str,
     *,
     max_length: int,
-    too_long: str,
+    on_too_long: str,
     empty_lines: str,
     source_eos: bool = True,
     processes: int = 0,
@@ -108,12 +108,12 @@ def prepare_split(
     """The token store of `source` at `folder`: opened if it was made from the same, else made anew. A folder in an object
     store is opened as this host's copy of it.
 
-    max_length: tokens of either side, EOS counted. too_long: "drop" the pair | "cut" each side to its first
+    max_length: tokens of either side, EOS counted. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
     "error". processes: 0 = one per core; the bytes do not depend on it. progress(pairs done, pairs in all or None).
-    meta.json counts pairs_read, pairs (kept), dropped, too_long, cut and empty. Raises UserError if nothing is kept.
+    meta.json counts pairs_read, pairs (kept), dropped, too_long, truncated and empty. Raises UserError if nothing is kept.
     """
-    policies = Policies(max_length, too_long, empty_lines, source_eos)
+    policies = Policies(max_length, on_too_long, empty_lines, source_eos)
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
     found = find(folder, digest)
     if found:
@@ -138,7 +138,7 @@ class Policies:
     """What happens to pairs that are too long or have an empty side; see `prepare_split`."""
 
     max_length: int
-    too_long: str
+    on_too_long: str
     empty_lines: str
     source_eos: bool = True
 
@@ -222,14 +222,14 @@ class _Encoder:
             if empty and first_empty is None:
                 first_empty = i
             long = max(len(source), len(target)) + 1 > policies.max_length
-            drop = (empty and policies.empty_lines == "drop") or (long and policies.too_long == "drop")
+            drop = (empty and policies.empty_lines == "drop") or (long and policies.on_too_long == "drop")
             counts["empty"] += empty
             counts["too_long"] += long
             counts["dropped"] += drop
-            counts["cut"] += long and not drop and policies.too_long == "cut"
+            counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
             if not drop:
                 for side, ids, eos in zip(kept, (source, target), (policies.source_eos, True), strict=True):
-                    if policies.too_long == "cut":
+                    if policies.on_too_long == "truncate":
                         del ids[policies.max_length - 1 :]
                     side.append(ids + [EOS] if eos else ids)
         sides = tuple(
@@ -256,7 +256,7 @@ def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], processes: 
     pool = workers.pool(processes, _start_worker, encoder)
     waiting = deque()
     try:
-        with workers.lost("tokenises", "set config.data.processes = 1 to tokenise in this process alone"):
+        with workers.lost("tokenises", "set config.data.num_workers = 1 to tokenise in this process alone"):
             for chunk in chunks:
                 waiting.append(pool.submit(_work, chunk))
                 if len(waiting) >= processes * CHUNKS_IN_FLIGHT:

@@ -27,7 +27,9 @@ def compile_search(
     by_rows = mesh_lib.named(mesh, mesh_lib.ROWS)
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32, sharding=by_rows)  # noqa: E731
     placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-    options = beam.BeamOptions(config.beam_size, config.alpha, config.n_best, config.length_penalty, config.stop)
+    options = beam.BeamOptions(
+        config.beam_size, config.alpha, config.n_best, config.length_penalty, config.early_stopping
+    )
     with mesh_lib.use(mesh):
         told = model, params, ints(rows, source_length), config.beam_size, length
         encode = translator.start_search.lower(*told).compile()

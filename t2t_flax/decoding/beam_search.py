@@ -34,7 +34,7 @@ from t2t_flax.errors import UserError
 class BeamOptions:
     """beam_size: hypotheses kept (K); n_best: hypotheses returned (N <= K); length_penalty, alpha: see there.
 
-    stop: "bound" = when nothing can change the result any more; "beam_full" = when K hypotheses have finished;
+    early_stopping: "exact" = when nothing can change the result any more; "beam_full" = when K hypotheses have finished;
     "top_finished" = when N have and the likeliest candidate was among them. With the last two, as where they come
     from, only the first K candidates of a step can finish.
     """
@@ -43,7 +43,7 @@ class BeamOptions:
     alpha: float = 0.6
     n_best: int = 1
     length_penalty: str = "gnmt"
-    stop: str = "bound"
+    early_stopping: str = "exact"
     eos_id: int = 1
 
     def __post_init__(self):
@@ -87,7 +87,7 @@ def beam_search(
 
     caps_B: most tokens of each sentence, EOS included; a sentence that has no n finished hypotheses there is filled up
     with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free. A sentence ends early by
-    `options.stop`, by default once no alive hypothesis can enter its n-best list any more. Padding is never generated.
+    `options.early_stopping`, by default once no alive hypothesis can enter its n-best list any more. Padding is never generated.
     Of equal scores the older hypothesis comes first, then the lower beam, then the lower token id. `cache` and
     `lengths`: see `stages`. Raises ValueError where the cache is for another number of beams.
     """
@@ -126,7 +126,7 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
     parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
     tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
     ends_Bx2K = tokens_Bx2K == options.eos_id
-    if options.stop != "bound":
+    if options.early_stopping != "exact":
         ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
     sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
 
@@ -141,9 +141,9 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
         return _take(jnp.concatenate([old, new], 1), kept_BxK)
 
     top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
-    if options.stop == "beam_full":
+    if options.early_stopping == "beam_full":
         enough_B = finished_scores_BxK[:, -1] > -jnp.inf
-    elif options.stop == "top_finished":
+    elif options.early_stopping == "top_finished":
         enough_B = top_finished_B & (finished_scores_BxK[:, options.n_best - 1] > -jnp.inf)
     else:
         best_B = _best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options)

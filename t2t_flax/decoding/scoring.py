@@ -64,7 +64,7 @@ def encode_pairs(
             if len(tokens) + 1 > limit:
                 raise UserError(
                     f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
-                    "(config.decode.max_source_length, or config.model.position_max with learned positions)."
+                    "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
                 )
         out.append(PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS]))
     return out

@@ -121,7 +121,7 @@ class Translator:
 
     def _limit(self) -> int:
         learned = self._model.config.position == "learned"
-        return min(self._config.max_source_length, self._model.config.position_max if learned else 2**31)
+        return min(self._config.max_source_length, self._model.config.max_positions if learned else 2**31)
 
     @staticmethod
     def _shape(sources, forced) -> tuple[int, int]:
@@ -133,9 +133,12 @@ class Translator:
         length, prefix_length = self._shape(sources, forced)
         source_BxS = padded(sources, self._rows, length)
         source_BxS[len(sources) :, 0] = EOS  # rows that only fill the batch; their cap of 1 ends them at once
-        caps = [math.floor(c.max_ratio * len(s)) + c.max_extra + len(f) for s, f in zip(sources, forced, strict=True)]
+        caps = [
+            math.floor(c.max_length_ratio * len(s)) + c.max_length_offset + len(f)
+            for s, f in zip(sources, forced, strict=True)
+        ]
         if self._model.config.position == "learned":
-            caps = [min(cap, self._model.config.position_max) for cap in caps]
+            caps = [min(cap, self._model.config.max_positions) for cap in caps]
         caps_B = np.array([max(1, cap) for cap in caps] + [1] * (self._rows - len(sources)), np.int32)
         prefix_BxP = padded(forced, self._rows, prefix_length)
         ids_B = np.array(list(sentence_ids) + [0] * (self._rows - len(sources)), np.int32)
@@ -146,7 +149,7 @@ class Translator:
             cache = start_search(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
             told = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
             if c.strategy == "beam":
-                options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.stop)
+                options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
                 found = beam_search(self._step, params, cache, options, **told)
             else:
                 temperature = c.temperature if c.strategy == "sample" else 0.0

@@ -4,7 +4,7 @@ The whole program is written in the global view: `jax.jit` with shardings (which
 code. Any product of these is legal:
 
     data parallelism        mesh.data=n      parameters and optimizer state on every device
-    ZeRO-1                  mesh.fsdp=n      mesh.fsdp_shards=optimizer: the optimizer state divided
+    ZeRO-1                  mesh.fsdp=n      mesh.fsdp_mode=zero1: the optimizer state divided
     FSDP (ZeRO-3)           mesh.fsdp=n      parameters and optimizer state divided
     tensor parallelism      mesh.tensor=n    heads, d_ff and vocabulary divided
     several slices          mesh.slices=n    the data axis runs over them, the others within one
@@ -85,7 +85,7 @@ def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises UserError naming the key whose size the mesh cannot divide."""
     m, keys = config.model, {
         "heads": "num_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model", "norm": "d_model",
-        "vocab": "vocab_multiple", "position": "position_max",
+        "vocab": "pad_vocab_to_multiple", "position": "max_positions",
     }  # fmt: skip
     for logical, axes in parameter_rules(config.mesh).items():
         by = math.prod(mesh.shape[axis] for axis in axes)
@@ -103,7 +103,7 @@ def _widths(m: Model) -> dict[str, int]:
 def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
     """The mesh axes of each logical axis of the parameters, or of what the optimizer keeps of them."""
     rules = sharding_rules(config.rules)
-    if optimizer or config.fsdp_shards == "all":
+    if optimizer or config.fsdp_mode == "full":
         return rules
     return {name: tuple(axis for axis in axes if axis != "fsdp") for name, axes in rules.items()}
 

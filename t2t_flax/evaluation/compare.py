@@ -208,7 +208,7 @@ def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") ->
             f"the records are of different test sets: {at_a} of {name(a)}, {at_b} of {name(b)}. "
             "A paired test needs two systems on the same sentences."
         )
-    for key, default in (("task", "translation"), ("tokenized", None), ("target_language", None)):
+    for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
         one, other = (record["config"]["data"].get(key, default) for record in (a, b))
         if one != other:
             raise UserError(f"config.data.{key} is {one} in {at_a} and {other} in {at_b}: they cannot be compared.")

@@ -33,7 +33,7 @@ METRICS = {
 }
 
 NO_SCORE = (
-    "decode.batch_size", "eval.every_steps", "eval.every_epochs", "eval.bleu_every_steps", "eval.bleu_sentences",
+    "decode.batch_size", "eval.every_steps", "eval.every_epochs", "eval.decode_every_steps", "eval.decode_sentences",
     "eval.metric", "eval.patience", "eval.samples",
 )  # fmt: skip
 """Keys of `decode` and `eval` that change no score of a record."""

@@ -172,7 +172,7 @@ def _best_first(
     if not metrics:
         raise UserError(
             f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: an evaluation of the validation "
-            "set gives it one (config.data.valid, eval.every_steps, eval.bleu_every_steps), and checkpoint.keep_best keeps it."
+            "set gives it one (config.data.valid, eval.every_steps, eval.decode_every_steps), and checkpoint.keep_best keeps it."
         )
     ranked = sorted(metrics, key=lambda step: (-metrics[step], step))
     progress: dict[str, Any] = {}

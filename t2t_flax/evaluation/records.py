@@ -22,7 +22,7 @@ _OTHER = (
     "data.task",
     "data.source_language",
     "data.target_language",
-    "data.tokenized",
+    "data.pretokenized",
     "data.source_eos",
     "train.precision",
 )

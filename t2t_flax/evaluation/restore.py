@@ -105,7 +105,7 @@ class Loaded:
 
     def _encoded(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
         limit, model = self.config.decode.max_source_length, self.config.model
-        limit = min(limit, model.position_max) if model.position == "learned" else limit
+        limit = min(limit, model.max_positions) if model.position == "learned" else limit
         return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 

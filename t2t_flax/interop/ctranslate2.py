@@ -46,7 +46,7 @@ def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[st
         "target_embedding": {"table": tables["target"][orders["target"]]},
         "output_embedding": {"table": arrays.take("decoder/projection/weight", width, d_model)[orders["target"]]},
         "output_bias": arrays.take("decoder/projection/bias", width)[orders["target"]],
-        "decoder_start": {"bos": start},
+        "decoder_start_token": {"bos": start},
     }
     for stack, count in layers.items():
         params[f"{stack}_norm"] = arrays.norm(f"{stack}/layer_norm", d_model)
@@ -60,16 +60,16 @@ def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[st
         d_ff=d_ff,
         num_heads=num_heads,
         attention_bias=True,
-        norm="pre",
+        norm_placement="pre",
         final_norm="both",
         norm_eps=1e-5,
         position="sinusoid_halves",
-        position_start=1,
-        tying="none",
+        position_offset=1,
+        tie_embeddings="none",
         embed_scale="sqrt_d",
         output_bias=True,
-        decoder_start="bos",
-        vocab_multiple=1,
+        decoder_start_token="bos",
+        pad_vocab_to_multiple=1,
     )
     return config, params, tokens["source"], tokens["target"]
 

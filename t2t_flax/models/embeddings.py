@@ -57,10 +57,10 @@ class Position(nn.Module):
             return jnp.zeros((), self.dtype)
         if c.position == "learned":
             init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
-            table = self.param("table", init, (c.position_max, c.d_model), jnp.float32)
+            table = self.param("table", init, (c.max_positions, c.d_model), jnp.float32)
             # NaN beyond the table: JAX would silently clamp the index otherwise.
             return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)
-        return positions.KINDS[c.position](position + c.position_start, c.d_model).astype(self.dtype)
+        return positions.KINDS[c.position](position + c.position_offset, c.d_model).astype(self.dtype)
 
 
 class DecoderStart(nn.Module):
@@ -71,10 +71,10 @@ class DecoderStart(nn.Module):
 
     @nn.compact
     def __call__(self, embedding: Embedding) -> jax.Array:
-        kind, d_model = self.config.decoder_start, self.config.d_model
+        kind, d_model = self.config.decoder_start_token, self.config.d_model
         if kind == "bos":
             init = nn.with_logical_partitioning(nn.initializers.normal(d_model**-0.5), ("table",))
             return scale(self.param("bos", init, (d_model,), jnp.float32).astype(self.dtype), self.config)
         if kind == "zeros":
             return jnp.zeros((d_model,), self.dtype)
-        return embedding(jnp.asarray({"eos": EOS, "pad_row": 0}[kind]))
+        return embedding(jnp.asarray({"eos": EOS, "pad": 0}[kind]))

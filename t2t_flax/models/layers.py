@@ -21,7 +21,7 @@ class Residual(nn.Module):
         self.drop = Dropout(self.config.dropout)
 
     def __call__(self, x, sublayer, noise):
-        if self.config.norm == "pre":
+        if self.config.norm_placement == "pre":
             return x + self.drop(sublayer(self.norm(x)), noise)
         return self.norm(x + self.drop(sublayer(x), noise))
 

@@ -101,7 +101,7 @@ class Convolution(nn.Module):
         c = self.config
         self.taps = Einsum(
             "...kd,kde->...e",
-            (c.mixer_width, c.d_model, c.d_model),
+            (c.conv_kernel_size, c.d_model, c.d_model),
             (None, "embed", "kv"),
             in_axis=(0, 1),
             out_axis=(2,),
@@ -112,7 +112,7 @@ class Convolution(nn.Module):
     @property
     def offsets(self) -> list[int]:
         """Where the k inputs of a position lie, relative to it."""
-        k = self.config.mixer_width
+        k = self.config.conv_kernel_size
         first = 1 - k if self.causal else -(k // 2)
         return [(first + j) * self.dilation for j in range(k)]
 
@@ -159,7 +159,7 @@ MIXERS: dict[str, Callable[[Model, jnp.dtype, bool, int], nn.Module]] = {
     "gru": lambda c, dtype, causal, depth: Recurrent(c, dtype, causal, name="recurrence"),
     "conv": lambda c, dtype, causal, depth: Convolution(c, dtype, causal, name="convolution"),
     "dilated_conv": lambda c, dtype, causal, depth: Convolution(
-        c, dtype, causal, dilation(c.mixer_width, depth), name="convolution"
+        c, dtype, causal, dilation(c.conv_kernel_size, depth), name="convolution"
     ),
 }
 

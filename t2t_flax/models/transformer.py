@@ -42,10 +42,10 @@ REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full
 
 
 class Transformer(nn.Module):
-    """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to vocab_multiple.
+    """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
-    packed_shift: what stands before the first target of a packed pair; "restart" = the decoder start, as in decoding,
-    "carry" = the EOS of the pair before it in the row. matmul_precision: of every product, see `products`.
+    packed_decoder_start: what stands before the first target of a packed pair; "start" = the decoder start, as in decoding,
+    "previous_eos" = the EOS of the pair before it in the row. matmul_precision: of every product, see `products`.
     """
 
     config: Model
@@ -53,25 +53,25 @@ class Transformer(nn.Module):
     target_vocab: int
     dtype: jnp.dtype = jnp.float32
     remat: str = "none"
-    packed_shift: str = "restart"
+    packed_decoder_start: str = "start"
     matmul_precision: str | None = None
 
     def setup(self):
         c = self.config
         embedding = functools.partial(Embedding, c, dtype=self.dtype)
-        rows = lambda vocab: -(-vocab // c.vocab_multiple) * c.vocab_multiple  # noqa: E731
-        if c.tying == "all":
+        rows = lambda vocab: -(-vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple  # noqa: E731
+        if c.tie_embeddings == "all":
             self.shared_embedding = embedding(rows(self.target_vocab))
         else:
             self.source_embedding = embedding(rows(self.source_vocab))
             self.target_embedding = embedding(rows(self.target_vocab))
-        if c.tying == "none":
+        if c.tie_embeddings == "none":
             self.output_embedding = embedding(rows(self.target_vocab))
         if c.output_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             self.output_bias = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
         self.source_positions, self.target_positions = (Position(c, self.dtype) for _ in range(2))
-        self.decoder_start = DecoderStart(c, self.dtype)
+        self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
         if self.remat != "none":
             encoder_layer = nn.remat(EncoderLayer, policy=REMAT[self.remat])
@@ -87,7 +87,9 @@ class Transformer(nn.Module):
     @property
     def final_norm(self) -> bool:
         """Whether each stack ends in a LayerNorm: with pre-norm nothing else would normalise what the softmax sees."""
-        return self.config.final_norm == "both" or (self.config.final_norm == "auto" and self.config.norm == "pre")
+        return self.config.final_norm == "both" or (
+            self.config.final_norm == "auto" and self.config.norm_placement == "pre"
+        )
 
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Packed or padded rows -> float32 logits [B, T, V rows]; logits at t predict target token t.
@@ -105,7 +107,7 @@ class Transformer(nn.Module):
     @_at_its_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); no position mixes with padding."""
-        embedding = self.shared_embedding if self.config.tying == "all" else self.source_embedding
+        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
         x = embedding(source_BxS) + self.source_positions(positions_BxS)
         x = _constrain(self.source_dropout(x, noise))
         for layer in self.encoder:
@@ -115,11 +117,11 @@ class Transformer(nn.Module):
     @_at_its_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Decoder output [B, T, D] for known targets, which are shifted right (3.1), in each segment on its own."""
-        embedding = self.shared_embedding if self.config.tying == "all" else self.target_embedding
+        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        first = position == 0 if self.packed_shift == "restart" else jnp.arange(position.shape[1]) == 0
-        x = jnp.where(first[..., None], self.decoder_start(embedding), shifted) + self.target_positions(position)
+        first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
+        x = jnp.where(first[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(position)
         x = _constrain(self.target_dropout(x, noise))
         cross_mask = segment_mask(segments, batch["source_segments"])
         for layer in self.decoder:
@@ -137,7 +139,7 @@ class Transformer(nn.Module):
     def output_params(self) -> tuple[str, ...]:
         """Names of the parameters that `logits` takes."""
         names = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}
-        return (names[self.config.tying], *(("output_bias",) if self.config.output_bias else ()))
+        return (names[self.config.tie_embeddings], *(("output_bias",) if self.config.output_bias else ()))
 
     @_at_its_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
@@ -157,9 +159,9 @@ class Transformer(nn.Module):
     @_at_its_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""
-        embedding = self.shared_embedding if self.config.tying == "all" else self.target_embedding
+        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
         x_BxKxD = jnp.where(
-            position == 0, self.decoder_start(embedding), embedding(tokens_BxK)
+            position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK)
         ) + self.target_positions(position)
         self_cache = []
         for layer, old, cross in zip(self.decoder, cache["self"], cache["cross"]["layers"], strict=True):

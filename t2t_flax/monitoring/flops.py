@@ -58,7 +58,7 @@ def mixer_products(model: Model, tokens: float, pairs: float, *, causal: bool) -
         return tokens * 2 * _GATES[model.mixer] * d * d * (1.0 if causal else 0.75)
     if model.mixer not in ("conv", "dilated_conv"):
         raise ValueError(f"no formula for the products of model.mixer = {model.mixer!r}")
-    return tokens * model.mixer_width * d * d
+    return tokens * model.conv_kernel_size * d * d
 
 
 _GATES = {"lstm": 4, "gru": 3}

@@ -66,7 +66,7 @@ def activation_bytes(subject, shape: Shape) -> int:
     if subject.config.train.remat == "full":
         encoder = decoder = d
     layers = (m.num_encoder_layers * encoder + m.num_decoder_layers * decoder) * tokens * _item(subject)
-    chunk = min(subject.config.loss.chunk_tokens or tokens, tokens)
+    chunk = min(subject.config.loss.logits_chunk_size or tokens, tokens)
     return int(layers + 3 * chunk * subject.model.target_vocab // t * _FLOAT32)
 
 
@@ -110,7 +110,7 @@ def collectives(subject, shape: Shape, sizes: dict[str, int] | None = None) -> l
         found += [("reduce-scatter", whole, ("fsdp",), shape.micro)]
         found += [("all-reduce", whole / sizes["fsdp"], ("data",), shape.micro)]
         found += [("all-reduce", of_tables, ("data", "fsdp"), shape.micro)]
-    if sizes["fsdp"] > 1 and subject.config.mesh.fsdp_shards == "all":
+    if sizes["fsdp"] > 1 and subject.config.mesh.fsdp_mode == "full":
         found += [("all-gather", whole + table, ("fsdp",), 2 * shape.micro)]
     elif sizes["fsdp"] > 1:
         found += [("all-gather", (matrices + tables) * _FLOAT32 / sizes["tensor"], ("fsdp",), 1)]
@@ -124,7 +124,7 @@ def collectives(subject, shape: Shape, sizes: dict[str, int] | None = None) -> l
 def gradient_bytes(subject) -> float:
     """Of the gradients that data parallelism sums: matrices in the type of the products, each use of a table in float32."""
     matrices, tables = _parameters(subject)
-    uses = {"all": 2, "decoder": 1.5, "none": 1}[subject.config.model.tying]
+    uses = {"all": 2, "decoder": 1.5, "none": 1}[subject.config.model.tie_embeddings]
     return (matrices * _item(subject) + uses * tables * _FLOAT32) / subject.mesh.shape["tensor"]
 
 

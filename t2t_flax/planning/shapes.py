@@ -15,7 +15,7 @@ def estimated(config: Config, shards: int) -> Shape:
     """The largest shape of a run over `shards` devices along the batch, before its data is known."""
     d = config.data
     if d.batching == "packed":
-        length, rows = d.row_length, math.ceil(d.batch_tokens / int(d.row_length * FILL))
+        length, rows = d.pack_length, math.ceil(d.batch_tokens / int(d.pack_length * FILL))
     else:
         edges = [4, *bucket_edges(d.max_length)]
         length, rows = edges[-1], math.ceil(d.batch_tokens / edges[-2])

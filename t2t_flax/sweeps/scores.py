@@ -32,5 +32,5 @@ def check_score(name: str, config: Config) -> None:
         raise UserError(f"the score {name} is of the validation set, and config.data.valid is empty.")
     if name in losses and not (config.eval.every_steps or config.eval.every_epochs):
         raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
-    if name == score and not config.eval.bleu_every_steps:
-        raise UserError(f"the score {name} needs config.eval.bleu_every_steps.")
+    if name == score and not config.eval.decode_every_steps:
+        raise UserError(f"the score {name} needs config.eval.decode_every_steps.")

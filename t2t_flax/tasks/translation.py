@@ -31,7 +31,7 @@ class Translation(Task):
         self.names = (*metrics, "exact_match")
         self.spoken = {name: label(name) for name in metrics}
         self._text = dict(
-            tokenized=data.tokenized, language=data.target_language, tokenizer=self.scoring.sacrebleu_tokenizer
+            tokenized=data.pretokenized, language=data.target_language, tokenizer=self.scoring.sacrebleu_tokenizer
         )
 
     def read(self, spec, *, seed, key):

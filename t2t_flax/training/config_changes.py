@@ -23,7 +23,7 @@ def config_changes(stored: Config, given: Config, step: int) -> list[dict[str, A
 
 
 def in_words(changed: dict[str, list]) -> str:
-    """`optimizer.constant 1.0 -> 0.5, ...`"""
+    """`optimizer.lr_scale 1.0 -> 0.5, ...`"""
     return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
 
 

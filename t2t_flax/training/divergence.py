@@ -32,12 +32,12 @@ def advice(config: Config, workdir: epath.Path) -> str:
     name = "constant" if o.schedule == "noam" else "peak_lr"
     now = getattr(o, name)
     rate = min(now / 2, getattr(Optimizer, name))
-    norm = min(1.0, o.clip_norm / 10) if o.clip_norm else 1.0
+    norm = min(1.0, o.max_grad_norm / 10) if o.max_grad_norm else 1.0
     lines = [
         "The update was not applied and the run stopped. The same command would only repeat it: give it again with a lower "
         "learning rate, with gradient clipping, or with both:",
         f"  --config.optimizer.{name}={rate:g}  (now {now:g})",
-        f"  --config.optimizer.clip_norm={norm:g}  (now {o.clip_norm:g})",
+        f"  --config.optimizer.max_grad_norm={norm:g}  (now {o.max_grad_norm:g})",
         "or, if single batches are to blame, with --config.train.non_finite=skip.",
     ]
     if not steps:

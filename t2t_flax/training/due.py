@@ -25,7 +25,7 @@ def due(run: Run, step: int) -> Due:
     every = lambda *intervals: any(n and step % n == 0 for n in intervals)  # noqa: E731
     return Due(
         loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
-        bleu=every(c.eval.bleu_every_steps),
+        bleu=every(c.eval.decode_every_steps),
         checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch)
         or (step == c.train.steps and not c.checkpoint.every_epochs),
     )

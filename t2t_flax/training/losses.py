@@ -11,12 +11,12 @@ def smoothed_cross_entropy(
     *,
     label_smoothing: float | jax.Array,
     vocab_size: int,
-    smoothing_mass: str = "all",
+    label_smoothing_over: str = "all",
 ) -> tuple[jax.Array, jax.Array]:
     """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
 
     The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), over all of them
-    but the right one ("others"), or over those without class 0 ("others_nopad"); rows of the logits beyond
+    but the right one ("non_target"), or over those without class 0 ("non_target_non_pad"); rows of the logits beyond
     `vocab_size` take no mass. Weights are 0 or 1. Nothing is divided here: the caller divides once by the tokens of
     the whole update.
     """
@@ -29,9 +29,9 @@ def smoothed_cross_entropy(
     real = jnp.arange(logits.shape[-1]) < vocab_size
     sum_logit = jnp.sum(jnp.where(real, logits, 0.0), axis=-1)
     classes = vocab_size
-    if smoothing_mass != "all":
+    if label_smoothing_over != "all":
         sum_logit, classes = sum_logit - gold, classes - 1
-    if smoothing_mass == "others_nopad":
+    if label_smoothing_over == "non_target_non_pad":
         sum_logit, classes = sum_logit - logits[..., 0], classes - 1
     uniform = jnp.sum((log_z - sum_logit / classes) * weights_BxT)
     return (1 - label_smoothing) * nll + label_smoothing * uniform, nll

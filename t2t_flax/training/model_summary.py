@@ -78,12 +78,12 @@ def _total(config: Config, vocab: int) -> float:
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    counted = {"real": "real tokens", "padded_max": "tokens, padding counted,"}[d.batch_count]
+    counted = {"real_tokens": "real tokens", "padded_tokens": "tokens, padding counted,"}[d.batch_size_counts]
     lines = ["batches", f"  an update holds at most {d.batch_tokens:,} {counted} on each side, over all devices"]
     if d.batching == "packed":
-        rows = -(-d.batch_tokens // int(d.row_length * _FILL))
+        rows = -(-d.batch_tokens // int(d.pack_length * _FILL))
         lines.append(
-            f"  packed: about {rows:,} rows of {d.row_length} (the exact list is printed when training starts)"
+            f"  packed: about {rows:,} rows of {d.pack_length} (the exact list is printed when training starts)"
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair in each")
@@ -104,7 +104,7 @@ def _memory(config: Config, state: TrainState) -> list[str]:
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in kept.items() if tree is not None]
     lines.append(f"  {'gradients':32} {size(state.params):>14,.1f}")
-    chunk = config.loss.chunk_tokens or config.data.microbatch_tokens or config.data.batch_tokens
+    chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
     rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
     lines.append("  activations depend on the shapes: they are weighed against the device when training starts")

@@ -11,9 +11,9 @@ from t2t_flax.config import Config, Optimizer
 
 
 def schedule(config: Optimizer, d_model: int) -> Callable[[jax.Array], jax.Array]:
-    """The rate of update u = 1, 2, ..., by formulas in t = u - 1 + step_origin.
+    """The rate of update u = 1, 2, ..., by formulas in t = u - 1 + schedule_first_step.
 
-    noam: constant * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3). inverse_sqrt: from warmup_init
+    noam: lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3). inverse_sqrt: from warmup_init
     linearly to peak_lr at t = warmup_steps, then peak_lr * sqrt(warmup_steps / t). constant: peak_lr after the warm-up.
     """
     if config.schedule not in ("noam", "inverse_sqrt", "constant"):
@@ -21,9 +21,9 @@ def schedule(config: Optimizer, d_model: int) -> Callable[[jax.Array], jax.Array
     warmup = config.warmup_steps
 
     def rate(update):
-        t = jnp.asarray(update, jnp.float32) - 1 + config.step_origin
+        t = jnp.asarray(update, jnp.float32) - 1 + config.schedule_first_step
         if config.schedule == "noam":
-            return config.constant * d_model**-0.5 * jnp.minimum(t**-0.5, t * warmup**-1.5)
+            return config.lr_scale * d_model**-0.5 * jnp.minimum(t**-0.5, t * warmup**-1.5)
         warm = config.warmup_init + (config.peak_lr - config.warmup_init) * t / warmup
         after = config.peak_lr * jnp.sqrt(warmup / t) if config.schedule == "inverse_sqrt" else config.peak_lr
         return jnp.where(t < warmup, warm, after)
@@ -46,12 +46,12 @@ def decayed(params: Any) -> Any:
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Adam with the schedule; clipping before it and decoupled decay of matrices after it, where asked for.
 
-    The tree of the optimizer state does not depend on `clip_norm`, which may change when a run is resumed.
+    The tree of the optimizer state does not depend on `max_grad_norm`, which may change when a run is resumed.
     """
     o = config.optimizer
     rate = schedule(o, config.model.d_model)
     adam = optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps)
-    parts = [_clip_before(adam, o.clip_norm) if o.clip_norm else adam]
+    parts = [_clip_before(adam, o.max_grad_norm) if o.max_grad_norm else adam]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))

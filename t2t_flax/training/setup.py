@@ -105,9 +105,9 @@ class ValidationLoss:
         besides: Any = (),
     ):
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
-        if model.config.position == "learned" and store.longest > model.config.position_max:
+        if model.config.position == "learned" and store.longest > model.config.max_positions:
             raise UserError(
-                f"{self._longest()}; config.model.position_max = {model.config.position_max} learned positions end before "
+                f"{self._longest()}; config.model.max_positions = {model.config.max_positions} learned positions end before "
                 "it. Shorten that pair."
             )
         shards = mesh_lib.batch_shards(mesh)
@@ -121,7 +121,7 @@ class ValidationLoss:
                 program = step.lower(params, struct).compile()
             needed = memory.program_bytes(program)
             advice = "Lower config.data.microbatch_tokens."
-            if shape.rows == shards and shape.length > config.data.row_length:
+            if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
             what = f"the loss of config.data.{split} for {shape}"
             memory.weigh(what, needed and needed + memory.resident_bytes(besides), available, advice)

@@ -51,7 +51,7 @@ def make_model(config: Config, source_vocab: int, target_vocab: int) -> Transfor
         target_vocab,
         dtype=compute_dtype(config.train.precision),
         remat=config.train.remat,
-        packed_shift=config.data.packed_shift,
+        packed_decoder_start=config.data.packed_decoder_start,
         matmul_precision=MATMUL_PRECISION.get(config.train.precision),
     )
 
@@ -100,7 +100,7 @@ def parameter_groups(params: Any, config: Config, source_vocab: int, target_voca
     groups: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         top, *rest = [key.key for key in path]
-        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start" else top
+        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start_token" else top
         kind = "norms" if any("norm" in key for key in [top, *rest]) else rest[0]
         name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
         groups[name] = groups.get(name, 0) + leaf.size

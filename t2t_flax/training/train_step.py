@@ -34,7 +34,7 @@ def loss_sums(
             targets,
             weights,
             label_smoothing=config.loss.label_smoothing,
-            smoothing_mass=config.loss.smoothing_mass,
+            label_smoothing_over=config.loss.label_smoothing_over,
             vocab_size=model.target_vocab,
         )
 
@@ -42,7 +42,7 @@ def loss_sums(
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
     output = {name: params[name] for name in model.output_params}
     told = output, hidden, batch["target"], weights
-    chunk = config.loss.chunk_tokens
+    chunk = config.loss.logits_chunk_size
     loss, nll = chunked_sums(sums, *told, chunk=chunk, shards=shards) if chunk else sums(*told)
     return loss, (nll, weights.sum())
 

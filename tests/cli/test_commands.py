@@ -87,11 +87,11 @@ def test_translate_needs_nothing_but_the_workdir(trained, tmp_path):
     assert len(scores) == 3
     (tmp_path / "starts").write_text("Der\n")
     (tmp_path / "in").write_text(lines[0])
-    arguments = ["--input=in", "--output=out", "--prefix=starts", "--config.decode.max_extra=0"]
+    arguments = ["--input=in", "--output=out", "--prefix=starts", "--config.decode.max_length_offset=0"]
     _, err = t2t("translate", f"--workdir={workdir}", *arguments, cwd=tmp_path)
     assert (tmp_path / "out").read_text().startswith("Der")
     _, err = t2t("translate", f"--workdir={workdir}", "--config.decode.max_source_length=3",
-                 "--config.decode.max_extra=1", "--config.decode.max_ratio=0", cwd=tmp_path, stdin=lines[1] + "\n")  # fmt: skip
+                 "--config.decode.max_length_offset=1", "--config.decode.max_length_ratio=0", cwd=tmp_path, stdin=lines[1] + "\n")  # fmt: skip
     assert "warning: 1 of 1 lines cut to config.decode.max_source_length: line 1" in err
     assert "warning: 1 of 1 lines ended by the length cap" in err
 
@@ -271,7 +271,7 @@ def test_the_final_evaluation_averages(tmp_path):
     """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU on the way."""
     out, _ = t2t(
         "train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir=w", *SMALL, "--config.train.steps=30",
-        "--config.checkpoint.average_last=3", "--config.eval.bleu_every_steps=15",
+        "--config.checkpoint.average_last=3", "--config.eval.decode_every_steps=15",
         "--config.eval.bootstrap_samples=0", "--config.checkpoint.keep_last=3", cwd=tmp_path,
     )  # fmt: skip
     record = json.loads((tmp_path / "w" / "eval" / "test-30-mean3.json").read_text())

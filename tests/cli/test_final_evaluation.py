@@ -18,7 +18,7 @@ from t2t_flax.evaluation.compare import read_record
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 
-QUICK = dict(log=dict(every_steps=10, tensorboard=False), decode=dict(beam_size=1, max_extra=2))
+QUICK = dict(log=dict(every_steps=10, tensorboard=False), decode=dict(beam_size=1, max_length_offset=2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
 
 
@@ -26,7 +26,7 @@ def config_of(workdir, test=SETS, **checkpoint):
     return tiny_run(
         workdir,
         steps=6,
-        eval=dict(bleu_every_steps=2, metric="bleu", patience=1, bootstrap_samples=0, samples=0),
+        eval=dict(decode_every_steps=2, metric="bleu", patience=1, bootstrap_samples=0, samples=0),
         checkpoint=dict(every_steps=2, keep_last=2) | checkpoint,
         data=dict(test=test),
         **QUICK,

@@ -13,7 +13,7 @@ SMALL = [
     "--config.data.vocab_size=64",
     "--config.data.batch_tokens=1024",
     "--config.data.max_length=32",
-    "--config.data.row_length=32",
+    "--config.data.pack_length=32",
     "--config.decode.batch_size=2",
 ]
 

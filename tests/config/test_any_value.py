@@ -101,7 +101,7 @@ def test_any_stored_config(name, value, cut):
     ("key", "text", "message"),
     [
         ("model.dropout", "nan", "config.model.dropout = nan: must be a finite number"),
-        ("optimizer.constant", "inf", "config.optimizer.constant = inf: must be a finite number"),
+        ("optimizer.lr_scale", "inf", "config.optimizer.lr_scale = inf: must be a finite number"),
         ("optimizer.eps", "0", "config.optimizer.eps = 0.0: must be at least 1e-30"),
         ("seed.init", str(2**32), "config.seed.init = 4294967296: must be at most 4294967295"),
         ("data.batch_tokens", "1" + "0" * 30, "must be at most 268435456"),
@@ -131,7 +131,7 @@ def test_the_largest_seeds_differ_from_the_smallest_and_stored_ones_go_on_as_the
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"eval.bleu_every_steps": "5"}, "config.eval.bleu_every_steps = 5 needs config.data.valid"),
+        ({"eval.decode_every_steps": "5"}, "config.eval.decode_every_steps = 5 needs config.data.valid"),
         ({"eval.patience": "3"}, "config.eval.patience = 3 goes by eval.metric = nll, which is never computed"),
         (
             {"eval.patience": "3", "data.valid": "a,b", "eval.every_steps": "0"},

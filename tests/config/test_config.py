@@ -17,9 +17,9 @@ def test_defaults_are_the_papers_base():
     assert c == Config()
     m = c.model
     assert (m.num_encoder_layers, m.num_decoder_layers, m.d_model, m.d_ff, m.num_heads) == (6, 6, 512, 2048, 8)
-    assert (m.dropout, m.norm, m.position, m.tying) == (0.1, "post", "sinusoid_interleaved", "all")
+    assert (m.dropout, m.norm_placement, m.position, m.tie_embeddings) == (0.1, "post", "sinusoid_interleaved", "all")
     o = c.optimizer
-    assert (o.schedule, o.constant, o.warmup_steps, o.b1, o.b2, o.eps) == ("noam", 1.0, 4000, 0.9, 0.98, 1e-9)
+    assert (o.schedule, o.lr_scale, o.warmup_steps, o.b1, o.b2, o.eps) == ("noam", 1.0, 4000, 0.9, 0.98, 1e-9)
     assert (c.loss.label_smoothing, c.data.batch_tokens, c.decode.beam_size, c.decode.alpha) == (0.1, 25000, 4, 0.6)
 
 
@@ -39,7 +39,7 @@ def test_every_key_says_what_it_means():
         ("log.profile_steps", "3,5", (3, 5)),
         ("log.profile_steps", "(3, 5)", (3, 5)),
         ("data.train", "a.en,a.de", "a.en,a.de"),
-        ("optimizer.clip_norm", "1e-3", 1e-3),
+        ("optimizer.max_grad_norm", "1e-3", 1e-3),
     ],
 )
 def test_overrides_have_the_type_of_their_key(key, text, value):
@@ -58,22 +58,25 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"model.dropout": "abc"}, "--config.model.dropout=abc: expected float"),
         ({"data.joint_vocabulary": "perhaps"}, "expected true or false"),
         ({"log.profile_steps": "3"}, "expected (int, int)"),
-        ({"model.norm": "mid"}, "config.model.norm = 'mid': expected one of post, pre"),
+        ({"model.norm_placement": "mid"}, "config.model.norm_placement = 'mid': expected one of post, pre"),
         ({"model.dropout": "1.5"}, "config.model.dropout = 1.5: must be at most 0.99"),
         ({"train.steps": "0"}, "config.train.steps = 0: must be at least 1"),
         ({"model.num_heads": "7"}, "config.model.d_model = 512 is not a multiple of config.model.num_heads = 7"),
         ({"model.d_model": "511", "model.num_heads": "7"}, "config.model.d_model = 511 is odd"),
-        ({"data.joint_vocabulary": "false"}, "config.model.tying = 'all' needs config.data.joint_vocabulary"),
+        ({"data.joint_vocabulary": "false"}, "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary"),
         ({"data.batch_tokens": "300"}, "config.data.batch_tokens = 300 (of 1 groups) must hold at least two"),
-        ({"data.batch_groups": "2"}, "config.data.batch_groups = 2 is for config.data.batch_count = padded_max"),
         (
-            {"data.batch_groups": "2", "data.batch_count": "padded_max", "data.batching": "buckets"},
+            {"data.batch_groups": "2"},
+            "config.data.batch_groups = 2 is for config.data.batch_size_counts = padded_tokens",
+        ),
+        (
+            {"data.batch_groups": "2", "data.batch_size_counts": "padded_tokens", "data.batching": "buckets"},
             "config.data.batch_groups = 2 puts sentences of different lengths into an update",
         ),
         ({"data.tokenizer": "subword_nmt"}, "needs its BPE codes: set config.data.tokenizer_model"),
         (
-            {"model.position_start": "2", "model.position": "learned"},
-            "config.model.position_start = 2 is for sinusoids; config.model.position = learned",
+            {"model.position_offset": "2", "model.position": "learned"},
+            "config.model.position_offset = 2 is for sinusoids; config.model.position = learned",
         ),
         ({"eval.metric": "loss", "eval.every_steps": "0"}, "config.eval.metric = 'loss' needs config.eval.every_steps"),
         ({"model.attention_window": "4"}, "config.model.attention_window = 4 is even"),
@@ -81,19 +84,22 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
             {"model.attention_window": "5", "model.mixer": "gru"},
             "attention_window is for attention; config.model.mixer = gru",
         ),
-        ({"model.mixer_width": "5"}, "config.model.mixer_width is for convolutions; config.model.mixer = attention"),
-        ({"model.position": "learned", "model.position_max": "100"}, "config.model.position_max = 100"),
+        (
+            {"model.conv_kernel_size": "5"},
+            "config.model.conv_kernel_size is for convolutions; config.model.mixer = attention",
+        ),
+        ({"model.position": "learned", "model.max_positions": "100"}, "config.model.max_positions = 100"),
         (
             {"optimizer.peak_lr": "1e-3"},
             "peak_lr = 0.001 is for inverse_sqrt and constant; config.optimizer.schedule = noam",
         ),
-        ({"optimizer.constant": "2", "optimizer.schedule": "inverse_sqrt"}, "constant = 2.0 is for noam"),
+        ({"optimizer.lr_scale": "2", "optimizer.schedule": "inverse_sqrt"}, "lr_scale = 2.0 is for noam"),
         ({"decode.n_best": "5"}, "config.decode.n_best = 5 is more than config.decode.beam_size = 4"),
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),
         ({"mesh.tensor": "0"}, "none may be 0"),
         ({"log.profile_steps": "5,3"}, "the first update comes after the last"),
-        ({"eval.metric": "bleu", "eval.patience": "3"}, "needs config.eval.bleu_every_steps"),
+        ({"eval.metric": "bleu", "eval.patience": "3"}, "needs config.eval.decode_every_steps"),
     ],
 )
 def test_mistakes_are_refused_with_the_keys_name(keys, message):

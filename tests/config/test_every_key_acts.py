@@ -37,13 +37,13 @@ PROGRAM = {
     "model.dropout_attention": (0.0, 0.2, {}),
     "model.dropout_ffn": (0.0, 0.2, {}),
     "model.mixer": ("attention", "gru", {}),
-    "model.mixer_width": (3, 5, {"model.mixer": "conv"}),
+    "model.conv_kernel_size": (3, 5, {"model.mixer": "conv"}),
     "model.attention_window": (0, 5, {}),
-    "model.norm": ("post", "pre", {}),
+    "model.norm_placement": ("post", "pre", {}),
     "model.norm_eps": (1e-6, 1e-3, {}),
     "model.position": ("sinusoid_interleaved", "learned", {}),
-    "model.position_max": (32, 64, {"model.position": "learned"}),
-    "model.position_start": (0, 2, {}),
+    "model.max_positions": (32, 64, {"model.position": "learned"}),
+    "model.position_offset": (0, 2, {}),
     "model.final_norm": ("auto", "both", {}),
     "model.activation": ("relu", "gelu", {}),
     "model.attention_score": ("scaled_dot", "additive", {}),
@@ -51,25 +51,25 @@ PROGRAM = {
     "model.embed_scale": ("sqrt_d", "none", {}),
     "model.logit_scale": ("none", "rsqrt_d", {}),
     "model.output_bias": (False, True, {}),
-    "model.decoder_start": ("zeros", "eos", {}),
-    "model.tying": ("all", "decoder", {}),
-    "model.vocab_multiple": (8, 16, {}),
+    "model.decoder_start_token": ("zeros", "eos", {}),
+    "model.tie_embeddings": ("all", "decoder", {}),
+    "model.pad_vocab_to_multiple": (8, 16, {}),
     "optimizer.schedule": ("noam", "inverse_sqrt", {}),
-    "optimizer.constant": (1.0, 2.0, {}),
+    "optimizer.lr_scale": (1.0, 2.0, {}),
     "optimizer.peak_lr": (1e-3, 2e-3, {"optimizer.schedule": "inverse_sqrt"}),
     "optimizer.warmup_steps": (10, 20, {}),
     "optimizer.warmup_init": (0.0, 1e-4, {"optimizer.schedule": "inverse_sqrt"}),
     "optimizer.b1": (0.9, 0.8, {}),
     "optimizer.b2": (0.98, 0.9, {}),
     "optimizer.eps": (1e-9, 1e-8, {}),
-    "optimizer.step_origin": (1, 0, {}),
-    "optimizer.clip_norm": (0.0, 1.0, {}),
+    "optimizer.schedule_first_step": (1, 0, {}),
+    "optimizer.max_grad_norm": (0.0, 1.0, {}),
     "optimizer.weight_decay": (0.0, 0.1, {}),
     "optimizer.ema_decay": (0.0, 0.9, {}),
     "loss.label_smoothing": (0.1, 0.2, {}),
-    "loss.smoothing_mass": ("all", "others", {}),
-    "loss.chunk_tokens": (16, 32, {}),
-    "data.packed_shift": ("restart", "carry", {}),
+    "loss.label_smoothing_over": ("all", "non_target", {}),
+    "loss.logits_chunk_size": (16, 32, {}),
+    "data.packed_decoder_start": ("start", "previous_eos", {}),
     "train.precision": ("float32", "bfloat16", {}),
     "train.remat": ("none", "dots", {}),
     "seed.dropout": (0, 1, {}),
@@ -82,7 +82,7 @@ PREPARED = {
     "data.target_language": ("de", "en", {"data.source_language": "?"}),
     "data.tokenizer": ("bpe", "unigram", {}),
     "data.vocab_size": (300, 320, {}),
-    "data.joint_vocabulary": (True, False, {"model.tying": "decoder"}),
+    "data.joint_vocabulary": (True, False, {"model.tie_embeddings": "decoder"}),
     "data.tokenizer_sentences": (1000, 100, {"data.vocab_size": 180}),
     "data.character_coverage": (1.0, 0.98, {}),
     "data.byte_fallback": (False, True, {"data.vocab_size": 500, "data.train": "toy:train:900"}),
@@ -90,7 +90,7 @@ PREPARED = {
     "data.split_digits": (False, True, {}),
     "data.max_length": (64, 24, {}),
     "data.source_eos": (True, False, {}),
-    "data.too_long": ("drop", "cut", {"data.max_length": 24}),
+    "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
     "seed.data": (0, 1, {}),
 }
 
@@ -98,7 +98,7 @@ PREPARED = {
 ELSEWHERE = {
     "data.task": "tasks/test_parsing.py::test_the_papers_config",
     "mesh.rules": "distributed/test_mesh.py::test_another_table_of_rules",
-    "mesh.fsdp_shards": "distributed/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
+    "mesh.fsdp_mode": "distributed/test_zero.py::test_zero_1_divides_the_optimizer_state_alone",
     "mesh.slices": "distributed/test_zero.py::test_only_the_data_axis_crosses_slices",
     "distributed.initialization_timeout": "multiprocess/test_faults.py::test_a_missing_coordinator_is_said_before_waiting_and_given_up",
     "distributed.heartbeat_timeout": "multiprocess/test_faults.py::test_a_silent_process_is_taken_for_dead",
@@ -108,16 +108,16 @@ ELSEWHERE = {
     "data.test": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
     "data.tokenizer_model": "cli/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
     "data.corpus": "evaluation/test_load.py::test_record_holds_what_led_to_the_score",
-    "data.tokenized": "evaluation/test_scores.py::test_tokenized_text_is_scored_as_the_detokenised_text_would_be",
+    "data.pretokenized": "evaluation/test_scores.py::test_pretokenized_text_is_scored_as_the_detokenised_text_would_be",
     "data.batch_processes": "data/test_layouts_ahead.py::test_batches_are_those_of_the_training_process",
-    "data.batch_count": "data/test_padded_plan.py::test_batches_of_groups_are_packed_into_the_closed_list",
+    "data.batch_size_counts": "data/test_padded_plan.py::test_batches_of_groups_are_packed_into_the_closed_list",
     "data.batch_groups": "data/test_padded_plan.py::test_batches_of_groups_are_packed_into_the_closed_list",
     "model.embed_init": "conformance/test_small_training_statements.py::test_tables_have_their_deviation",
     "model.kernel_init": "conformance/test_small_training_statements.py::test_attention_kernels_have_xaviers_deviation_where_keys_and_values_differ",
     "eval.every_epochs": "training/test_epochs.py::test_epochs_are_counted_in_updates",
     "checkpoint.every_epochs": "training/test_epochs.py::test_epochs_are_counted_in_updates",
     "decode.length_penalty": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
-    "decode.stop": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
+    "decode.early_stopping": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
     "data.empty_lines": "cli/test_commands.py::test_bad_input_is_named_and_nothing_is_half_written",
     "train.steps": "cli/test_commands.py::test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on",
     "train.init_from": "training/test_loop.py::test_a_finished_run_is_fine_tuned_on_other_data",
@@ -125,15 +125,15 @@ ELSEWHERE = {
     "train.max_skipped_updates": "training/test_loop.py::test_more_skipped_updates_in_a_row_than_allowed_stop_the_run",
     "train.deterministic": "test_process.py::test_deterministic_kernels_are_asked_for_on_a_gpu_alone",
     "eval.every_steps": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
-    "eval.bleu_every_steps": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
+    "eval.decode_every_steps": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.metric": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.patience": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.samples": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
     "decode.strategy": "decoding/test_translator.py::test_translation_depends_on_no_batch_mate_order_or_batch_size",
     "decode.n_best": "decoding/test_translator.py::test_forced_prefix_and_n_best",
     "decode.seed": "decoding/test_translator.py::test_samples_of_a_line_depend_on_its_number_alone",
-    "decode.max_extra": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
-    "decode.max_ratio": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
+    "decode.max_length_offset": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
+    "decode.max_length_ratio": "decoding/test_translator.py::test_cap_follows_the_sentences_own_length",
     "decode.max_source_length": "decoding/test_translator.py::test_cut_sources_and_capped_outputs_are_flagged",
     "decode.beam_size": "decoding/test_translator.py::test_search_keys_change_the_search",
     "decode.alpha": "decoding/test_translator.py::test_search_keys_change_the_search",
@@ -145,7 +145,7 @@ ELSEWHERE = {
     "checkpoint.every_steps": "training/test_loop.py::test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved",
     "checkpoint.keep_last": "training/test_loop.py::test_checkpoint_and_log_keys",
     "checkpoint.average_last": "cli/test_commands.py::test_the_final_evaluation_averages",
-    "eval.bleu_sentences": "evaluation/test_validation.py::test_bleu_of_the_first_sentences",
+    "eval.decode_sentences": "evaluation/test_validation.py::test_bleu_of_the_first_sentences",
     "eval.sacrebleu_tokenizer": "evaluation/test_target_languages.py::test_the_tokenizer_of_the_target_language_is_in_the_signature",
     "eval.bootstrap_samples": "cli/test_commands.py::test_the_final_evaluation_averages",
     "log.every_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
@@ -191,7 +191,7 @@ def test_key_changes_the_prepared_data(key, tmp_path):
     base, other, further = PREPARED[key]
     config = small_config(
         data=dict(
-            train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, row_length=64, batch_tokens=256
+            train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
         )
     )
     swap = "?" in further.values()
@@ -207,7 +207,7 @@ def test_key_changes_the_prepared_data(key, tmp_path):
         assert pairs[0] == pairs[1][::-1]
 
 
-BATCHES = {"data.batch_tokens": 200, "data.batching": "buckets", "data.row_length": 48, "data.microbatch_tokens": 48}
+BATCHES = {"data.batch_tokens": 200, "data.batching": "buckets", "data.pack_length": 48, "data.microbatch_tokens": 48}
 
 
 @pytest.mark.parametrize("key", BATCHES)
@@ -234,7 +234,7 @@ def test_seed_init_changes_the_parameters():
 
 
 def test_root_cache_and_processes(tmp_path, monkeypatch):
-    """data.root is where relative paths start, data.cache where stores go, data.processes who tokenises."""
+    """data.root is where relative paths start, data.cache where stores go, data.num_workers who tokenises."""
     root = tmp_path / "texts"
     root.mkdir()
     for name in ("a.en", "a.de"):
@@ -245,7 +245,7 @@ def test_root_cache_and_processes(tmp_path, monkeypatch):
     seen = []
     real = corpus_module.prepare_split
     monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
-    config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), processes=1))
+    config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
     made = prepare_corpus(config, tmp_path / "w")
     assert seen == [1] and made.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
 
@@ -274,7 +274,7 @@ def test_cpu_devices_compile_cache_and_allocator(monkeypatch):
 HERE = {
     "data.root": test_root_cache_and_processes,
     "data.cache": test_root_cache_and_processes,
-    "data.processes": test_root_cache_and_processes,
+    "data.num_workers": test_root_cache_and_processes,
     "seed.init": test_seed_init_changes_the_parameters,
     "mesh.data": test_mesh_sizes,
     "mesh.fsdp": test_mesh_sizes,

@@ -20,15 +20,15 @@ TABLE = {
     "model.d_model": (512, 1024, 512, 1024, 128, 1024),
     "model.d_ff": (2048, 4096, 2048, 4096, 256, 4096),
     "model.num_heads": (8, 16, 8, 16, 4, 16),
-    "model.norm": ("post", "post", "pre", "post", "post", "pre"),
+    "model.norm_placement": ("post", "post", "pre", "post", "post", "pre"),
     "model.norm_eps": (1e-6, 1e-6, 1e-6, 1e-5, 1e-5, 1e-6),
     "model.position": ("sinusoid_interleaved",) * 2 + ("sinusoid_halves",) * 4,
-    "model.position_start": (0, 0, 0, 2, 2, 0),
+    "model.position_offset": (0, 0, 0, 2, 2, 0),
     "model.embed_scale": ("sqrt_d",) * 5 + ("none",),
     "model.embed_init": ("normal_rsqrt_d",) * 5 + ("normal_1",),
     "model.logit_scale": ("none",) * 5 + ("rsqrt_d",),
-    "model.tying": ("all",) * 6,
-    "model.decoder_start": ("zeros", "zeros", "zeros", "eos", "eos", "pad_row"),
+    "model.tie_embeddings": ("all",) * 6,
+    "model.decoder_start_token": ("zeros", "zeros", "zeros", "eos", "eos", "pad"),
     "model.attention_bias": (False, False, False, True, True, False),
     "model.output_bias": (False,) * 6,
     "model.kernel_init": ("xavier",) * 3 + ("xavier_qkv_rsqrt2",) * 2 + ("xavier",),
@@ -38,23 +38,30 @@ TABLE = {
     "model.dropout_attention": (0, 0, 0.1, 0, 0, 0.1),
     "model.dropout_ffn": (0, 0, 0.1, 0, 0, 0.1),
     "loss.label_smoothing": (0.1,) * 6,
-    "loss.smoothing_mass": ("all", "all", "others", "others", "all", "others"),
+    "loss.label_smoothing_over": ("all", "all", "non_target", "non_target", "all", "non_target"),
     "optimizer.b1": (0.9,) * 6,
     "optimizer.b2": (0.98, 0.98, 0.997, 0.98, 0.98, 0.98),
     "optimizer.eps": (1e-9, 1e-9, 1e-9, 1e-8, 1e-8, 1e-9),
     "optimizer.schedule": ("noam",) * 3 + ("inverse_sqrt",) * 3,
-    "optimizer.constant": (1.0, 1.0, 2.0, None, None, None),
+    "optimizer.lr_scale": (1.0, 1.0, 2.0, None, None, None),
     "optimizer.peak_lr": (None, None, None, 5e-4, 5e-3, 2e-3),
     "optimizer.warmup_steps": (4000, 4000, 8000, 4000, 2000, 1000),
     "optimizer.warmup_init": (0, 0, 0, 1e-7, 1e-7, 0),
-    "optimizer.step_origin": (1, 1, 0, 0, 0, 0),
-    "optimizer.clip_norm": (0, 0, 0, 0, 25, 0),
+    "optimizer.schedule_first_step": (1, 1, 0, 0, 0, 0),
+    "optimizer.max_grad_norm": (0, 0, 0, 0, 25, 0),
     "optimizer.weight_decay": (0,) * 6,
     "data.vocab_size": (37_000, 37_000, 32_768, 32_768, 9711, 32_000),
     "data.source_eos": (True,) * 6,
     "data.batch_tokens": (25_000, 25_000, 32_768, 28_672, 8192, 65_536),
-    "data.batch_count": ("real", "real", "padded_max", "padded_max", "padded_max", "real"),
-    "data.packed_shift": ("restart",) * 5 + ("carry",),
+    "data.batch_size_counts": (
+        "real_tokens",
+        "real_tokens",
+        "padded_tokens",
+        "padded_tokens",
+        "padded_tokens",
+        "real_tokens",
+    ),
+    "data.packed_decoder_start": ("start",) * 5 + ("previous_eos",),
     "data.max_length": (256, 256, 256, 1024, 1024, 256),
     "train.steps": (100_000, 300_000, 300_000, None, 8000, 100_000),
     "checkpoint.average_last": (5, 20, 5, 10, 10, 0),
@@ -63,9 +70,9 @@ TABLE = {
     "decode.beam_size": (4, 4, 4, 4, 5, 4),
     "decode.length_penalty": ("gnmt", "gnmt", "gnmt", "power", "power", "gnmt"),
     "decode.alpha": (0.6, 0.6, 0.6, 0.6, 1.0, 0.6),
-    "decode.max_ratio": (1, 1, 1, 0, 0, 0),
-    "decode.max_extra": (50, 50, 100, 200, 200, 256),
-    "decode.stop": ("bound", "bound", "bound", "beam_full", "beam_full", "bound"),
+    "decode.max_length_ratio": (1, 1, 1, 0, 0, 0),
+    "decode.max_length_offset": (50, 50, 100, 200, 200, 256),
+    "decode.early_stopping": ("exact", "exact", "exact", "beam_full", "beam_full", "exact"),
 }
 
 
@@ -124,15 +131,15 @@ def test_parsing_has_the_papers_values():
     """(6.3): 4 layers, d_model 1024, 16K words, beam 21, penalty 0.3, input + 300."""
     c = config_lib.resolve(preset("aiayn_parsing"))
     assert (c.model.num_encoder_layers, c.model.num_decoder_layers, c.model.d_model) == (4, 4, 1024)
-    assert (c.model.num_heads, widths(c.model), c.model.d_ff, c.model.tying) == (8, (128, 128), 2048, "none")
-    assert (c.data.vocab_size, c.decode.beam_size, c.decode.alpha, c.decode.max_extra) == (16_000, 21, 0.3, 300)
+    assert (c.model.num_heads, widths(c.model), c.model.d_ff, c.model.tie_embeddings) == (8, (128, 128), 2048, "none")
+    assert (c.data.vocab_size, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == (16_000, 21, 0.3, 300)
 
 
 def test_the_large_batch_recipe_has_the_published_values():
     c = config_lib.resolve(preset("mlperf_big"))
     assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
     assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)
-    assert (c.data.row_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
+    assert (c.data.pack_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
     peak = max(float(schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
     assert abs(peak - 4.0e-3) < 0.02e-3
 
@@ -155,6 +162,6 @@ def test_config_files_are_presets():
 
 def test_a_preset_is_chosen_by_name_and_overridden():
     config = config_lib.load_config("t2t_v3", {"model.dropout": "0.2"})
-    assert (config.model.norm, config.model.dropout) == ("pre", 0.2)
+    assert (config.model.norm_placement, config.model.dropout) == ("pre", 0.2)
     with pytest.raises(UserError, match="no preset 't2t_v4'. Did you mean 't2t_v"):
         config_lib.load_config("t2t_v4")

@@ -55,7 +55,7 @@ def attention(x, memory, p, m, causal):
 
 
 def residual(x, sublayer, p, m):
-    if m.norm == "pre":
+    if m.norm_placement == "pre":
         return x + sublayer(layer_norm(x, p["norm"], m.norm_eps))
     return layer_norm(x + sublayer(x), p["norm"], m.norm_eps)
 
@@ -82,27 +82,31 @@ def positions(p, m, length):
     for row in range(length):
         for i in range(half):
             if m.position == "sinusoid_interleaved":
-                angle = (row + m.position_start) / 10000 ** (2 * i / m.d_model)
+                angle = (row + m.position_offset) / 10000 ** (2 * i / m.d_model)
                 out[row, 2 * i], out[row, 2 * i + 1] = np.sin(angle), np.cos(angle)
             else:
-                angle = (row + m.position_start) / 10000 ** (i / (half - 1))
+                angle = (row + m.position_offset) / 10000 ** (i / (half - 1))
                 out[row, i], out[row, half + i] = np.sin(angle), np.cos(angle)
     return out
 
 
 def tables(p, m):
     """(source lookup, target lookup, projection before the softmax), each [rows, d_model] (3.4)."""
-    if m.tying == "all":
+    if m.tie_embeddings == "all":
         return (p["shared_embedding"]["table"],) * 3
     target = p["target_embedding"]["table"]
-    return p["source_embedding"]["table"], target, target if m.tying == "decoder" else p["output_embedding"]["table"]
+    return (
+        p["source_embedding"]["table"],
+        target,
+        target if m.tie_embeddings == "decoder" else p["output_embedding"]["table"],
+    )
 
 
 def forward(p, m, source, target, vocab):
     """Logits [T, vocab] of the target ids, given the source ids; no row is padding."""
     source_table, target_table, projection = tables(p, m)
     factor = np.sqrt(m.d_model) if m.embed_scale == "sqrt_d" else 1.0
-    final_norm = m.final_norm == "both" or (m.final_norm == "auto" and m.norm == "pre")
+    final_norm = m.final_norm == "both" or (m.final_norm == "auto" and m.norm_placement == "pre")
 
     x = factor * source_table[source] + positions(p.get("source_positions"), m, len(source))
     for n in range(m.num_encoder_layers):
@@ -112,9 +116,9 @@ def forward(p, m, source, target, vocab):
     start = {
         "zeros": lambda: np.zeros(m.d_model),
         "eos": lambda: factor * target_table[1],
-        "pad_row": lambda: factor * target_table[0],
-        "bos": lambda: factor * p["decoder_start"]["bos"],
-    }[m.decoder_start]()
+        "pad": lambda: factor * target_table[0],
+        "bos": lambda: factor * p["decoder_start_token"]["bos"],
+    }[m.decoder_start_token]()
     x = np.stack([start, *(factor * target_table[target[:-1]])]) + positions(p.get("target_positions"), m, len(target))
     for n in range(m.num_decoder_layers):
         x = decoder_layer(x, memory, p[f"decoder_{n}"], m)
@@ -130,7 +134,7 @@ def smoothed_target(target, vocab, eps, mass):
     shares = np.ones(vocab)
     if mass != "all":
         shares[target] = 0.0
-    if mass == "others_nopad":
+    if mass == "non_target_non_pad":
         shares[0] = 0.0
     return (1 - eps) * np.eye(vocab)[target] + eps * shares / shares.sum()
 

@@ -60,14 +60,14 @@ def test_scaled_lookups_and_scaled_logits_are_one_function():
     ],
 )
 def test_tying_decides_how_many_tables_there_are(tying, tables):
-    _, params = params_of(tying=tying)
+    _, params = params_of(tie_embeddings=tying)
     assert {name for name in params if name.endswith("_embedding")} == tables
 
 
-@pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad_row"])
+@pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad"])
 def test_what_stands_before_the_first_target(start):
     """The first prediction follows the vector that the kind names, and nothing else of the table."""
-    config, params = params_of(decoder_start=start, tying="none")
+    config, params = params_of(decoder_start_token=start, tie_embeddings="none")
     batch = rows_alone(PAIRS)
     before = logits(config, params, batch)[:, 0]
 
@@ -77,31 +77,31 @@ def test_what_stands_before_the_first_target(start):
         return logits(config, params | {"target_embedding": {"table": table}}, batch)[:, 0]
 
     rows = {row for row in (0, 1, 2, 8) if np.abs(moved(row) - before).max() > 1e-4}
-    assert rows == {"zeros": set(), "eos": {1}, "bos": set(), "pad_row": {0}}[start]
+    assert rows == {"zeros": set(), "eos": {1}, "bos": set(), "pad": {0}}[start]
     if start == "bos":
-        shifted = params | {"decoder_start": {"bos": params["decoder_start"]["bos"] + 1}}
+        shifted = params | {"decoder_start_token": {"bos": params["decoder_start_token"]["bos"] + 1}}
         assert np.abs(logits(config, shifted, batch)[:, 0] - before).max() > 1e-4
 
 
-@pytest.mark.parametrize("shift", ["restart", "carry"])
+@pytest.mark.parametrize("shift", ["start", "previous_eos"])
 def test_the_second_pair_of_a_packed_row_starts_afresh_or_from_the_first_ones_end(shift):
-    config, params = params_of(tying="none")
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, packed_shift=shift))
+    config, params = params_of(tie_embeddings="none")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, packed_decoder_start=shift))
     row, alone = packed_row(), rows_alone(PAIRS)
     second = logits(config, params, row)[0, len(PAIRS[0][1]) :][: len(PAIRS[1][1])]
     by_itself = logits(config, params, alone)[1, : len(PAIRS[1][1])]
     same = np.abs(second - by_itself).max() < 1e-4
-    assert same == (shift == "restart")
+    assert same == (shift == "start")
     table = params["target_embedding"]["table"].copy()
     table[1] += 1.0  # EOS, which ends the first pair
     changed = logits(config, params | {"target_embedding": {"table": table}}, row)[0, len(PAIRS[0][1])]
-    assert (np.abs(changed - second[0]).max() > 1e-4) == (shift == "carry")
+    assert (np.abs(changed - second[0]).max() > 1e-4) == (shift == "previous_eos")
 
 
 @pytest.mark.parametrize("eos", [True, False])
 def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, eos, monkeypatch):
     data = dict(
-        train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, row_length=64, batch_tokens=256
+        train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
     )
     config = small_config(data=data | dict(source_eos=eos), model=dict(dropout=0.0))
     corpus = prepare_corpus(config, tmp_path / "run")
@@ -121,16 +121,17 @@ def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, 
 
 def test_step_origin_is_the_number_of_the_first_update():
     """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
-    rates = [float(schedule(Optimizer(step_origin=o), 512)(1)) for o in (1, 0)]
+    rates = [float(schedule(Optimizer(schedule_first_step=o), 512)(1)) for o in (1, 0)]
     np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
     later = schedule(
-        Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, step_origin=0), 128
+        Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0),
+        128,
     )
     np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
 
 
 def test_sinusoids_start_where_the_key_says():
-    config, params = params_of(position_start=2)
+    config, params = params_of(position_offset=2)
     batch = rows_alone(PAIRS)
     moved = batch | {name: batch[name] + 2 for name in ("source_positions", "target_positions")}
     zero, _ = params_of()
@@ -172,7 +173,7 @@ def test_a_row_of_padding_gives_numbers_and_finite_gradients(score, precision):
 def test_nothing_is_dropped_from_test_sets(tmp_path):
     """data.max_length is of training alone."""
     data = dict(train="toy:train:150", test="toy:test:40", vocab_size=300, byte_fallback=False, max_length=30,
-                row_length=64, batch_tokens=256)  # fmt: skip
+                pack_length=64, batch_tokens=256)  # fmt: skip
     config = small_config(data=data)
     corpus = prepare_corpus(config, tmp_path / "run")
     test = split_store(config, tmp_path / "run", "test", corpus.tokenizers)

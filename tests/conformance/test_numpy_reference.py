@@ -27,7 +27,7 @@ def small(m: Model) -> Model:
         d_v=m.d_v // 16,
         num_encoder_layers=min(2, m.num_encoder_layers),
         num_decoder_layers=min(2, m.num_decoder_layers),
-        position_max=64,
+        max_positions=64,
         dropout=0.0,
         dropout_embed=None,
         dropout_attention=0.0,
@@ -44,11 +44,37 @@ def cases() -> dict[Model, list[str]]:
         found.setdefault(small(resolve(preset(name)).model), []).append(name)
     tiny = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
     for keys in (
-        dict(attention_score="additive", d_k=3, d_v=5, tying="decoder", decoder_start="bos", activation="gelu"),
-        dict(attention_score="dot", norm="pre", final_norm="none", position="none", output_bias=True, tying="none"),
+        dict(
+            attention_score="additive",
+            d_k=3,
+            d_v=5,
+            tie_embeddings="decoder",
+            decoder_start_token="bos",
+            activation="gelu",
+        ),
+        dict(
+            attention_score="dot",
+            norm_placement="pre",
+            final_norm="none",
+            position="none",
+            output_bias=True,
+            tie_embeddings="none",
+        ),
         dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
-        dict(norm="pre", logit_scale="rsqrt_d", position_start=1, decoder_start="bos", attention_bias=True),
-        dict(attention_score="additive", attention_bias=True, num_encoder_layers=2, output_bias=True, vocab_multiple=1),
+        dict(
+            norm_placement="pre",
+            logit_scale="rsqrt_d",
+            position_offset=1,
+            decoder_start_token="bos",
+            attention_bias=True,
+        ),
+        dict(
+            attention_score="additive",
+            attention_bias=True,
+            num_encoder_layers=2,
+            output_bias=True,
+            pad_vocab_to_multiple=1,
+        ),
     ):
         found.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(keys))
     return found
@@ -92,7 +118,7 @@ def test_logits_equal_numpys(config):
     assert len({len(sentence) for pair in pairs for sentence in pair}) == 4  # all are padded, each by its own amount
     batch = rows_alone(pairs, 13)
     found = np.asarray(logits_of(model, params, batch), np.float64)
-    assert found.shape[-1] == -(-VOCAB // config.vocab_multiple) * config.vocab_multiple
+    assert found.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
     assert (found[..., VOCAB:] == -1e9).all()
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for row, (source, target) in zip(found, pairs, strict=True):
@@ -101,7 +127,7 @@ def test_logits_equal_numpys(config):
         np.testing.assert_allclose(row[: len(target), :VOCAB], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mass", ["all", "others", "others_nopad"])
+@pytest.mark.parametrize("mass", ["all", "non_target", "non_target_non_pad"])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.4])
 def test_smoothed_loss_and_its_gradient(mass, eps):
     """Loss = cross-entropy with the smoothed target; gradient by logits = softmax - smoothed target, or 0 at padding."""
@@ -114,7 +140,9 @@ def test_smoothed_loss_and_its_gradient(mass, eps):
     weights = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
 
     def loss(x):
-        return smoothed_cross_entropy(x, targets, weights, label_smoothing=eps, vocab_size=vocab, smoothing_mass=mass)
+        return smoothed_cross_entropy(
+            x, targets, weights, label_smoothing=eps, vocab_size=vocab, label_smoothing_over=mass
+        )
 
     (total, nll), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
     flat = logits[..., :vocab].reshape(-1, vocab).astype(np.float64)

@@ -69,7 +69,7 @@ def test_concatenation_times_the_output_matrix_is_a_sum_over_heads():
 @pytest.fixture(scope="module")
 def distinct():
     """(model, parameters, batch): one pair of ids that occur once each, padded, so that a token's table row is its own."""
-    keys = dict(dropout=0.0, tying="none", num_encoder_layers=2, num_decoder_layers=2)
+    keys = dict(dropout=0.0, tie_embeddings="none", num_encoder_layers=2, num_decoder_layers=2)
     model, _, state, _ = model_and_state(small_config(model=keys))
     ids = np.random.default_rng(0).permutation(np.arange(3, 37))
     batch = {}
@@ -189,7 +189,7 @@ def counted_by_hand(m: Model, vocab: int) -> int:
     attention = m.num_heads * d * 2 * (d_k + d_v)
     feed_forward, norm = 2 * d * m.d_ff + m.d_ff + d, 2 * d
     encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
-    tables = vocab * d + (2 * m.position_max * d if m.position == "learned" else 0)
+    tables = vocab * d + (2 * m.max_positions * d if m.position == "learned" else 0)
     return tables + m.num_encoder_layers * encoder + m.num_decoder_layers * decoder
 
 

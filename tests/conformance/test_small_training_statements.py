@@ -19,8 +19,8 @@ from t2t_flax.training.optimizer import schedule
 @pytest.mark.parametrize(("constant", "d_model", "warmup", "origin"), [(2.0, 1024, 8000, 0), (3.3, 128, 664, 1)])
 def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, origin):
     """noam = inverse_sqrt with peak constant * (d_model * warmup)^-0.5 and warmup_init 0."""
-    told = dict(warmup_steps=warmup, step_origin=origin)
-    noam = schedule(Optimizer(schedule="noam", constant=constant, **told), d_model)
+    told = dict(warmup_steps=warmup, schedule_first_step=origin)
+    noam = schedule(Optimizer(schedule="noam", lr_scale=constant, **told), d_model)
     peak = constant * (d_model * warmup) ** -0.5
     other = schedule(Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **told), d_model)
     updates = jnp.arange(2, 5 * warmup, 13)
@@ -35,7 +35,7 @@ def test_highest_rates_of_presets(name, peak):
     config = resolve(preset(name))
     rates = schedule(config.optimizer, config.model.d_model)(jnp.arange(1, 20_000))
     assert float(rates.max()) == pytest.approx(peak, rel=1e-4)
-    assert int(rates.argmax()) + config.optimizer.step_origin == config.optimizer.warmup_steps
+    assert int(rates.argmax()) + config.optimizer.schedule_first_step == config.optimizer.warmup_steps
 
 
 def test_wus_first_rates():
@@ -45,7 +45,7 @@ def test_wus_first_rates():
         assert float(rate(update)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("mass", ["all", "others"])
+@pytest.mark.parametrize("mass", ["all", "non_target"])
 def test_floor_of_the_smoothed_loss(mass):
     """No prediction comes below the entropy of the smoothed target: 1.377 nats at eps 0.1 and 37,000 classes."""
     vocab, target = 37_000, 5
@@ -55,7 +55,7 @@ def test_floor_of_the_smoothed_loss(mass):
     else:
         p = np.full(vocab, 0.1 / (vocab - 1))
         p[target] = 0.9
-    told = dict(label_smoothing=0.1, vocab_size=vocab, smoothing_mass=mass)
+    told = dict(label_smoothing=0.1, vocab_size=vocab, label_smoothing_over=mass)
     loss = lambda x: smoothed_cross_entropy(x[None, None], np.array([[target]]), jnp.ones((1, 1)), **told)[0]  # noqa: E731
     floor, slope = jax.jit(jax.value_and_grad(loss))(jnp.log(p))
     assert float(floor) == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4) == pytest.approx(1.377, abs=5e-4)
@@ -117,7 +117,7 @@ def measured_drops(config: Model) -> dict[str, float]:
 
 def test_dropout_acts_on_the_papers_two_sites_at_its_rate():
     """(5.4): sub-layer outputs before the sum, and the sum of embedding and position; nowhere else by default."""
-    shape = dict(d_model=64, d_ff=96, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, vocab_multiple=1)
+    shape = dict(d_model=64, d_ff=96, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, pad_vocab_to_multiple=1)
     drops = measured_drops(Model(**shape))
     layers = ("encoder_0/residual_attention", "encoder_0/residual_ffn", "decoder_0/residual_attention")
     papers = {f"{name}/drop" for name in (*layers, "decoder_0/residual_cross", "decoder_0/residual_ffn")}

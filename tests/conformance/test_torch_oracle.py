@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.torch
 
 EPS = 1e-6
-KINDS = {"post": dict(norm="post", final_norm="none"), "pre": dict(norm="pre", final_norm="both")}
+KINDS = {"post": dict(norm_placement="post", final_norm="none"), "pre": dict(norm_placement="pre", final_norm="both")}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -76,8 +76,8 @@ class Seq2Seq(torch.nn.Module):
     def __init__(self, c, rows: int):
         super().__init__()
         nn, shape = torch.nn, (c.d_model, c.num_heads, c.d_ff)
-        keys = dict(dropout=0.0, layer_norm_eps=EPS, batch_first=True, norm_first=c.norm == "pre")
-        last = lambda: nn.LayerNorm(c.d_model, eps=EPS) if c.norm == "pre" else None  # noqa: E731
+        keys = dict(dropout=0.0, layer_norm_eps=EPS, batch_first=True, norm_first=c.norm_placement == "pre")
+        last = lambda: nn.LayerNorm(c.d_model, eps=EPS) if c.norm_placement == "pre" else None  # noqa: E731
         layers = c.num_encoder_layers
         self.encoder = nn.TransformerEncoder(
             nn.TransformerEncoderLayer(*shape, **keys), layers, last(), enable_nested_tensor=False

@@ -90,7 +90,7 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
         assert store.target(i).tolist() == [*tokenizers.target.encode(target_text), EOS]
 
 
-POLICIES = dict(max_length=10_000, too_long="drop", empty_lines="drop", processes=1)
+POLICIES = dict(max_length=10_000, on_too_long="drop", empty_lines="drop", processes=1)
 
 
 @pytest.fixture(autouse=True)

@@ -101,14 +101,17 @@ def runs(draw):
     """A corpus of several small windows, and a config that batches it."""
     longest = draw(st.sampled_from([8, 24, 60]))
     store = corpus(draw(st.sampled_from(CORPORA)), draw(st.integers(1, 700)), longest, draw(st.integers(0, 99)))
-    batching, count = draw(st.sampled_from(["packed", "buckets"])), draw(st.sampled_from(["real", "padded_max"]))
-    groups = draw(st.integers(1, 8)) if (batching, count) == ("packed", "padded_max") else 1
+    batching, count = (
+        draw(st.sampled_from(["packed", "buckets"])),
+        draw(st.sampled_from(["real_tokens", "padded_tokens"])),
+    )
+    groups = draw(st.integers(1, 8)) if (batching, count) == ("packed", "padded_tokens") else 1
     config = Data(
         batching=batching,
-        batch_count=count,
+        batch_size_counts=count,
         batch_groups=groups,
         max_length=longest,
-        row_length=longest + draw(st.integers(0, 20)),
+        pack_length=longest + draw(st.integers(0, 20)),
         batch_tokens=groups * longest * draw(st.integers(2, 9)),
         microbatch_tokens=draw(st.sampled_from([0, 1, longest - 1, longest, 5 * longest])),
     )
@@ -140,13 +143,18 @@ def test_three_epochs_of_any_batching_of_any_corpus(run):
 
 @pytest.mark.parametrize(
     "keys",
-    [dict(), dict(batching="buckets"), dict(batch_count="padded_max"), dict(batch_count="padded_max", batch_groups=3)],
+    [
+        dict(),
+        dict(batching="buckets"),
+        dict(batch_size_counts="padded_tokens"),
+        dict(batch_size_counts="padded_tokens", batch_groups=3),
+    ],
     ids=lambda keys: "-".join(map(str, keys.values())) or "packed",
 )
 def test_updates_that_the_first_ones_are_no_sample_of(keys):
     """Of hundreds of updates some need more than any of the first ones."""
     tokens = 240 * keys.get("batch_groups", 1)
-    walk(corpus(two_humps, 6000, 60), Data(max_length=60, row_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
+    walk(corpus(two_humps, 6000, 60), Data(max_length=60, pack_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
 
 
 @hypothesis.settings(max_examples=15)
@@ -203,10 +211,10 @@ BATCHINGS = [
     dict(batching="packed", microbatch_tokens=255),
     dict(batching="buckets"),
     dict(batching="buckets", microbatch_tokens=1000),
-    dict(batch_count="padded_max"),
-    dict(batch_count="padded_max", batch_groups=2),
-    dict(batch_count="padded_max", batch_groups=8),
-    dict(batch_count="padded_max", batching="buckets"),
+    dict(batch_size_counts="padded_tokens"),
+    dict(batch_size_counts="padded_tokens", batch_groups=2),
+    dict(batch_size_counts="padded_tokens", batch_groups=8),
+    dict(batch_size_counts="padded_tokens", batching="buckets"),
 ]
 
 

@@ -144,5 +144,5 @@ def test_bucket_edges_grow_and_reach():
 
 def test_a_pair_longer_than_a_packed_row_is_refused(tmp_path):
     store = write_store(tmp_path / "store", [([5] * 30 + [1], [6, 1])])
-    with pytest.raises(UserError, match="has 31 tokens, config.data.row_length = 24: a pair must fit"):
+    with pytest.raises(UserError, match="has 31 tokens, config.data.pack_length = 24: a pair must fit"):
         Batches(store, small_config().data, seed=0)

@@ -47,7 +47,7 @@ def same(one, other) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [dict(), dict(batching="buckets"), dict(batch_count="padded_max", batch_groups=2)],
+    [dict(), dict(batching="buckets"), dict(batch_size_counts="padded_tokens", batch_groups=2)],
     ids=["packed", "buckets", "padded"],
 )
 def test_batches_are_those_of_the_training_process(store, keys):

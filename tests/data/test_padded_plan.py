@@ -56,7 +56,7 @@ def test_an_epoch_holds_every_pair_once_in_groups_that_stay(lengths):
 
 def test_batches_of_groups_are_packed_into_the_closed_list(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(600))
-    config = small_config(data=dict(batch_tokens=400, batch_count="padded_max", batch_groups=2))
+    config = small_config(data=dict(batch_tokens=400, batch_size_counts="padded_tokens", batch_groups=2))
     batches = Batches(store, config.data, seed=0)
     shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
     assert 1 < len(shapes) <= 4

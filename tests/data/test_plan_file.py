@@ -28,8 +28,8 @@ def counted(monkeypatch):
     return seen
 
 
-KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_count="padded_max"),
-        dict(batch_count="padded_max", batch_groups=2)]  # fmt: skip
+KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_size_counts="padded_tokens"),
+        dict(batch_size_counts="padded_tokens", batch_groups=2)]  # fmt: skip
 
 
 def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store, monkeypatch):

@@ -19,7 +19,7 @@ from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 TRAINING = dict(kind="bpe", byte_fallback=True, normalization="identity")
-POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
 PAIRS = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(120)]
 
 
@@ -67,7 +67,7 @@ def test_the_store_holds_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     assert texts(store, tokenizers) == PAIRS
     assert store.source(3).tolist() == [*tokenizers.source.encode(PAIRS[3][0]), EOS]
     assert store.meta["pairs_read"] == store.meta["pairs"] == 120
-    assert store.meta["dropped"] == store.meta["cut"] == store.meta["empty"] == store.meta["too_long"] == 0
+    assert store.meta["dropped"] == store.meta["truncated"] == store.meta["empty"] == store.meta["too_long"] == 0
     assert store.meta["source"]["tokens"] == store.source_lengths.sum()
     assert store.meta["target"]["longest"] == store.target_lengths.max()
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
@@ -84,23 +84,23 @@ def long_pairs(tokenizers, limit):
     return [(text(limit - 1), "b"), (text(limit), "b"), (text(limit + 1), "b"), ("b", text(limit + 1))]
 
 
-@pytest.mark.parametrize("policy", ["drop", "cut", "keep"])
+@pytest.mark.parametrize("policy", ["drop", "truncate", "keep"])
 def test_too_long_pairs(tmp_path, tokenizers, policy):
     pairs = long_pairs(tokenizers, 8)
     source = open_pairs(tmp_path, pairs)
     store = prepare_split(
-        source, tokenizers, tmp_path / "s", max_length=8, too_long=policy, empty_lines="drop", processes=1
+        source, tokenizers, tmp_path / "s", max_length=8, on_too_long=policy, empty_lines="drop", processes=1
     )
-    dropped, cut = {"drop": (2, 0), "cut": (0, 2), "keep": (0, 0)}[policy]
+    dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
     meta = store.meta
-    assert (meta["pairs_read"], meta["dropped"], meta["cut"], meta["too_long"]) == (4, dropped, cut, 2)
-    note = {"drop": " (of 4: 2 dropped)", "cut": " (of 4: 2 cut)", "keep": ""}[policy]
+    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, 2)
+    note = {"drop": " (of 4: 2 dropped)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
     tokens = f"{store.source_lengths.sum()} + {store.target_lengths.sum()} tokens"
     assert store.describe() == f"{4 - dropped} pairs, {tokens}{note}"
     expected = [[tokenizers.source.encode(side) for side in pair] for pair in pairs]
     if policy == "drop":
         expected = expected[:2]
-    if policy == "cut":
+    if policy == "truncate":
         expected = [[ids[:7] for ids in pair] for pair in expected]
     assert store.num_pairs == len(expected)
     for i, (src, tgt) in enumerate(expected):
@@ -160,7 +160,7 @@ def test_reuse_and_rebuild(tmp_path, tokenizers):
 
     assert made() and not made() and not made(processes=2)
     assert made(PAIRS[:-1]) and not made(PAIRS[:-1])
-    assert made() and made(max_length=99) and made(too_long="cut") and made(empty_lines="keep")
+    assert made() and made(max_length=99) and made(on_too_long="truncate") and made(empty_lines="keep")
     assert made() and not made()
     other = train_tokenizers(open_pairs(tmp_path, PAIRS), vocab_size=290, joint=True, **TRAINING)
     assert made(pair=other) and not made(pair=other)
@@ -207,7 +207,7 @@ def test_a_small_corpus_starts_no_process(tmp_path, tokenizers, monkeypatch):
 def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(prepare, "INLINE_PAIRS", 0)
     monkeypatch.setattr(prepare, "_start_worker", os.kill)  # called with one argument: the worker does not start
-    with pytest.raises(UserError, match="was killed or could not start .* set config.data.processes = 1"):
+    with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", **POLICIES | {"processes": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
             print(*(child.pid for child in multiprocessing.active_children()), flush=True)
             time.sleep(60)
 
-    prepare.prepare_split(source, tokenizers, folder + "/s", max_length=100, too_long="drop", empty_lines="drop",
+    prepare.prepare_split(source, tokenizers, folder + "/s", max_length=100, on_too_long="drop", empty_lines="drop",
                           processes=2, progress=progress)
 """
 

@@ -13,8 +13,8 @@ from t2t_flax.distributed import mesh as mesh_lib
 KINDS = {
     "packed": {},
     "buckets": dict(batching="buckets"),
-    "padded_max": dict(batch_count="padded_max", batching="buckets", batch_groups=2, batch_tokens=400),
-    "padded_max_packed": dict(batch_count="padded_max"),
+    "padded_tokens": dict(batch_size_counts="padded_tokens", batching="buckets", batch_groups=2, batch_tokens=400),
+    "padded_max_packed": dict(batch_size_counts="padded_tokens"),
     "accumulation": dict(microbatch_tokens=48),
 }
 

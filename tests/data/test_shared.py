@@ -19,7 +19,7 @@ from t2t_flax.data.sources.lines import scan
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.errors import UserError
 
-POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
 PAIRS = [(f"sentence {i} of {i % 7} houses" * (1 + i % 3), f"Satz {i} von {i % 7} Häusern") for i in range(130)]
 PAIRS[17] = ("", "leer")
 FORMS = ["text", "text.gz", "tsv", "tsv.gz", "toy", "one file packed"]
@@ -208,9 +208,9 @@ def test_the_whole_corpus_by_two_hosts(tmp_path, monkeypatch):
     from helpers.configs import small_config
 
     data = dict(
-        train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, row_length=64
+        train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, pack_length=64
     )
-    config = small_config(data=data | dict(processes=1, batch_tokens=512))
+    config = small_config(data=data | dict(num_workers=1, batch_tokens=512))
     alone = prepare_corpus(config, tmp_path / "alone")
     trained = []
     real = train_tokenizers

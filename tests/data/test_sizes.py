@@ -32,11 +32,11 @@ def test_levels_are_no_more_than_there_is_use_for():
     assert len(chosen) == 4 and chosen[-1] == 19_999 and slots(wide, chosen) < 1.3 * slots(wide, wide)
 
 
-@pytest.mark.parametrize("count", ["real", "padded_max"])
+@pytest.mark.parametrize("count", ["real_tokens", "padded_tokens"])
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
 def test_all_that_was_counted_fits_and_by_the_cheapest_size(batching, count):
     rng = np.random.default_rng(0)
-    config = Data(batching=batching, batch_count=count, row_length=64)
+    config = Data(batching=batching, batch_size_counts=count, pack_length=64)
     lengths = rng.integers(2, 65, 300).tolist() if batching == "buckets" else [64] * 300
     needed = Counter(zip(lengths, rng.integers(1, 90, 300).tolist(), strict=True))
     sizes = closed_list(config, needed)

@@ -16,7 +16,7 @@ from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.errors import UserError
 
-POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
 
 
 def names(folder):

@@ -62,11 +62,11 @@ def test_a_run_takes_codes_and_its_own_vocabulary(tmp_path, joint):
     data = dict(
         root=str(tmp_path), train="a.en,a.de", tokenizer="subword_nmt", tokenizer_model="codes", joint_vocabulary=joint
     )
-    config = small_config(data=data, model=dict(tying="all" if joint else "decoder"))
+    config = small_config(data=data, model=dict(tie_embeddings="all" if joint else "decoder"))
     corpus = prepare_corpus(config, tmp_path / "run")
     assert corpus.tokenizers.joint == joint and corpus.train.num_pairs == 2
     assert corpus.tokenizers.source.decode(corpus.train.source(0)[:-1].tolist()) == "a dog and a dog"
-    small = small_config(data=data | dict(vocab_size=8), model=dict(tying="all" if joint else "decoder"))
+    small = small_config(data=data | dict(vocab_size=8), model=dict(tie_embeddings="all" if joint else "decoder"))
     with pytest.raises(UserError, match="config.data.vocab_size = 8 is smaller than"):
         prepare_corpus(small, tmp_path / "other")
 

@@ -29,9 +29,9 @@ def plain(seed, options, cap, params):
         finished += [(p / divisor(step), t) for p, t in candidates[:beam] if t[-1] == EOS]
         top = top or candidates[0][1][-1] == EOS
         alive = [c for c in candidates if c[1][-1] != EOS][:beam]
-        if options.stop == "beam_full" and len(finished) >= beam:
+        if options.early_stopping == "beam_full" and len(finished) >= beam:
             break
-        if options.stop == "top_finished" and top and len(finished) >= options.n_best:
+        if options.early_stopping == "top_finished" and top and len(finished) >= options.n_best:
             break
     return max(finished)[1] if finished else alive[0][1]
 
@@ -51,11 +51,11 @@ def test_rules_of_other_toolkits_equal_a_plain_search(kind, stop, alpha):
 def test_the_rules_differ():
     """With a strong length reward the first finished ones are not the best: stopping early then costs something."""
     seeds, results = np.arange(60), {}
-    for stop in ("bound", "beam_full", "top_finished"):
+    for stop in ("exact", "beam_full", "top_finished"):
         options = BeamOptions(3, 3.0, 1, "power", stop)
         found = beam_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
         results[stop] = np.asarray(found.scores[:, 0])
-    assert results["bound"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
+    assert results["exact"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
 
 
 def test_penalties_by_formula():
@@ -63,17 +63,17 @@ def test_penalties_by_formula():
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "gnmt"), [1.0, 1.732862, 2.626528], rtol=1e-6)
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "power"), lengths**0.6)
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "none"), 1.0)
-    assert (Decode().length_penalty, Decode().stop) == ("gnmt", "bound")
+    assert (Decode().length_penalty, Decode().early_stopping) == ("gnmt", "exact")
 
 
 def test_search_keys_reach_the_search(monkeypatch):
-    """decode.length_penalty and decode.stop are what the beam search is told."""
+    """decode.length_penalty and decode.early_stopping are what the beam search is told."""
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
     tokenizer = SimpleNamespace(encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
     told = []
     real = translator_module.beam_search
     monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: told.append(a[3]) or real(*a, **k))
-    config = Decode(length_penalty="power", stop="beam_full", alpha=1.0, batch_size=1, max_extra=2)
+    config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
     pair = SimpleNamespace(source=tokenizer, target=tokenizer)
     translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])
-    assert (told[0].length_penalty, told[0].stop, told[0].alpha) == ("power", "beam_full", 1.0)
+    assert (told[0].length_penalty, told[0].early_stopping, told[0].alpha) == ("power", "beam_full", 1.0)

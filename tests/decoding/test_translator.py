@@ -40,7 +40,7 @@ def made():
 
 def translate(made, lines=None, mesh=None, params=None, prefixes=None, **decode):
     model, own, tokenizers, all_lines = made
-    config = dataclasses.replace(Decode(batch_size=8, max_ratio=0.5, max_extra=6), **decode)
+    config = dataclasses.replace(Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode)
     translator = Translator(model, tokenizers, mesh or devices_mesh(), config)
     return translator.translate(params or own, all_lines if lines is None else lines, prefixes=prefixes)
 
@@ -76,7 +76,9 @@ def test_a_caller_is_told_where_programs_are_compiled(made):
         entered.append(1)
         yield
 
-    translator = Translator(model, tokenizers, devices_mesh(), Decode(batch_size=8, max_ratio=0.5, max_extra=6))
+    translator = Translator(
+        model, tokenizers, devices_mesh(), Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6)
+    )
     for expected in (1, 1):
         translator.translate(params, lines, compiling=compiling)
         assert len(entered) == expected
@@ -88,7 +90,7 @@ def test_learned_positions_end_where_the_sentence_may(made):
     lines = [line for line in lines if len(tokenizers.source.encode(line)) < 28]
     longest = max(len(tokenizers.source.encode(line)) + 1 for line in lines)
     assert 16 < longest < 32
-    tables = dict(position="learned", position_max=longest)
+    tables = dict(position="learned", max_positions=longest)
     model, _, state, _ = model_and_state(small_config(model=SMALL | tables), vocab=300)
     found = translate((model, state.params, tokenizers, lines))
     assert all(np.isfinite(t.hypotheses[0].score) for t in found)
@@ -137,18 +139,18 @@ def test_cut_sources_and_capped_outputs_are_flagged(made):
     long = " ".join(made[3])
     out = translate(made, [long, made[3][0]], max_source_length=40)
     assert [t.source_cut for t in out] == [True, False]
-    capped = translate(made, max_ratio=0.0, max_extra=2)
+    capped = translate(made, max_length_ratio=0.0, max_length_offset=2)
     assert any(t.hit_cap for t in capped)
     assert all(len(h.tokens) <= 2 for t in capped for h in t.hypotheses)
     assert all(t.text for t in capped if t.hit_cap)
 
 
 def test_cap_follows_the_sentences_own_length(made):
-    """max_ratio * source tokens + max_extra, EOS counted on both sides."""
+    """max_length_ratio * source tokens + max_length_offset, EOS counted on both sides."""
     model, params, tokenizers, lines = made
     never = params | {"shared_embedding": {"table": params["shared_embedding"]["table"].at[1].set(-50.0)}}
     for ratio, extra in ((0.5, 3), (0.25, 0)):
-        out = translate(made, params=never, max_ratio=ratio, max_extra=extra, strategy="greedy")
+        out = translate(made, params=never, max_length_ratio=ratio, max_length_offset=extra, strategy="greedy")
         for line, t in zip(lines, out, strict=True):
             if t.hit_cap:
                 assert len(t.hypotheses[0].tokens) == int(ratio * (len(tokenizers.source.encode(line)) + 1)) + extra

@@ -98,7 +98,7 @@ def test_a_mesh_that_does_not_fit_is_refused_by_its_key():
     for keys, message in [
         (dict(num_heads=2), "config.model.num_heads = 2 is not a multiple of 4"),
         (dict(d_ff=34), "config.model.d_ff = 34"),
-        (dict(vocab_multiple=6), "config.model.vocab_multiple = 6"),
+        (dict(pad_vocab_to_multiple=6), "config.model.pad_vocab_to_multiple = 6"),
     ]:
         config = small_config(model=keys)
         with pytest.raises(UserError, match=message):

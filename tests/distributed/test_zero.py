@@ -34,7 +34,7 @@ def test_zero_1_divides_the_optimizer_state_alone(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(60))
     keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))
     plain, whole = curve(small_config(mesh=dict(data=8), **keys), store)
-    zero, divided = curve(small_config(mesh=dict(data=2, fsdp=4, fsdp_shards="optimizer"), **keys), store)
+    zero, divided = curve(small_config(mesh=dict(data=2, fsdp=4, fsdp_mode="zero1"), **keys), store)
     np.testing.assert_allclose(zero, plain, rtol=1e-5)
     for tree in (divided.params, divided.ema):
         assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))

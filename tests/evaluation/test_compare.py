@@ -86,7 +86,7 @@ def test_the_seed_decides_and_nothing_else(tmp_path, monkeypatch):
 
 
 def test_tokenized_systems_are_compared_detokenised(tmp_path):
-    data = {"tokenized": True}
+    data = {"pretokenized": True}
     tokens = [[line.replace(".", " .") for line in lines] for lines in (GOOD, BAD, REFERENCES)]
     a, b = (
         write(tmp_path, name, t, references=tokens[2], data=data) for name, t in (("a", tokens[0]), ("b", tokens[1]))
@@ -108,8 +108,8 @@ def test_different_test_sets_are_refused_by_name(tmp_path):
     b.write_text(json.dumps(named))
     with pytest.raises(UserError, match=r"of Flickr, flickr\.en"):
         compare(a, b)
-    with pytest.raises(UserError, match="config.data.tokenized is False in .* and True in"):
-        compare(a, write(tmp_path, "c", GOOD, data={"tokenized": True}))
+    with pytest.raises(UserError, match="config.data.pretokenized is False in .* and True in"):
+        compare(a, write(tmp_path, "c", GOOD, data={"pretokenized": True}))
 
 
 def test_texts_that_are_missing_or_changed(tmp_path):
@@ -186,7 +186,7 @@ def run_of_updates(tmp_path_factory, cache):
         checkpoint=dict(every_steps=2, keep_last=2),
         data=dict(test="toy:test:30", corpus="built-in captions"),
         eval=dict(bootstrap_samples=0, samples=0),
-        decode=dict(beam_size=1, max_extra=2),
+        decode=dict(beam_size=1, max_length_offset=2),
     )
     loop.train(start(config, workdir, cache), score=None)
     return workdir

@@ -24,7 +24,7 @@ PAIRS = list(toy.pairs("test", 9))
 def workdir(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("run") / "run"
     config = tiny_run(
-        folder, steps=6, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
+        folder, steps=6, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_length_offset=3)
     )
     loop.train(start(config, folder, cache), score=None)
     return folder
@@ -188,7 +188,10 @@ def test_an_average_refuses_what_does_not_belong_together(workdir, tmp_path, cac
 def test_an_average_is_not_a_run_that_goes_on(workdir, tmp_path, cache):
     average([workdir], tmp_path / "mean", last=2, overrides=ALL)
     config = tiny_run(
-        tmp_path / "mean", steps=8, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_extra=3)
+        tmp_path / "mean",
+        steps=8,
+        checkpoint=dict(every_steps=2, keep_last=3),
+        decode=dict(batch_size=2, max_length_offset=3),
     )
     with pytest.raises(UserError, match="train.init_from"):
         loop.train(start(config, tmp_path / "mean", cache), score=None)

@@ -31,7 +31,7 @@ def finished(tmp_path_factory, cache):
         checkpoint=dict(every_steps=2, keep_last=3),
         data=dict(test="toy:test:30", source_language="en", corpus="the built-in one"),
         eval=dict(bootstrap_samples=50),
-        decode=dict(beam_size=2, max_extra=4),
+        decode=dict(beam_size=2, max_length_offset=4),
     )
     return workdir, loop.train(start(config, workdir, cache), score=None)
 

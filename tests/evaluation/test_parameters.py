@@ -82,7 +82,7 @@ def best_at_4(tmp_path_factory, cache):
     config = tiny_run(
         workdir,
         steps=10,
-        eval=dict(bleu_every_steps=2, metric="bleu"),
+        eval=dict(decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
     )
     loop.train(start(config, workdir, cache), score=lambda *_: next(scores))
@@ -111,7 +111,7 @@ def test_an_average_sees_a_gap_where_more_are_kept_than_before(best_at_4, tmp_pa
     config = tiny_run(
         copy,
         steps=14,
-        eval=dict(bleu_every_steps=2, metric="bleu"),
+        eval=dict(decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=5, keep_best=1),
     )
     loop.train(start(config, copy, cache), score=lambda *_: 1.0)

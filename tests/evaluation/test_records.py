@@ -21,7 +21,7 @@ from t2t_flax.evaluation.restore import load, read_config, stored_config
 from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
-QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0, samples=0), decode=dict(beam_size=1, max_extra=2))
+QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0, samples=0), decode=dict(beam_size=1, max_length_offset=2))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_record_made_by_an_older_version_keeps_its_name_and_place(copy, text):
     """Older versions knew fewer keys, and wrote every question under one name."""
     record, _ = evaluate(load(copy, overrides=HERE), "test")
     path = copy / "eval" / "test-4.json"
-    del record["config"]["decode"]["stop"], record["digests"]["code"], record["checkpoint"]["asked"]
+    del record["config"]["decode"]["early_stopping"], record["digests"]["code"], record["checkpoint"]["asked"]
     path.write_text(json.dumps(record))
     assert evaluated(copy) == "test-4"
     path.write_text(json.dumps(record | {"data": record["data"] | {"digest": "0" * 64}}))

@@ -44,7 +44,7 @@ def test_a_record_has_every_metric_of_the_language_and_a_log_the_main_one():
     assert brief == {name: scores[name] for name in ("sacrebleu", "exact_match")}
 
 
-def test_tokenized_text_is_scored_as_the_detokenised_text_would_be():
+def test_pretokenized_text_is_scored_as_the_detokenised_text_would_be():
     def tokens(lines):
         return [line.replace(".", " .").replace("5 .", "5.") for line in lines]
 

@@ -11,7 +11,7 @@ from t2t_flax.evaluation.validation import validation_score
 
 @pytest.mark.parametrize("sentences", [0, 7])
 def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
-    """eval.bleu_sentences: that many from the beginning of the validation set, 0 = all of them."""
+    """eval.decode_sentences: that many from the beginning of the validation set, 0 = all of them."""
     pairs = list(toy.pairs("valid", 30))[: sentences or 30]
     seen = []
 
@@ -20,7 +20,7 @@ def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
         return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
 
     monkeypatch.setattr(Translator, "translate", translate)
-    run = start(tiny_run(tmp_path, eval=dict(bleu_sentences=sentences)), tmp_path, cache)
+    run = start(tiny_run(tmp_path, eval=dict(decode_sentences=sentences)), tmp_path, cache)
     score = validation_score(run)(None)
     assert seen == [source for source, _ in pairs]
     expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])

@@ -14,9 +14,9 @@ from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 
 MODEL = Model(
-    num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=4, dropout=0.1, vocab_multiple=8
+    num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=4, dropout=0.1, pad_vocab_to_multiple=8
 )
-DATA = Data(train="toy:train", max_length=24, row_length=24, batch_tokens=160)
+DATA = Data(train="toy:train", max_length=24, pack_length=24, batch_tokens=160)
 VOCAB = 37
 
 

@@ -32,7 +32,7 @@ def record(
         "record_version": 1, "digests": {"hypotheses": digests[0], "references": one_or_all(digests[1:])},
         "hypotheses": names[0], "references": one_or_all(names[1:]),
         "data": {"corpus": "", "spec": spec, "digest": digests[1], "sentences": len(references)},
-        "config": {"data": {"tokenized": False, "target_language": "de"} | (data or {}), "eval": eval or {}},
+        "config": {"data": {"pretokenized": False, "target_language": "de"} | (data or {}), "eval": eval or {}},
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(content))
     return folder / f"{name}.json"

@@ -15,7 +15,7 @@ def tiny_run(workdir, steps=12, **groups):
     """A run of seconds on 300 sentences of the built-in corpus, with dropout and accumulation."""
     base = dict(
         data=dict(
-            train="toy:train:300", valid="toy:valid:30", vocab_size=300, byte_fallback=False, max_length=64, row_length=64,
+            train="toy:train:300", valid="toy:valid:30", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64,
             batch_tokens=256, microbatch_tokens=128,
         ),
         mesh=dict(cpu_devices=1, data=1),

@@ -89,9 +89,9 @@ def test_search_finds_what_ctranslate2_finds(trained, name):
         n_best=size,
         length_penalty="none",
         alpha=0.0,
-        stop="top_finished",
-        max_ratio=0.0,
-        max_extra=256,
+        early_stopping="top_finished",
+        max_length_ratio=0.0,
+        max_length_offset=256,
         batch_size=20,
     )
     tokenizers = SimpleNamespace(source=source, target=target)
@@ -145,7 +145,7 @@ def test_ids_and_axes_are_ours(tmp_path):
     np.testing.assert_array_equal(params["target_embedding"]["table"], arrays["decoder/embeddings/weight"][order])
     np.testing.assert_array_equal(params["output_embedding"]["table"], arrays["decoder/projection/weight"][order])
     np.testing.assert_array_equal(params["output_bias"], arrays["decoder/projection/bias"][order])
-    np.testing.assert_array_equal(params["decoder_start"]["bos"], arrays["decoder/embeddings/weight"][2])
+    np.testing.assert_array_equal(params["decoder_start_token"]["bos"], arrays["decoder/embeddings/weight"][2])
     x = np.arange(1.0, D + 1)
     fused = arrays["decoder/layer_0/attention/linear_1/weight"] @ x
     for part, rows in (("key", slice(0, D)), ("value", slice(D, None))):

@@ -35,7 +35,7 @@ def test_sinusoids_have_the_papers_values():
 
 
 def test_learned_positions_beyond_the_table_give_no_number():
-    config = small_config(model=dict(position="learned", position_max=24))
+    config = small_config(model=dict(position="learned", max_positions=24))
     model, _, state, _ = model_and_state(config)
     ids = jnp.ones((1, 30), jnp.int32)
     out = model.apply({"params": state.params}, ids, ids, jnp.arange(30)[None], method="encode")

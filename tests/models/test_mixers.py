@@ -25,7 +25,7 @@ KINDS = {
     "lstm": dict(mixer="lstm"),
     "gru": dict(mixer="gru"),
     "conv": dict(mixer="conv"),
-    "dilated_conv": dict(mixer="dilated_conv", norm="pre", num_encoder_layers=2, num_decoder_layers=2),
+    "dilated_conv": dict(mixer="dilated_conv", norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2),
 }
 ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
@@ -66,7 +66,7 @@ def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(m
     model, params = made
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
-    batch = Batches(store, small_config(data=dict(row_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
+    batch = Batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
     arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh(), store.lengths).arrays.items()}
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
@@ -158,7 +158,7 @@ def test_a_beams_state_follows_it(made):
 @pytest.mark.parametrize("causal", [False, True])
 def test_products_are_those_of_the_parameters(mixer, causal):
     """A kernel's entry is one multiply-add for each token; only attention multiplies tokens with each other besides."""
-    config = Model(d_model=16, num_heads=4, mixer=mixer, mixer_width=5)
+    config = Model(d_model=16, num_heads=4, mixer=mixer, conv_kernel_size=5)
     module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
     x, segments = jnp.ones((1, 6, 16)), jnp.ones((1, 6), jnp.int32)
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, segments, None))
@@ -176,7 +176,7 @@ def test_products_of_a_table_1_layer():
     assert count(attention_window=9) == 4 * n * d**2 + 2 * 9 * n * d
     assert count(attention_window=999) == count()
     assert count(mixer="lstm") == 8 * n * d**2 and count(mixer="gru") == 6 * n * d**2
-    assert count(mixer="conv", mixer_width=7) == count(mixer="dilated_conv", mixer_width=7) == 7 * n * d**2
+    assert count(mixer="conv", conv_kernel_size=7) == count(mixer="dilated_conv", conv_kernel_size=7) == 7 * n * d**2
 
 
 @pytest.mark.parametrize("width", [3, 5, 7])
@@ -208,8 +208,8 @@ def test_a_recurrent_state_stays_float32_under_bfloat16(mixer):
     [
         (dict(attention_window=4), "attention_window = 4 is even"),
         (dict(attention_window=5, mixer="gru"), "attention_window is for attention; config.model.mixer = gru"),
-        (dict(mixer="conv", mixer_width=4), "mixer_width = 4 is even"),
-        (dict(mixer="lstm", mixer_width=5), "mixer_width is for convolutions; config.model.mixer = lstm"),
+        (dict(mixer="conv", conv_kernel_size=4), "conv_kernel_size = 4 is even"),
+        (dict(mixer="lstm", conv_kernel_size=5), "conv_kernel_size is for convolutions; config.model.mixer = lstm"),
         (dict(mixer="lstm", d_model=15, num_heads=5, position="none"), "d_model = 15 is odd"),
         (dict(mixer="rnn"), "expected one of attention, lstm, gru, conv, dilated_conv"),
     ],

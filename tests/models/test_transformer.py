@@ -13,10 +13,10 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.train_state import count_params
 
 KINDS = [
-    dict(norm="post", position="sinusoid_interleaved", tying="all"),
-    dict(norm="pre", position="learned", tying="decoder"),
-    dict(norm="pre", position="sinusoid_halves", tying="none"),
-    dict(norm="post", d_k=6, d_v=3, tying="all"),
+    dict(norm_placement="post", position="sinusoid_interleaved", tie_embeddings="all"),
+    dict(norm_placement="pre", position="learned", tie_embeddings="decoder"),
+    dict(norm_placement="pre", position="sinusoid_halves", tie_embeddings="none"),
+    dict(norm_placement="post", d_k=6, d_v=3, tie_embeddings="all"),
 ]
 
 

@@ -50,7 +50,7 @@ def test_text_and_stores_in_a_bucket(s3, tmp_path, monkeypatch):
     made.save(epath.Path(CACHE) / "tokenizer")
     tokenizers = TokenizerPair.load(epath.Path(CACHE) / "tokenizer")
     assert tokenizers.digest == made.digest
-    policies = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+    policies = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
     store = prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
     monkeypatch.setattr(prepare._Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "another host"))

@@ -17,7 +17,7 @@ from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.errors import UserError
 
 FOLDER = "gs://bucket/cache/train"
-POLICIES = dict(max_length=100, too_long="drop", empty_lines="drop", processes=1)
+POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]
 
 

@@ -14,11 +14,11 @@ from objectstore.fake_gcs import FakeGcs
 KEYS = [
     "--config=configs/toy.py", "--config.data.train=toy:train:300", "--config.data.valid=toy:valid:30",
     "--config.data.test=toy:test:12", "--config.data.vocab_size=300", "--config.data.byte_fallback=false",
-    "--config.data.batch_tokens=512", "--config.data.row_length=64", "--config.data.max_length=64",
+    "--config.data.batch_tokens=512", "--config.data.pack_length=64", "--config.data.max_length=64",
     "--config.model.d_model=16", "--config.model.d_ff=32", "--config.model.num_heads=2",
     "--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1", "--config.mesh.cpu_devices=1",
     "--config.train.steps=120", "--config.checkpoint.every_steps=40", "--config.eval.every_steps=40",
-    "--config.log.every_steps=1", "--config.eval.bootstrap_samples=10", "--config.decode.max_extra=5",
+    "--config.log.every_steps=1", "--config.eval.bootstrap_samples=10", "--config.decode.max_length_offset=5",
 ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_fully_sharded_state_takes_less_and_sends_other_things():
     kinds = lambda told: {row["kind"] for row in told["formula"]["collectives"]}  # noqa: E731
     assert kinds(whole) == {"all-reduce"}
     assert kinds(divided) == {"all-gather", "reduce-scatter", "all-reduce"}
-    zero_1 = formula("gpu:h100x8", mesh={"fsdp": 8, "data": 1, "fsdp_shards": "optimizer"})
+    zero_1 = formula("gpu:h100x8", mesh={"fsdp": 8, "data": 1, "fsdp_mode": "zero1"})
     assert divided["state_bytes"] < zero_1["state_bytes"] < whole["state_bytes"]
 
 
@@ -99,7 +99,7 @@ def test_shapes_of_a_store_are_those_that_training_uses(tmp_path):
 @pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])
 def test_the_estimate_has_the_rows_that_batches_would_have(tmp_path, shards, micro):
     """Of packed rows that are 97 % full."""
-    config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "row_length": 24})
+    config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "pack_length": 24})
     assert shapes.estimated(config, shards) == shape_of(24, 10, micro, shards)
 
 

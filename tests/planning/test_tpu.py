@@ -11,7 +11,7 @@ from t2t_flax.planning.plan import complete
 from t2t_flax.planning.topology import parse
 
 pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed (extra plan)")
-SIZES = dict(d_model=64, d_ff=128, vocab_multiple=128)
+SIZES = dict(d_model=64, d_ff=128, pad_vocab_to_multiple=128)
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def test_fully_sharded_arguments_are_smaller():
 
 def test_zero_1_scatters_gradients_and_gathers_parameters_once():
     """On a mesh where a wrong reading of the groups would show: 4 x 4, the state divided over one axis."""
-    config = small_config(model=SIZES, mesh=dict(fsdp=4, fsdp_shards="optimizer"))
+    config = small_config(model=SIZES, mesh=dict(fsdp=4, fsdp_mode="zero1"))
     answer = ask(config, parse("v5e:4x4"), (512, 512), ("train",))
     assert answer["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
     rows = {(r["kind"], r["devices"]): r["bytes"] for r in answer["train"]["collectives"]}

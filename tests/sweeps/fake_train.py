@@ -60,7 +60,7 @@ if len(sys.argv) > 3:  # sentences that are wrong
     record = {
         "record_version": 1, "digests": digests, "hypotheses": "test-3.hyp.txt", "references": "test-3.ref.txt",
         "data": {"spec": "t", "digest": "d" * 64, "sentences": 40, "corpus": ""},
-        "config": {"data": {"tokenized": False, "target_language": "en"}},
+        "config": {"data": {"pretokenized": False, "target_language": "en"}},
         "scores": {"sacrebleu": {"score": 100.0 - wrong}, "nll": wrong / 10},
     }  # fmt: skip
     (workdir / "eval" / "test-3.json").write_text(json.dumps(record))

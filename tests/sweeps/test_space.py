@@ -66,7 +66,7 @@ def test_a_random_search_is_a_function_of_its_seed():
 
 @pytest.mark.parametrize("ranges, told", [
     ({"model.width": choice(1, 2)}, "unknown config key"),
-    ({"model.norm": choice("post", "prex")}, "expected one of"),
+    ({"model.norm_placement": choice("post", "prex")}, "expected one of"),
     ({"model.dropout": space.uniform(0.1, 1.5)}, "at most"),
     ({"train.steps": space.uniform(1, 2.5)}, "expected int"),
 ])  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(tmp_path, capsys):
     (["--stack=0"], "must be at least 1"),
     (["--score=rouge"], "there is no score 'rouge'"),
     (["--score=paper_bleu", "--config.data.target_language=zh"], "there is no score 'paper_bleu'"),
-    (["--score=valid_bleu"], "needs config.eval.bleu_every_steps"),
+    (["--score=valid_bleu"], "needs config.eval.decode_every_steps"),
     (["--config.data.test=", "--score=sacrebleu"], "config.data.test is empty"),
     (["--report", "--seeds=2"], "leave out --config, --seeds"),
     (["--seeds=0"], "--seeds: must be at least 1"),

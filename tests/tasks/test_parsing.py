@@ -43,7 +43,7 @@ def treebank(tmp_path):
 
 def config_of(**groups):
     return small_config(
-        **({"data": dict(task="parsing", joint_vocabulary=False), "model": dict(tying="decoder")} | groups)
+        **({"data": dict(task="parsing", joint_vocabulary=False), "model": dict(tie_embeddings="decoder")} | groups)
     )
 
 
@@ -125,9 +125,9 @@ def test_an_empty_source_has_an_empty_answer():
 
 
 @pytest.mark.parametrize("groups, told", [
-    (dict(data=dict(task="parsing"), model=dict(tying="all")), "joint_vocabulary"),
-    (dict(eval=dict(metric="bleu", bleu_every_steps=5)), "not the score of config.data.task = parsing"),
-    (dict(data=dict(task="parsing", joint_vocabulary=False, too_long="cut")), "not over their sentences"),
+    (dict(data=dict(task="parsing"), model=dict(tie_embeddings="all")), "joint_vocabulary"),
+    (dict(eval=dict(metric="bleu", decode_every_steps=5)), "not the score of config.data.task = parsing"),
+    (dict(data=dict(task="parsing", joint_vocabulary=False, on_too_long="truncate")), "not over their sentences"),
 ])  # fmt: skip
 def test_impossible_combinations_are_refused(groups, told):
     with pytest.raises(UserError, match=told):
@@ -136,20 +136,20 @@ def test_impossible_combinations_are_refused(groups, told):
 
 def test_the_papers_config():
     c = config_lib.load_config("configs/parsing.py:paper")
-    assert (c.data.task, c.decode.beam_size, c.decode.alpha, c.decode.max_extra) == ("parsing", 21, 0.3, 300)
+    assert (c.data.task, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == ("parsing", 21, 0.3, 300)
     assert (c.model.num_encoder_layers, c.model.d_model, c.data.vocab_size) == (4, 1024, 16_000)
     small = config_lib.load_config("configs/parsing.py")
-    assert (small.decode.beam_size, small.decode.alpha, small.decode.max_extra) == (21, 0.3, 300)
+    assert (small.decode.beam_size, small.decode.alpha, small.decode.max_length_offset) == (21, 0.3, 300)
 
 
 @pytest.mark.slow
 def test_a_small_grammar_is_learned_and_parses_come_back_over_the_words(treebank, capsys, tmp_path, monkeypatch):
     words = {
         "data.root": treebank, "data.train": "train.trees", "data.valid": "dev.trees", "data.test": "dev.trees",
-        "data.vocab_size": 40, "data.max_length": 64, "data.row_length": 64, "data.batch_tokens": 1024, "model.d_model": 64,
+        "data.vocab_size": 40, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 1024, "model.d_model": 64,
         "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
         "model.dropout": 0.0, "train.steps": 250, "optimizer.warmup_steps": 50, "optimizer.peak_lr": 5e-3,
-        "eval.every_steps": 125, "eval.bleu_every_steps": 125, "eval.metric": "f1", "mesh.cpu_devices": 1,
+        "eval.every_steps": 125, "eval.decode_every_steps": 125, "eval.metric": "f1", "mesh.cpu_devices": 1,
         "decode.beam_size": 4, "checkpoint.average_last": 0, "checkpoint.every_steps": 125,
     }  # fmt: skip
     run = tmp_path / "run"

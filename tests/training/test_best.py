@@ -19,7 +19,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
     config = tiny_run(
         tmp_path,
         steps=40,
-        eval=dict(bleu_every_steps=2, metric="bleu", patience=3),
+        eval=dict(decode_every_steps=2, metric="bleu", patience=3),
         checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
     )
     outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores))
@@ -28,7 +28,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
 
 
 def test_a_run_that_patience_ended_goes_on_with_more_of_it_and_is_not_complete_meanwhile(tmp_path, cache):
-    keys = dict(steps=40, eval=dict(bleu_every_steps=2, metric="bleu", patience=1))
+    keys = dict(steps=40, eval=dict(decode_every_steps=2, metric="bleu", patience=1))
     config = tiny_run(tmp_path, **keys)
     outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: 1.0)
     assert (outcome.reason, outcome.step) == ("patience", 4)
@@ -52,7 +52,7 @@ def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_pa
     config = tiny_run(
         tmp_path,
         steps=6,
-        eval=dict(bleu_every_steps=2, metric="bleu"),
+        eval=dict(decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
     )
 

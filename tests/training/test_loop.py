@@ -188,11 +188,11 @@ def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache
 def test_a_change_of_optimization_on_resume_is_noted(tmp_path, cache):
     """In metrics.jsonl once, however often the run is resumed there, and in the meta of every later checkpoint."""
     loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
-    changed = dict(optimizer=dict(constant=0.5, clip_norm=1.0))
-    expected = {"optimizer.constant": [1.0, 0.5], "optimizer.clip_norm": [0.0, 1.0]}
+    changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0))
+    expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
     said = []
     loop.train(start(tiny_run(tmp_path, steps=6, **changed), tmp_path, cache), score=None, say=said.append)
-    assert "optimizer.constant 1.0 -> 0.5" in said[0] and "after update 4" in said[0]
+    assert "optimizer.lr_scale 1.0 -> 0.5" in said[0] and "after update 4" in said[0]
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert (
         changes_in(checkpoints.meta(6)) == [{"step": 4, "changed": expected}] and changes_in(checkpoints.meta(4)) == []
@@ -211,7 +211,7 @@ def test_a_run_that_diverges_is_brought_back_by_its_own_message(tmp_path, cache,
     """Word for word: the flags that it names, then the command that takes a bad checkpoint away."""
     workdir = tmp_path / "run"
     absurd = command(
-        workdir, cache, config_file, "--config.optimizer.constant=1e30", "--config.checkpoint.every_steps=1"
+        workdir, cache, config_file, "--config.optimizer.lr_scale=1e30", "--config.checkpoint.every_steps=1"
     )
     options = dict(env=environment(), cwd=tmp_path, capture_output=True, text=True)
     done = subprocess.run(absurd, **options)
@@ -299,7 +299,7 @@ def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
     """All shapes of an epoch, evaluations and saves included: a compilation would look as if the run hung."""
     compiled, warm = [], []
     keys = dict(
-        data=dict(batching=batching), eval=dict(every_steps=10, bleu_every_steps=10), checkpoint=dict(every_steps=5),
+        data=dict(batching=batching), eval=dict(every_steps=10, decode_every_steps=10), checkpoint=dict(every_steps=5),
         optimizer=dict(ema_decay=0.9),
     )  # fmt: skip
     run = start(tiny_run(tmp_path, steps=40, **keys), tmp_path, cache)

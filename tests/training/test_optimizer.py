@@ -71,7 +71,7 @@ def test_adam_against_its_formulas():
 
 
 def test_clipping_scales_the_global_norm():
-    free, clipped = updates(Optimizer(eps=1.0), GRADS), updates(Optimizer(eps=1.0, clip_norm=0.1), GRADS)
+    free, clipped = updates(Optimizer(eps=1.0), GRADS), updates(Optimizer(eps=1.0, max_grad_norm=0.1), GRADS)
     norm = float(jnp.sqrt(sum((g**2).sum() for g in GRADS[0].values())))
     by_hand = updates(Optimizer(eps=1.0), [{k: g * 0.1 / norm for k, g in GRADS[0].items()}])
     np.testing.assert_allclose(clipped[0]["w"], by_hand[0]["w"], rtol=1e-5)
@@ -83,7 +83,7 @@ def test_the_tree_of_the_state_does_not_depend_on_clipping(others):
     """So that clipping can begin, or end, where a run is resumed."""
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     trees = [
-        make_optimizer(dataclasses.replace(Config(), optimizer=Optimizer(clip_norm=norm, **others))).init(params)
+        make_optimizer(dataclasses.replace(Config(), optimizer=Optimizer(max_grad_norm=norm, **others))).init(params)
         for norm in (0.0, 1.0)
     ]
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
@@ -92,7 +92,7 @@ def test_the_tree_of_the_state_does_not_depend_on_clipping(others):
 
 def test_a_checkpoint_whose_chain_began_with_clipping_is_restored(tmp_path):
     """Clipping was a part of the chain once; the tree then had an empty state before Adam's."""
-    config = small_config(optimizer=dict(clip_norm=1.0))
+    config = small_config(optimizer=dict(max_grad_norm=1.0))
     model, tx, state, _ = model_and_state(config)
     state = state.replace(opt_state=jax.tree.map(lambda x: x + 1, state.opt_state))
     checkpoints = Checkpoints(tmp_path / "checkpoints")

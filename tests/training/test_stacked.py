@@ -25,7 +25,7 @@ from t2t_flax.training.workdir import adopt_config
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
     dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
-    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(constant=2.0, warmup_steps=5)),
+    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
     dict(loss=dict(label_smoothing=0.2), seed=dict(dropout=3)),
 ]
 
@@ -92,8 +92,8 @@ def test_a_stack_resumes_and_a_run_of_it_goes_on_alone(tmp_path, cache):
 
 
 def test_one_that_diverges_or_runs_out_of_patience_leaves_the_others(tmp_path, cache):
-    wild = dict(optimizer=dict(constant=1e30))
-    hopeless = dict(optimizer=dict(constant=1e-9))
+    wild = dict(optimizer=dict(lr_scale=1e30))
+    hopeless = dict(optimizer=dict(lr_scale=1e-9))
     runs = runs_of(
         tmp_path,
         cache,
@@ -189,7 +189,7 @@ def test_the_time_is_shared_out(tmp_path, cache):
 
 def test_used_up_patience_is_remembered(tmp_path, cache):
     """A run that its patience has ended does not train on when it is started again before anybody said complete."""
-    hopeless = [dict(optimizer=dict(constant=1e-9)), dict(optimizer=dict(constant=1e-9), seed=dict(dropout=1))]
+    hopeless = [dict(optimizer=dict(lr_scale=1e-9)), dict(optimizer=dict(lr_scale=1e-9), seed=dict(dropout=1))]
     groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
     runs = runs_of(tmp_path, cache, "p", hopeless, **groups)
     first = train_together(runs, [None] * 2, say=lambda _: None)

@@ -40,7 +40,7 @@ def losses_and_gradients(config, params, model, arrays):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_packed_pairs_have_the_loss_and_gradient_of_the_same_pairs_alone(norm):
-    config = small_config(model=dict(dropout=0.0, norm=norm))
+    config = small_config(model=dict(dropout=0.0, norm_placement=norm))
     model, _, state, _ = model_and_state(config)
     pairs = random_pairs(30)
     arrays = packed(pairs)
@@ -74,14 +74,14 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(store):
-    config = small_config(optimizer=dict(constant=2.0))
+    config = small_config(optimizer=dict(lr_scale=2.0))
     return config, *loss_curve(config, store, (1, 1, 1), 30)
 
 
 @pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_accumulated_update_equals_the_big_batch(store, batching):
     """With dropout on: masks follow the global row, whatever microbatch it is in."""
-    config = small_config(optimizer=dict(constant=2.0), data=dict(batching=batching))
+    config = small_config(optimizer=dict(lr_scale=2.0), data=dict(batching=batching))
     whole, state = loss_curve(config, store, (1, 1, 1), 6)
     split = dataclasses.replace(config, data=dataclasses.replace(config.data, microbatch_tokens=48))
     assert all(s.micro > 1 for s in Batches(store, split.data, seed=0).shapes if s.length > 12)
@@ -118,7 +118,7 @@ def test_an_update_that_is_not_finite_leaves_all_but_the_counters_of_updates(sto
         zero = 0.0 * jnp.sum(params["shared_embedding"]["table"])
         return loss + (jnp.nan if what == "loss" else jnp.sqrt(zero)), sums  # the root's slope at 0 is infinite
 
-    config = small_config(optimizer=dict(constant=1e42 if what == "parameters" else 1.0))
+    config = small_config(optimizer=dict(lr_scale=1e42 if what == "parameters" else 1.0))
     if what != "parameters":
         monkeypatch.setattr(step_module, "loss_sums", broken)
     mesh = devices_mesh()

@@ -77,4 +77,4 @@ def test_long_pairs_count_in_the_loss(run):
 
 def small_rows(config, length):
     """The same config with rows that hold the longest pair, so that all pairs are in rows of one length."""
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, row_length=8 * (length // 8 + 1)))
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, pack_length=8 * (length // 8 + 1)))

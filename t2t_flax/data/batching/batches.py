@@ -140,18 +140,18 @@ def validation_batches(
 ) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
     """All pairs of a store in packed rows, as (Shape, function that gives its batches, of micro 1), shortest rows first.
 
-    Nothing is dropped: pairs that are longer than config.row_length have rows of twice, four times ... that length, and
+    Nothing is dropped: pairs that are longer than config.pack_length have rows of twice, four times ... that length, and
     at last as long as the longest pair needs. Of these a batch has fewer, so that what attention takes, rows * length^2,
     does not grow with the length until each shard has one row.
     """
     longer = np.maximum(*store.lengths)
-    edges, longest = [config.row_length], 8 * math.ceil(store.longest / 8)
+    edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
     while edges[-1] < store.longest:
         edges.append(min(2 * edges[-1], longest))
     made, shorter = [], 0
     for edge in edges:
         members = np.flatnonzero((shorter < longer) & (longer <= edge))
-        rows = max(1, min(tokens, config.batch_tokens) * config.row_length // edge**2)
+        rows = max(1, min(tokens, config.batch_tokens) * config.pack_length // edge**2)
         shape, shorter = Shape(edge, math.ceil(rows / shards) * shards, 1), edge
         if len(members):
             made.append((shape, functools.partial(_packed, store, shape, members)))

@@ -36,8 +36,16 @@ def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Cal
     """What an earlier run with the same keys counted, or what `count()` gives."""
     if store.num_pairs < WORTH_KEEPING:
         return count()
-    keys = [VERSION, store.digest, seed, config.batching, config.batch_tokens, config.batch_count, config.batch_groups]
-    keys += [config.row_length] if config.batching == "packed" else []
+    keys = [
+        VERSION,
+        store.digest,
+        seed,
+        config.batching,
+        config.batch_tokens,
+        config.batch_size_counts,
+        config.batch_groups,
+    ]
+    keys += [config.pack_length] if config.batching == "packed" else []
     name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
     path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
     try:

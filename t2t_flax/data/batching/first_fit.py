@@ -4,9 +4,9 @@ import numpy as np
 
 
 def first_fit(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, row_length: int
+    source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Packs pairs into rows of `row_length` tokens a side, longest pair first, each into the first row with room.
+    """Packs pairs into rows of `pack_length` tokens a side, longest pair first, each into the first row with room.
 
     Returns for each pair its row, and where it starts in the row's source and target. Each pair must fit alone.
 
@@ -18,19 +18,19 @@ def first_fit(
     order = np.argsort(-longer.astype(np.int64), kind="stable")
     left = _Left(source_lengths[order], target_lengths[order], longer[order])
     row, source_start, target_start = (np.zeros(len(order), np.int64) for _ in range(3))
-    rows, places = _fill_rows(left, len(order), row_length)
+    rows, places = _fill_rows(left, len(order), pack_length)
     row[order], source_start[order], target_start[order] = rows, *places
     return row, source_start, target_start
 
 
-def _fill_rows(left: "_Left", count: int, row_length: int):
+def _fill_rows(left: "_Left", count: int, pack_length: int):
     rows, source_places, target_places = [0] * count, [0] * count, [0] * count
     number = 0
     while left.levels:
-        source_room = target_room = row_length
+        source_room = target_room = pack_length
         while (i := left.take(source_room, target_room)) >= 0:
             rows[i] = number
-            source_places[i], target_places[i] = row_length - source_room, row_length - target_room
+            source_places[i], target_places[i] = pack_length - source_room, pack_length - target_room
             source_room -= left.source[i]
             target_room -= left.target[i]
         number += 1

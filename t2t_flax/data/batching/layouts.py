@@ -79,7 +79,7 @@ class Layouts:
         """The size that packed rows of real tokens should keep to: what suffices for the first updates. Windows that are
         cut again until they fit take a few tries in most corpora, and in the others a larger size than this.
         """
-        if not self._packed or self._config.batch_count != "real":
+        if not self._packed or self._config.batch_size_counts != "real_tokens":
             return []
         places = map(self.plan.place, range(min(self.plan.updates_per_epoch, _SAMPLE)))
         return [max(self._preferred(epoch, window)[piece].needed for epoch, window, piece in places)]
@@ -109,8 +109,8 @@ class Layouts:
         lengths = [x[pairs] for x in self._store.lengths]
         if not self._packed:
             return Layout(pairs, np.arange(len(pairs)), (0, 0), (max(int(x.max()) for x in lengths), len(pairs)))
-        row, *starts = (x.astype(np.int32) for x in first_fit(*lengths, self._config.row_length))
-        return Layout(pairs, row, starts, (self._config.row_length, int(row.max()) + 1))
+        row, *starts = (x.astype(np.int32) for x in first_fit(*lengths, self._config.pack_length))
+        return Layout(pairs, row, starts, (self._config.pack_length, int(row.max()) + 1))
 
 
 class LayoutsAhead:
@@ -161,13 +161,13 @@ def _work(epoch: int, window: int) -> list[Layout]:
 
 def plan_of(store: TokenStore, config: Data, seed: int) -> Plan:
     """The plan of a store's updates. Raises UserError where a pair does not fit into a row."""
-    if config.batching == "packed" and store.longest > config.row_length:
+    if config.batching == "packed" and store.longest > config.pack_length:
         raise UserError(
-            f"the longest side of a training pair has {store.longest} tokens, config.data.row_length = "
-            f"{config.row_length}: a pair must fit into one packed row. Raise config.data.row_length, or lower "
+            f"the longest side of a training pair has {store.longest} tokens, config.data.pack_length = "
+            f"{config.pack_length}: a pair must fit into one packed row. Raise config.data.pack_length, or lower "
             "config.data.max_length."
         )
     given = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length)
-    if config.batch_count == "padded_max":
+    if config.batch_size_counts == "padded_tokens":
         return PaddedPlan(*store.lengths, groups=config.batch_groups, **given)
     return Plan(*store.lengths, by_length=config.batching == "buckets", **given)

@@ -27,7 +27,7 @@ def closed_list(config: Data, needed: Counter[Size], expected: Sequence[Size] = 
     """
     if config.batching == "buckets":
         # One group an update: groups do not change, so neither does what they need.
-        room = 1.0 if config.batch_count == "padded_max" and config.batch_groups == 1 else _ROOM
+        room = 1.0 if config.batch_size_counts == "padded_tokens" and config.batch_groups == 1 else _ROOM
         edges, most = bucket_edges(max(length for length, _ in needed)), {}
         for length, rows in needed:
             edge = next(edge for edge in edges if edge >= length)
@@ -36,11 +36,11 @@ def closed_list(config: Data, needed: Counter[Size], expected: Sequence[Size] = 
     rows = Counter()
     for (_, n), updates in needed.items():
         rows[n] += updates
-    if config.batch_count == "padded_max":
+    if config.batch_size_counts == "padded_tokens":
         if config.batch_groups > 1:
             rows[math.ceil(_ROOM_OF_GROUPS * max(rows))] += 1
-        return [(config.row_length, n) for n in levels(rows, _LEVELS)]
-    return [(config.row_length, max([*rows, *(n for _, n in expected)]))]
+        return [(config.pack_length, n) for n in levels(rows, _LEVELS)]
+    return [(config.pack_length, max([*rows, *(n for _, n in expected)]))]
 
 
 def smallest_that_holds(sizes: Sequence[Size], needed: Size) -> int | None:

@@ -84,7 +84,9 @@ class TokenStore:
     def describe(self) -> str:
         """Pairs and tokens in words, and what was dropped or cut."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
-        counts = [f"{self.meta.get(name, 0):,} {name}" for name in ("dropped", "cut", "empty") if self.meta.get(name)]
+        counts = [
+            f"{self.meta.get(name, 0):,} {name}" for name in ("dropped", "truncated", "empty") if self.meta.get(name)
+        ]
         notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
         return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
 
