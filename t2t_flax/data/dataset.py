@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from etils import epath
 
@@ -17,13 +17,22 @@ from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.shared_preprocessing import Pod, prepare_together, survey_once
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
 
 log = logging.getLogger("t2t_flax")
+
+
+class DataTask(Protocol):
+    """What this package needs of a task (`t2t_flax.tasks`)."""
+
+    config: Config
+
+    def open_source(self, spec: str, *, seed: int, key: str) -> Source: ...
+
+    def train_tokenizers(self, source: Source) -> TokenizerPair: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Corpus:
 
 
 def prepare_corpus(
-    config: Config,
+    task: DataTask,
     workdir: str | epath.Path,
     progress: Callable[[str], Any] | None = None,
     pod: Pod | None = None,
@@ -47,7 +56,7 @@ def prepare_corpus(
     must call this: host 0 trains the tokenizer, each tokenises its share. Raises UserError for every mistake in the
     data: missing or ill-formed files, a vocabulary that the text cannot fill, no pair left.
     """
-    workdir = epath.Path(workdir)
+    config, workdir = task.config, epath.Path(workdir)
     if not config.data.train:
         raise UserError(
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
@@ -55,19 +64,19 @@ def prepare_corpus(
     check_reachable(_cache(config, workdir))
     lead, shared = pod is None or pod.index == 0, pod is not None and pod.count > 1
     if lead:
-        tokenizers = _tokenizers(config, workdir, split_source(config, "train"))
+        tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
     if shared:
         pod.barrier("the tokenizer is trained")
     if not lead:
         tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    train = split_store(config, workdir, "train", tokenizers, progress, pod)
+    train = split_store(task, workdir, "train", tokenizers, progress, pod)
     if lead:
         Layouts(train, config.data, config.seed.data)  # which leaves beside the store what every start needs
     if shared:
         pod.barrier("the updates are counted")
     valid = None
     if config.data.valid:
-        valid = split_store(config, workdir, "valid", tokenizers, progress, pod)
+        valid = split_store(task, workdir, "valid", tokenizers, progress, pod)
     return Corpus(tokenizers, train, valid)
 
 
@@ -81,13 +90,13 @@ def sets_of(config: Config, split: str) -> list[str]:
     return [split]
 
 
-def split_source(config: Config, split: str) -> Source:
+def split_source(task: DataTask, split: str) -> Source:
     """The source that config.data.train, .valid or .test names; of several test sets that of the name `split`. Raises
     UserError where there is none, or where there are several references to train on.
     """
-    key, spec = _spec(config, split)
+    key, spec = _spec(task.config, split)
     try:
-        source = task_of(config).read(spec, seed=config.seed.data, key=key)
+        source = task.open_source(spec, seed=task.config.seed.data, key=key)
     except UserError as error:
         if key.startswith("config.data.test") and ";" in spec:
             raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
@@ -121,13 +130,13 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
 
-def check_sources(config: Config, splits: Sequence[str] = ("train", "valid", "test")) -> None:
+def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "test")) -> None:
     """Opens the sources of these splits and reads their first pair, so that a mistake is told before the training and not
     after it. Raises UserError for a source that is missing, cannot be read, is empty or not of its form.
     """
     for split in splits:
-        for name in sets_of(config, split) if getattr(config.data, split).strip() else ():
-            first_pair(split_source(config, name), f"config.data.{split}")
+        for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
+            first_pair(split_source(task, name), f"config.data.{split}")
 
 
 def first_pair(source: Source, key: str) -> tuple[str, str]:
@@ -139,10 +148,11 @@ def first_pair(source: Source, key: str) -> tuple[str, str]:
 
 
 def split_store(
-    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None, pod: Pod | None = None
+    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None, pod: Pod | None = None
 ) -> TokenStore:
     """The token store of a split; of `valid` and test sets nothing is dropped or cut. Of several hosts all must call this."""
-    workdir, source, train = epath.Path(workdir), split_source(config, split), split == "train"
+    config, source, train = task.config, split_source(task, split), split == "train"
+    workdir = epath.Path(workdir)
     policies = dict(
         max_length=config.data.max_length if train else 2**31 - 1,
         on_too_long=config.data.on_too_long if train else "keep",
@@ -160,8 +170,9 @@ def split_store(
     return prepare_split(source, tokenizers, folder, **how)
 
 
-def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:
-    d, own = config.data, workdir / "tokenizer"
+def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> TokenizerPair:
+    config, own = task.config, workdir / "tokenizer"
+    d = config.data
     settings = {
         name: getattr(d, name)
         for name in (
@@ -192,7 +203,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         folder = epath.Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
         if not TokenizerPair.is_complete(folder):
             log.info("training the tokenizer on %s", source.spec)
-            pair = task_of(config).train_tokenizers(source)
+            pair = task.train_tokenizers(source)
             pair.save(folder)
         pair = TokenizerPair.load(folder)
     if not TokenizerPair.is_complete(own):
