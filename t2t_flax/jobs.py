@@ -104,7 +104,7 @@ def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[st
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.training.divergence import NonFiniteUpdate, mark, unmark
     from t2t_flax.training.loop import train as train_loop
-    from t2t_flax.training.setup import assemble, describe_shapes
+    from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
 
     pod, say = watch.pod, watch.pod.say
@@ -112,7 +112,7 @@ def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[st
         if pod.lead:
             check_sources(config)
         corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
-    run = assemble(config, workdir, corpus)
+    run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]

@@ -55,10 +55,10 @@ def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark, unmark
     from t2t_flax.training.loop import Outcome
-    from t2t_flax.training.setup import Run, assemble
+    from t2t_flax.training.setup import TrainingSetup, set_up_training
     from t2t_flax.training.vectorized import train_together
 
-    say, assembled = watch.pod.say, list[Run]()
+    say, assembled = watch.pod.say, list[TrainingSetup]()
     left = [(config, workdir) for config, workdir in runs if not completed(workdir, config)]
     for i, (config, workdir) in enumerate(left):
         check_metrics_available(config)
@@ -67,12 +67,12 @@ def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
         with watch.giving_up("preparing the data"):
             check_sources(config)
             corpus = prepare_corpus(config, workdir)
-        assembled.append(assemble(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
+        assembled.append(set_up_training(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
     say(f"{len(assembled)} runs together: {', '.join(str(run.workdir) for run in assembled)}")
     if not assembled:
         return OK
 
-    def ended(run: Run, outcome: Outcome) -> None:
+    def ended(run: TrainingSetup, outcome: Outcome) -> None:
         with watch.giving_up("evaluating at the end"):
             finish(run.config, run.workdir, outcome, watch)
 

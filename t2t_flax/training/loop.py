@@ -19,8 +19,15 @@ from t2t_flax.monitoring.timers import Clock
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.prefetch import Feed
-from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
-from t2t_flax.training.setup import Run, ValidationLoss, compile_train_steps
+from t2t_flax.training.resume import (
+    TrainProgress,
+    finish_saves_on_error,
+    on_disk,
+    open_checkpoints,
+    restore_or_init,
+    save,
+)
+from t2t_flax.training.setup import TrainingSetup, ValidationLoss, compile_train_steps
 from t2t_flax.training.train_logger import UpdateLog
 from t2t_flax.training.train_state import TrainState
 
@@ -42,7 +49,7 @@ class Outcome:
 
 
 def train(
-    run: Run,
+    run: TrainingSetup,
     score: Callable[..., float] | None,
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
@@ -128,12 +135,12 @@ def train(
     return Outcome(state, step, reason, clock.rounded())
 
 
-def patience_is_used_up(run: Run, done: Progressed) -> bool:
+def patience_is_used_up(run: TrainingSetup, done: TrainProgress) -> bool:
     """Whether the run has had as many evaluations without a better metric as it is to have."""
     return bool(run.config.eval.patience) and done.evaluations_without_better >= run.config.eval.patience
 
 
-def finished_before(run: Run, done: Progressed) -> str:
+def finished_before(run: TrainingSetup, done: TrainProgress) -> str:
     """Why a run that is restored has nothing to train any more, "steps" or "patience"; empty where it has."""
     if done.evaluation_due:
         return ""
@@ -142,7 +149,7 @@ def finished_before(run: Run, done: Progressed) -> str:
     return "steps" if done.step >= run.config.train.steps else ""
 
 
-def validation_loss(run: Run) -> ValidationLoss | None:
+def validation_loss(run: TrainingSetup) -> ValidationLoss | None:
     """The function that scores the validation set, where the config asks for it."""
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
@@ -165,7 +172,7 @@ def evaluate(
     return values
 
 
-def note_metric(done: Progressed, values: dict[str, float], step: int, name: str) -> float | None:
+def note_metric(done: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
     """The evaluation's metric, higher is better, and its effect on patience; None if this evaluation has none, or one that
     is not finite and so is no better than any other.
     """

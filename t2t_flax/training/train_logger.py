@@ -12,14 +12,14 @@ from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.prefetch import Fed
-from t2t_flax.training.resume import Progressed
-from t2t_flax.training.setup import Run
+from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.setup import TrainingSetup
 
 
 class UpdateLog:
     """Reads each update's metrics one update late, and writes every n-th. Counts the updates that were skipped in `done`."""
 
-    def __init__(self, run: Run, clock: Clock, done: Progressed):
+    def __init__(self, run: TrainingSetup, clock: Clock, done: TrainProgress):
         self._run, self._clock, self._done, config = run, clock, done, run.config
         self._skipped_in_a_row = 0
         self._writer = None

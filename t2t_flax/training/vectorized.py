@@ -26,9 +26,16 @@ from t2t_flax.training.due import Due, due
 from t2t_flax.training.loop import Outcome, evaluate, finished_before, note_metric, patience_is_used_up, validation_loss
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.prefetch import Feed
-from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.resume import (
+    TrainProgress,
+    finish_saves_on_error,
+    on_disk,
+    open_checkpoints,
+    restore_or_init,
+    save,
+)
 from t2t_flax.training.scalars import scalars, with_scalars
-from t2t_flax.training.setup import Run, batch_struct, compiler_options
+from t2t_flax.training.setup import TrainingSetup, batch_struct, compiler_options
 from t2t_flax.training.train_logger import UpdateLog
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.train_step import train_step
@@ -47,7 +54,7 @@ def trial_mesh(count: int, devices: list | None = None) -> jax.sharding.Mesh:
 class Stack:
     """The program of runs that `share_a_program`, and their states with a trial axis."""
 
-    def __init__(self, runs: list[Run], mesh: jax.sharding.Mesh):
+    def __init__(self, runs: list[TrainingSetup], mesh: jax.sharding.Mesh):
         if not all(share_a_program(runs[0].config, run.config) for run in runs):
             raise ValueError("the runs differ in more than scalars")
         self.mesh = mesh
@@ -93,7 +100,7 @@ class Stack:
         return self._programs[arrays["target"].shape](state, self._scalars, arrays)
 
     @staticmethod
-    def of_run(state: TrainState, i: int, run: Run) -> TrainState:
+    def of_run(state: TrainState, i: int, run: TrainingSetup) -> TrainState:
         """Run i's own state, where the run has it."""
         return jax.tree.map(lambda x, like: jax.device_put(np.asarray(x[i]), like.sharding), state, run.abstract)
 
@@ -102,9 +109,9 @@ class Stack:
 class _Track:
     """What one of the runs needs beside its arrays."""
 
-    run: Run
+    run: TrainingSetup
     checkpoints: Any
-    done: Progressed
+    done: TrainProgress
     log: UpdateLog
     valid_loss: Any
     score: Callable[..., float] | None
@@ -130,11 +137,11 @@ class _Track:
 
 
 def train_together(
-    runs: list[Run],
+    runs: list[TrainingSetup],
     scores: list[Callable[..., float] | None],
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
-    ended: Callable[[Run, Outcome], None] = lambda run, outcome: None,
+    ended: Callable[[TrainingSetup, Outcome], None] = lambda run, outcome: None,
 ) -> list[Outcome | NonFiniteUpdate]:
     """Trains runs that `share_a_program` from where all of them stand; see `loop.train` for `scores` and `watch`.
 

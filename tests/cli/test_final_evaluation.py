@@ -108,7 +108,9 @@ def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache,
     import t2t_flax.training.setup as running
 
     without_search(monkeypatch)
-    monkeypatch.setattr(running, "assemble", functools.partial(running.assemble, devices=jax.devices()[:1]))
+    monkeypatch.setattr(
+        running, "set_up_training", functools.partial(running.set_up_training, devices=jax.devices()[:1])
+    )
     config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731

@@ -23,7 +23,7 @@ from t2t_flax.distributed.coordination import Pod
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
-from t2t_flax.training.resume import Progressed
+from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import init_state
 
@@ -299,9 +299,9 @@ def test_a_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
 
 def test_progress_of_another_version_is_read(made):
     """Fields of a later version are ignored, fields that are missing have their default."""
-    assert Progressed.from_json({"step": 7, "of_a_later_version": 1}) == Progressed(step=7)
-    full = Progressed(3, -1.5, 2, 1, True, False, {"step": 1.0})
-    assert Progressed.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
+    assert TrainProgress.from_json({"step": 7, "of_a_later_version": 1}) == TrainProgress(step=7)
+    full = TrainProgress(3, -1.5, 2, 1, True, False, {"step": 1.0})
+    assert TrainProgress.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
 
 
 @pytest.mark.parametrize(

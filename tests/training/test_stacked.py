@@ -17,7 +17,7 @@ from t2t_flax.filesystem import numbered
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.setup import assemble
+from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.vectorized import Stack, train_together, trial_mesh
 from t2t_flax.training.workdir import adopt_config
@@ -45,7 +45,9 @@ def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
         workdir = epath.Path(tmp_path / name / str(i))
         adopt_config(workdir, config)
-        runs.append(assemble(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]]))
+        runs.append(
+            set_up_training(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]])
+        )
     return runs
 
 
