@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told
 
 from t2t_flax.config.presets import TABLE3_ROWS
-from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told
 from t2t_flax.evaluation.significance import LEVEL, multipliers
 
 RESULTS = Path(__file__).parent / "results"

@@ -18,6 +18,7 @@ from t2t_flax.errors import DIVERGED, NO_ROOM, OK, STOPPED, USER_ERROR, UserErro
 from t2t_flax.filesystem import is_full
 from t2t_flax.jobs import check_metrics_available, finish
 from t2t_flax.process_setup import prepare_process
+from t2t_flax.tasks import task_of
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
 
@@ -65,8 +66,9 @@ def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
         adopt_config(workdir, config)
         unmark(workdir)
         with watch.giving_up("preparing the data"):
-            check_sources(config)
-            corpus = prepare_corpus(config, workdir)
+            task = task_of(config)
+            check_sources(task)
+            corpus = prepare_corpus(task, workdir)
         assembled.append(set_up_training(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
     say(f"{len(assembled)} runs together: {', '.join(str(run.workdir) for run in assembled)}")
     if not assembled:

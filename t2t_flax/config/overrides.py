@@ -300,29 +300,12 @@ def _check_combinations(c: Config) -> None:
             )
         )
     if (
-        c.eval.metric in ("bleu", "f1")
+        c.eval.metric not in ("nll", "loss")
         and not c.eval.decode_every_steps
         and (c.eval.patience or c.checkpoint.keep_best > 1)
     ):
         raise UserError(
             f"config.eval.metric = '{c.eval.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
-        )
-    _check_task(c)
-
-
-def _check_task(c: Config) -> None:
-    d = c.data
-    if c.eval.metric in ("bleu", "f1") and (c.eval.metric == "f1") != (d.task == "parsing"):
-        raise UserError(f"config.eval.metric = '{c.eval.metric}' is not the score of config.data.task = {d.task}.")
-    if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
-        raise UserError(
-            "config.data.task = parsing has words on one side and symbols of trees on the other: set data.joint_vocabulary = "
-            "false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
-        )
-    if d.task == "parsing" and d.on_too_long == "truncate":
-        raise UserError(
-            "config.data.on_too_long = 'truncate' would leave trees that are not over their sentences: use drop with "
-            "config.data.task = parsing."
         )
 
 

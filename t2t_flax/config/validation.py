@@ -15,7 +15,7 @@ def check_trainable(c: Config) -> None:
             f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
-    scored = e.metric in ("bleu", "f1")
+    scored = e.metric not in ("nll", "loss")
     known = e.decode_every_steps if scored else e.every_steps or e.every_epochs
     if c.data.valid and known:
         return

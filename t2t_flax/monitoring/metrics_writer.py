@@ -25,13 +25,17 @@ class MetricsWriter:
         lines, whole = _read(workdir / "metrics.jsonl")
         if not whole:
             write_whole(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
+
         # A change of the config at `resume_step` came after that checkpoint: the run that goes on writes it again.
         # So does an evaluation that the checkpoint does not know of.
-        again = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
+        def again(line: dict) -> bool:
+            names = ("config_changed", *(("valid_",) if evaluation_due else ()))
+            return any(key.startswith(names) for key in line)
+
         kept = "".join(
             json.dumps(line) + "\n"
             for line in lines
-            if line["step"] < resume_step or line["step"] == resume_step and not again & line.keys()
+            if line["step"] < resume_step or line["step"] == resume_step and not again(line)
         )
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir

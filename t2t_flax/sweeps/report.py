@@ -5,13 +5,13 @@ import io
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.filesystem import write_whole
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
 from t2t_flax.sweeps.pictures import pictures
 from t2t_flax.sweeps.results import Row, rows, shown_state, told_difference, verdict
 from t2t_flax.sweeps.trials import command
+from t2t_flax.tasks import lower_is_better
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
 

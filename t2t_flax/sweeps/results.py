@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_record, texts
-from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds, pair_seeds, spread_over_seeds, told
-from t2t_flax.evaluation.metrics import NO_SCORE, lower_is_better
-from t2t_flax.evaluation.significance import LEVEL, multipliers
+from t2t_flax.evaluation.compare import SeedPairs, check_comparable, compare_seeds, pair_seeds
+from t2t_flax.evaluation.records import KEYS_WITHOUT_EFFECT, read_record, task_of_record, texts
+from t2t_flax.evaluation.significance import LEVEL, format_difference, multipliers, resamples_for, seed_variance
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, Folder
 from t2t_flax.sweeps.trials import folder_name
+from t2t_flax.tasks import lower_is_better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
         changed = _changed(folder, name, path, own, record)
         if changed:
             raise UserError(changed)
-        if metric in task_of_record(record).spoken:
+        if metric in [m.name for m in task_of_record(record).comparable_metrics]:
             texts(record, path)
 
 
@@ -133,7 +133,7 @@ def _readable(path: str | os.PathLike) -> Iterator[None]:
 def _changed(folder: Folder, name: str, path: str, own: dict[str, Any], made: dict[str, Any]) -> str:
     """Why a record is not that of the trial with config `own`: it was made again with other settings. Empty where it is."""
     record, averaged = made["config"], made.get("checkpoint", {}).get("averaged", [])
-    keys = [("decode", key) for key in own["decode"] if f"decode.{key}" not in NO_SCORE]
+    keys = [("decode", key) for key in own["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
     keys.append(("eval", "sacrebleu_tokenizer"))  # of another text the record has another name
     differ = [
         f"{group}.{key} = {record[group][key]}, the trial's is {own[group][key]}"
@@ -197,6 +197,8 @@ def _compared(table: list[Row], base: Row, metric: str, *, named: bool) -> list[
     row know little of their own. named: somebody named `base`, it was not chosen as the best.
     """
     paired, apart = {}, {}
+    count = len(table) - 1
+    resamples = resamples_for(count if named else count * (count + 1) // 2)
     for row in table:
         seeds = [] if row is base else _shared_seeds(row, base)
         changed = [r.changed for r in row.results if r.changed and r.score is None]
@@ -204,13 +206,13 @@ def _compared(table: list[Row], base: Row, metric: str, *, named: bool) -> list[
             if changed:
                 apart[row.name] = changed[0]
             elif seeds:
-                paired[row.name] = seeds, _paired(row, base, seeds, metric)
+                paired[row.name] = seeds, _paired(row, base, seeds, metric, resamples)
         except UserError as error:  # of another test set: the other rows are told all the same
             apart[row.name] = str(error)
     alike = [row for row in table if row is base or row.name in paired]
-    spread = spread_over_seeds({(r.row, r.seed): r.score for row in alike for r in row.results if r.score is not None})
-    paired = {name: of for name, of in paired.items() if spread[1] or len(of[1].resampled)}
-    factors = multipliers([compare_seeds(pairs, spread)["p_value"] for _, pairs in paired.values()], named=named)
+    spread = seed_variance({(r.row, r.seed): r.score for row in alike for r in row.results if r.score is not None})
+    paired = {name: of for name, of in paired.items() if spread[1] or len(of[1].differences)}
+    factors = multipliers([compare_seeds(pairs, spread)["p_value"] for _, pairs in paired.values()], holm=named)
     against = {
         name: compare_seeds(pairs, spread, factor) | {"seeds": seeds}
         for (name, (seeds, pairs)), factor in zip(paired.items(), factors, strict=True)
@@ -223,7 +225,7 @@ def _shared_seeds(row: Row, base: Row) -> list[int]:
     return sorted(own & other)
 
 
-def _paired(row: Row, base: Row, seeds: list[int], metric: str) -> Paired:
+def _paired(row: Row, base: Row, seeds: list[int], metric: str, resamples: int) -> SeedPairs:
     """Both rows' scores on these seeds, resampled over sentences where the score can be. Raises UserError where the rows
     cannot be compared.
     """
@@ -232,11 +234,12 @@ def _paired(row: Row, base: Row, seeds: list[int], metric: str) -> Paired:
     records = [(a.record, b.record) for a, b in pairs if a.record and b.record]
     if len(records) == len(pairs) and not metric.startswith("valid_"):
         score = metric.rpartition(":")[2]
-        if score in task_of_record(read_record(records[0][0])).spoken:
-            return pair_seeds(records, score=score)
+        task = task_of_record(read_record(records[0][0]))
+        if score in [m.name for m in task.comparable_metrics]:
+            return pair_seeds(records, score=score, resamples=resamples)
         for a, b in records:
             check_comparable(read_record(a), read_record(b), a, b)
-    return Paired(metric, np.array([[a.score, b.score] for a, b in pairs]))
+    return SeedPairs(metric, np.array([[a.score, b.score] for a, b in pairs]))
 
 
 def _record(folder: Folder, name: str, metric: str) -> str:
@@ -270,7 +273,7 @@ def told_difference(row: Row) -> str:
     if not against:
         return "see the note" if row.apart else ""
     ends, digits = against["interval_corrected"], 2 if abs(against["a"]) >= 10 else 4
-    return told(against["difference"], ends["low"], ends["high"], against["p_corrected"], digits)
+    return format_difference(against["difference"], ends["low"], ends["high"], against["p_corrected"], digits)
 
 
 def verdict(row: Row, chosen: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:

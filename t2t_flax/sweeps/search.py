@@ -11,7 +11,6 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.filesystem import write_whole
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked, one_at_a_time
@@ -20,6 +19,7 @@ from t2t_flax.sweeps.results import trial_score
 from t2t_flax.sweeps.space import Range, Search
 from t2t_flax.sweeps.trials import one, row_names
 from t2t_flax.sweeps.worker import Queue
+from t2t_flax.tasks import lower_is_better
 
 _ASKS = 100
 """Proposals in a row that may be no possible config."""

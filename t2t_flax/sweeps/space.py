@@ -131,7 +131,7 @@ class Search:
 
     space: a Range for each config key. count: rows in all. metric: what is searched for, a score of the final record
     (`sacrebleu`, `tokenized_bleu`, `chrf`, `ter`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`);
-    `evaluation.metrics` says which are to be small. method: "random", known before the first trial, or "tpe", Optuna's, which
+    the task's metrics say which are minimized. method: "random", known before the first trial, or "tpe", Optuna's, which
     learns from the trials before. prune: successive halving (Optuna's): at a quarter and at half of the updates a trial
     stops unless its validation metric is in the better half of those that came so far.
     """

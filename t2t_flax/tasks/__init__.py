@@ -14,14 +14,19 @@ TASKS: dict[str, type[Task]] = {"translation": Translation, "parsing": Parsing}
 
 def task_of(config: Config) -> Task:
     """The task named by data.task. Raises UserError for an unknown task, or settings it cannot have."""
+    task = make_task(config)
+    task.validate_config()
+    return task
+
+
+def make_task(config: Config) -> Task:
+    """As `task_of`, for a config that need not be complete, such as that of an old record."""
     name = config.data.task
     if name not in TASKS:
         close = difflib.get_close_matches(name, TASKS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise UserError(f"unknown task config.data.task = {name!r}: expected one of {', '.join(TASKS)}.{hint}")
-    task = TASKS[name](config)
-    task.validate_config()
-    return task
+    return TASKS[name](config)
 
 
 def lower_is_better(name: str) -> bool:

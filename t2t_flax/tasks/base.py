@@ -89,9 +89,7 @@ class Task(abc.ABC):
         found = find_metric((*self.metrics, *LOSSES), name)
         if found is None:
             known = ", ".join(metric.name for metric in (*self.metrics, *LOSSES))
-            raise UserError(
-                f"config.data.task = {self.config.data.task} has no metric {name!r}; it has {known}."
-            )
+            raise UserError(f"config.data.task = {self.config.data.task} has no metric {name!r}; it has {known}.")
         return found
 
     def training_metrics(self) -> list[str]:

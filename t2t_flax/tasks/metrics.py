@@ -26,9 +26,7 @@ class Predictions:
     def __post_init__(self):
         if not self.references or any(len(r) != len(self.hypotheses) for r in self.references):
             lengths = ", ".join(str(len(lines)) for lines in self.references)
-            raise ValueError(
-                f"{len(self.hypotheses)} hypotheses, references of {lengths or 'no'} lines"
-            )
+            raise ValueError(f"{len(self.hypotheses)} hypotheses, references of {lengths or 'no'} lines")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,12 @@ import jax
 import psutil
 
 from t2t_flax.config import Config
-from t2t_flax.data.task import task_class
 from t2t_flax.distributed.coordination import Pod
 from t2t_flax.distributed.watch import StopRequested, Watch
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.stragglers import Pace
 from t2t_flax.monitoring.timers import Clock
+from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.prefetch import Feed
@@ -50,14 +50,14 @@ class Outcome:
 
 def train(
     run: TrainingSetup,
-    score: Callable[..., float] | None,
+    score: Callable[..., dict[str, float]] | None,
     say: Callable[[str], None] = print,
     watch: Watch | None = None,
 ) -> Outcome:
     """Trains from the newest checkpoint (or from scratch) to config.train.steps.
 
-    `score(params, after_batch, compiling)` scores the validation set, calling `after_batch()` now and then, and compiles
-    within `compiling()`. Update t takes batch t - 1. `watch`: of the processes of the run; default: this one alone.
+    `score(params, after_batch, compiling)` decodes the validation set and returns `valid_...` metrics; it calls
+    `after_batch()` now and then, and compiles within `compiling()`. Update t takes batch t - 1. `watch`: of the processes of the run; default: this one alone.
     Raises NonFiniteUpdate; UserError for a checkpoint of another model and for a full disk.
     """
     if watch is None:
@@ -167,8 +167,7 @@ def evaluate(
         values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
     if now.bleu:
         compiling = functools.partial(watch.giving_up, "compiling the search")
-        name = task_class(config.data.task).score
-        values[f"valid_{name}"] = score(state.eval_params, watch.stop_here, compiling)
+        values |= score(state.eval_params, watch.stop_here, compiling)
     return values
 
 
@@ -179,7 +178,7 @@ def note_metric(done: TrainProgress, values: dict[str, float], step: int, name: 
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = -value if name in ("nll", "loss") else value
+    metric = -value if lower_is_better(name) else value
     if not math.isfinite(metric):
         done.evaluations_without_better += 1
         return None

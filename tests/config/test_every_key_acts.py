@@ -17,6 +17,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import make_train_step
@@ -199,11 +200,11 @@ def test_key_changes_the_prepared_data(key, tmp_path):
     second = changed(config, {key: other} | {k: base for k, v in further.items() if v == "?"})
     digests = [
         (c.tokenizers.digest, c.train.digest, c.train.num_pairs)
-        for c in (prepare_corpus(x, tmp_path / str(i)) for i, x in enumerate((config, second)))
+        for c in (prepare_corpus(task_of(x), tmp_path / str(i)) for i, x in enumerate((config, second)))
     ]
     assert digests[0] != digests[1]
     if swap:
-        pairs = [next(iter(split_source(c, "train").pairs())) for c in (config, second)]
+        pairs = [next(iter(split_source(task_of(c), "train").pairs())) for c in (config, second)]
         assert pairs[0] == pairs[1][::-1]
 
 
@@ -241,12 +242,12 @@ def test_root_cache_and_processes(tmp_path, monkeypatch):
         (root / name).write_text("".join(f"line number {i}\n" for i in range(200)))
     data = dict(train="a.en,a.de", vocab_size=30, byte_fallback=False)
     with pytest.raises(UserError, match="there is no file"):
-        prepare_corpus(small_config(data=data), tmp_path / "w")
+        prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
     seen = []
     real = corpus_module.prepare_split
     monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
     config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
-    made = prepare_corpus(config, tmp_path / "w")
+    made = prepare_corpus(task_of(config), tmp_path / "w")
     assert seen == [1] and made.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
 
 

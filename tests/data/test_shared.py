@@ -18,6 +18,7 @@ from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.lines import scan
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
 PAIRS = [(f"sentence {i} of {i % 7} houses" * (1 + i % 3), f"Satz {i} von {i % 7} Häusern") for i in range(130)]
@@ -211,12 +212,12 @@ def test_the_whole_corpus_by_two_hosts(tmp_path, monkeypatch):
         train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, pack_length=64
     )
     config = small_config(data=data | dict(num_workers=1, batch_tokens=512))
-    alone = prepare_corpus(config, tmp_path / "alone")
+    alone = prepare_corpus(task_of(config), tmp_path / "alone")
     trained = []
     real = train_tokenizers
     note = lambda *args, **keys: trained.append(threading.current_thread()) or real(*args, **keys)  # noqa: E731
-    monkeypatch.setattr("t2t_flax.tasks.translation.train_tokenizers", note)
-    for found in Hosts(2).run(lambda pod: prepare_corpus(config, tmp_path / "two", pod=pod)):
+    monkeypatch.setattr("t2t_flax.tasks.translation.task.train_tokenizers", note)
+    for found in Hosts(2).run(lambda pod: prepare_corpus(task_of(config), tmp_path / "two", pod=pod)):
         assert found.tokenizers.digest == alone.tokenizers.digest
         for mine, other in ((found.train, alone.train), (found.valid, alone.valid)):
             assert mine.digest == other.digest and content(mine.folder) == content(other.folder)

@@ -15,6 +15,7 @@ from t2t_flax.distributed.coordination import Pod
 from t2t_flax.distributed.watch import StopRequested, Watch
 from t2t_flax.filesystem import numbered
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.setup import set_up_training
@@ -46,7 +47,9 @@ def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **
         workdir = epath.Path(tmp_path / name / str(i))
         adopt_config(workdir, config)
         runs.append(
-            set_up_training(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]])
+            set_up_training(
+                config, workdir, prepare_corpus(task_of(config), workdir), devices=[devices[i % len(devices)]]
+            )
         )
     return runs
 

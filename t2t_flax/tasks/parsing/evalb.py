@@ -35,9 +35,7 @@ def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
     pairs = zip(predicted, gold, counted, strict=True)
     tags = sum(x.tag == y.tag for x, y, counts in pairs if counts)
     skipped = counted != [leaf.tag not in DELETED_TAGS for leaf in predicted]
-    return np.array(
-        [matched, sum(b.values()), sum(a.values()), tags, sum(counted), a == b, skipped], np.int64
-    )
+    return np.array([matched, sum(b.values()), sum(a.values()), tags, sum(counted), a == b, skipped], np.int64)
 
 
 def brackets(tree: Node, counted: Sequence[bool]) -> Counter[tuple[str, int, int]]:
