@@ -35,3 +35,9 @@ def test_all_forty_rows_are_there_each_with_a_test():
     rows = re.findall(r"^\| (\d+) \|(.*)$", (ROOT / "docs" / "fidelity.md").read_text(), re.M)
     assert [int(number) for number, _ in rows] == list(range(1, 41))
     assert all("](../tests/" in row for _, row in rows)
+
+
+def test_api_page_is_generated_from_the_docstrings():
+    from tools.api_docs import PAGE, page
+
+    assert PAGE.read_text() == page(), "run `python -m tools.api_docs`"
