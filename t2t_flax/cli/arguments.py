@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import write_whole
 
@@ -203,7 +203,7 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
 
 
 @contextlib.contextmanager
-def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
+def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
     """For `evaluate`: a bar of the sentences that are decoded. From the first batch to the last each one is a sign that this
     process is alive.
     """
@@ -213,11 +213,11 @@ def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
         bars: list[Progress] = []
 
         def decoded(done: int, total: int) -> None:
-            watch.reached()
+            supervisor.should_stop()
             if not bars:  # short sentences go first, so that no time is foretold
-                bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
+                bar = Progress("decode", total, unit="sentences", quiet=not supervisor.group.is_lead, eta=False)
                 bars.append(stack.enter_context(bar))
-                stack.enter_context(watch.progress())
+                stack.enter_context(supervisor.expect_progress())
             bars[0].update(done)
             if done >= total:
                 stack.close()

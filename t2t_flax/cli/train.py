@@ -11,9 +11,9 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod, check_shared
+from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED
 from t2t_flax.evaluation.scores import check_metrics
 from t2t_flax.filesystem import check_workdir, write_whole
@@ -37,28 +37,30 @@ def run(argv: list[str]) -> int:
     workdir = epath.Path(args.workdir)
     check_workdir(workdir)
     process = prepare_process(config)
-    return run_job(config.distributed, lambda watch: _job(config, workdir, process, watch), stacks=workdir / "stacks")
+    return run_job(
+        config.distributed, lambda supervisor: _job(config, workdir, process, supervisor), stacks=workdir / "stacks"
+    )
 
 
-def _job(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
-    pod = watch.pod
-    if pod.lead:
+def _job(config: Config, workdir: epath.Path, process: list[str], supervisor: RunSupervisor) -> int:
+    group = supervisor.group
+    if group.is_lead:
         check_ours(workdir)
-    check_shared(pod, workdir, "--workdir")
-    if done := _completed(workdir, config, pod):
-        pod.say(done)
+    check_shared(group, workdir, "--workdir")
+    if done := _completed(workdir, config, group):
+        group.say(done)
         return OK
     with contextlib.ExitStack() as until_the_end:
-        with watch.giving_up("waiting for the lock of the workdir"):
-            until_the_end.enter_context(writing(workdir, "train", pod))
-        if done := _completed(workdir, config, pod):  # by the process that held the lock until now
-            pod.say(done)
+        with supervisor.exit_on_signal("waiting for the lock of the workdir"):
+            until_the_end.enter_context(writing(workdir, "train", group))
+        if done := _completed(workdir, config, group):  # by the process that held the lock until now
+            group.say(done)
             return OK
         check_scores(config)
-        if pod.lead:
+        if group.is_lead:
             adopt_config(workdir, config)
-        pod.barrier("config", pod.MINUTES)
-        return _train(config, workdir, process, watch)
+        group.barrier("config", group.MINUTES)
+        return _train(config, workdir, process, supervisor)
 
 
 def check_scores(config: Config) -> None:
@@ -67,12 +69,12 @@ def check_scores(config: Config) -> None:
         check_metrics(config)
 
 
-def _completed(workdir: epath.Path, config: Config, pod: Pod) -> str:
+def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> str:
     """Decided by process 0 for all."""
-    return pod.from_lead("completed", (completed(workdir, config) or "") if pod.lead else "")
+    return group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
 
 
-def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
+def _train(config: Config, workdir: epath.Path, process: list[str], supervisor: RunSupervisor) -> int:
     import jax
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
@@ -82,11 +84,11 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
 
-    pod, say = watch.pod, watch.pod.say
-    with watch.giving_up("preparing the data"), arguments.split_progress() as progress:
-        if pod.lead:
+    group, say = supervisor.group, supervisor.group.say
+    with supervisor.exit_on_signal("preparing the data"), arguments.split_progress() as progress:
+        if group.is_lead:
             check_sources(config)
-        corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
+        corpus = prepare_corpus(config, workdir, progress if group.is_lead else None, group)
     whole = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
@@ -97,15 +99,15 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {whole.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {whole.batches.updates_per_epoch} updates an "
         f"epoch, shapes {describe_shapes(whole.batches.shapes)}\n"
-        f"devices: {jax.device_count()} x {device.device_kind}{_processes(pod)}, mesh {dict(whole.mesh.shape)}, Python "
+        f"devices: {jax.device_count()} x {device.device_kind}{_processes(group)}, mesh {dict(whole.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process)
     )
-    if pod.lead:
+    if group.is_lead:
         unmark(workdir)
     try:
-        outcome = train(whole, validation_score(whole), say, watch)
+        outcome = train(whole, validation_score(whole), say, supervisor)
     except NonFiniteUpdate as error:  # on all processes: they read the same numbers
-        if pod.lead:
+        if group.is_lead:
             mark(workdir, error)
             print(f"t2t_flax train: {error} {advice(config, workdir)}", file=sys.stderr, flush=True)
         return DIVERGED
@@ -114,17 +116,17 @@ def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch
     if not outcome.finished:
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return STOPPED
-    with watch.giving_up("evaluating at the end"):
-        finish(config, workdir, outcome, watch)
-        pod.barrier("finished")
+    with supervisor.exit_on_signal("evaluating at the end"):
+        finish(config, workdir, outcome, supervisor)
+        group.barrier("finished")
     return 0
 
 
-def _processes(pod: Pod) -> str:
-    return f" of {pod.count} processes" if pod.count > 1 else ""
+def _processes(group: ProcessGroup) -> str:
+    return f" of {group.count} processes" if group.count > 1 else ""
 
 
-def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
+def finish(config: Config, workdir: epath.Path, outcome, supervisor: RunSupervisor) -> None:
     """The final evaluation, a record for each test set, and the marker that says that the run is complete.
 
     It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that its
@@ -134,25 +136,25 @@ def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
     from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
     from t2t_flax.evaluation.restore import load
 
-    records, texts, pod = {}, [], watch.pod
+    records, texts, group = {}, [], supervisor.group
     if config.data.test:
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
         data = config.data  # what a stored config may not say, this command line does
         places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, pod=pod)
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         for name in sets_of(config, "test"):
-            with arguments.decode_progress(watch) as progress:
-                record, triples = evaluate(loaded, name, progress=progress, pod=pod, why=why)
+            with arguments.decode_progress(supervisor) as progress:
+                record, triples = evaluate(loaded, name, progress=progress, group=group, why=why)
             path = path_of(loaded, record)
             records[name] = path.name
             texts.append(summary(record))
-            print_samples(triples, config.eval.samples, pod.say)
-            pod.say(texts[-1])
-            pod.say(f"record: {path}")
+            print_samples(triples, config.eval.samples, group.say)
+            group.say(texts[-1])
+            group.say(f"record: {path}")
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -161,7 +163,7 @@ def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
         "summary": "\n".join(texts),
         "seconds": outcome.seconds,
     }
-    if pod.lead:
+    if group.is_lead:
         write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
 
 

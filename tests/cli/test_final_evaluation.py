@@ -12,8 +12,8 @@ from helpers.records import without_search
 from helpers.runs import start, tiny_run
 
 from t2t_flax.cli import train as command
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.compare import read_record
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
@@ -51,8 +51,8 @@ def copy(ended, tmp_path, monkeypatch):
 def finish(config, workdir, reason="patience"):
     """complete.json, and the records that it names."""
     command.adopt_config(workdir, config)
-    with Watch(Pod(), config.distributed) as watch:
-        command.finish(config, workdir, loop.Outcome(None, 4, reason, {}), watch)
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        command.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 
@@ -123,7 +123,7 @@ def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache,
 
     monkeypatch.setattr(loading, "load", counted)
     command.adopt_config(epath.Path(tmp_path), config)
-    with Watch(Pod(), config.distributed) as watch:
-        assert command._train(config, epath.Path(tmp_path), [], watch) == 0
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        assert command._train(config, epath.Path(tmp_path), [], supervisor) == 0
     held, parameters = seen
     assert held < parameters / 10
