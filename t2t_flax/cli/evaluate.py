@@ -6,8 +6,8 @@ import sys
 
 from etils import epath
 
+from t2t_flax import jobs
 from t2t_flax.cli import arguments
-from t2t_flax.cli.train import print_samples
 from t2t_flax.distributed.coordination import check_shared
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -92,7 +92,7 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
 
 def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor) -> int:
     from t2t_flax.evaluation.compare import compare, describe
-    from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary, write_record
+    from t2t_flax.evaluation.evaluate import planned_path, write_record
     from t2t_flax.evaluation.restore import load
 
     say = supervisor.group.say
@@ -106,11 +106,7 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
                 ".ref.txt, to another folder and compare with the copy."
             )
         for name in sets:
-            with arguments.decode_progress(supervisor) as progress:
-                record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group)
-            path = path_of(loaded, record)
-            print_samples(triples, loaded.config.eval.samples, say)
-            say(summary(record))
+            path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
             if args.compare and supervisor.group.is_lead:
                 record["compare"] = compare(path, args.compare, score=args.compare_score or "")
                 write_record(path, record)

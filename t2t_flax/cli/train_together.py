@@ -10,13 +10,13 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.cli.train import check_scores, finish
 from t2t_flax.config import Config
 from t2t_flax.config.scalars import can_train_together, share_a_program
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, NO_ROOM, OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.filesystem import is_full
+from t2t_flax.jobs import check_metrics_available, finish
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
@@ -63,7 +63,7 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
     say, assembled = supervisor.group.say, list[TrainingSetup]()
     left = [(config, workdir) for config, workdir in runs if not completed(workdir, config)]
     for i, (config, workdir) in enumerate(left):
-        check_scores(config)
+        check_metrics_available(config)
         adopt_config(workdir, config)
         unmark(workdir)
         with supervisor.exit_on_signal("preparing the data"):

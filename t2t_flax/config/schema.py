@@ -34,7 +34,9 @@ class Data:
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, live=True)
     corpus: str = key("", "name of the corpus, for records (its digest is there besides)", live=True)
-    pretokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
+    pretokenized: bool = key(
+        False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are"
+    )
     tokenizer: str = key(
         "bpe",
         "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes of "

@@ -221,7 +221,8 @@ def _note_update(tracks: list[_Track], step: int, fed, metrics) -> None:
 
 
 def _look(
-    tracks: list[_Track], state: TrainState, step: int, now: Due, *, supervisor: RunSupervisor, clock: Clock, shared: dict[str, float], ended,
+    tracks: list[_Track], state: TrainState, step: int, now: Due, *, supervisor: RunSupervisor, clock: Clock,
+    shared: dict[str, float], ended,
     asked=False, resumed=False,
 ) -> None:  # fmt: skip
     """What is due for the runs after an update: evaluations, checkpoints, ends. A stop in the middle of the evaluations
