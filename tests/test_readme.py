@@ -17,7 +17,7 @@ def test_files_of_the_tree_exist():
         assert (ROOT / name).is_dir(), name
 
 
-def test_records_and_keys_that_are_named_exist():
+def test_named_records_and_keys_exist():
     from t2t_flax.config.schema import fields
 
     for path in re.findall(r"\((benchmarks/results/[^)]+)\)", TEXT):
