@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.distributed.watch import Watch
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import write_whole
@@ -88,7 +89,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     args = arguments.parse_args(plain)
     if "average" in args:
         _check_checkpoint(args)
-    return args, overrides
+    return args, current_overrides(overrides, note="--config.")
 
 
 def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
