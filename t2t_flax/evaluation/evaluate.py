@@ -18,7 +18,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import UNK
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_selection import Choice
 from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
@@ -40,21 +40,21 @@ def evaluate(
     split: str,
     *,
     progress: Callable[[int, int], None] | None = None,
-    pod: Pod | None = None,
+    group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
     """Decodes and scores all sentences of `valid` or of one test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
-    (`pod`) all must call this; each decodes its share, process 0 writes.
+    (`group`) all must call this; each decodes its share, process 0 writes.
 
     progress: see `Translator.translate`. why: why these checkpoints, for the record.
     Returns (the record, the list of (source, first reference, hypothesis)).
     """
     task = task_of(loaded.config)
     source = split_source(task, split)
-    store = split_store(task, loaded.workdir, split, loaded.tokenizers, pod=pod)
+    store = split_store(task, loaded.workdir, split, loaded.tokenizers, pod=group)
     # Compiled first: a program that does not fit in memory is reported before anything is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
     start = time.perf_counter()

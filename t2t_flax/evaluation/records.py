@@ -15,6 +15,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
@@ -46,7 +47,7 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
 
     A key that an older version did not know had its default.
     """
-    checkpoint, config = record["checkpoint"], record["config"]
+    checkpoint, config = record["checkpoint"], upgraded(record["config"])
     settings = {}
     for name, item in fields().items():
         group, key = name.split(".")
@@ -138,7 +139,8 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
     if "references" not in record:
         raise UserError(f"{path} was written by a version that stored no references: run `evaluate` again.")
-    return record
+    config = record["config"]
+    return record | {"config": upgraded(config) if isinstance(config, dict) else {}}
 
 
 def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], list[list[str]]]:

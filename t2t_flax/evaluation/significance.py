@@ -6,6 +6,7 @@ bootstrap over sentences (Koehn 2004). With several seeds the uncertainty over s
 where the 95 % interval excludes zero, in a table of several comparisons too.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -95,9 +96,14 @@ def add_seed_variance(differences: np.ndarray, variance: float, freedom: int) ->
         return differences
     repeats = -(-SEED_DRAWS // len(differences))
     draws = repeats * len(differences)
+    return np.tile(differences, repeats) + np.sqrt(variance) * _student_t(freedom, draws)
+
+
+@functools.lru_cache(maxsize=4)
+def _student_t(freedom: int, draws: int) -> np.ndarray:
+    """Draws of Student's t in random order, one from each of equally likely intervals."""
     quantiles = special.stdtrit(freedom, (np.arange(draws) + 0.5) / draws)
-    t = np.random.default_rng(SEED).permutation(quantiles)
-    return np.tile(differences, repeats) + np.sqrt(variance) * t
+    return np.random.default_rng(SEED).permutation(quantiles)
 
 
 def two_sided_p(differences: np.ndarray) -> float:
@@ -154,7 +160,7 @@ def multipliers(p_values: Sequence[float], *, holm: bool) -> list[float]:
 
 def resamples_for(comparisons: int) -> int:
     """Enough resamples that a corrected p-value can be well below LEVEL."""
-    return max(RESAMPLES, 200 * comparisons)
+    return max(RESAMPLES, min(20_000, 200 * comparisons))
 
 
 def corrected(p_values: Sequence[float], *, holm: bool) -> list[float]:

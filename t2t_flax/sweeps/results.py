@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import SeedPairs, check_comparable, compare_seeds, pair_seeds
 from t2t_flax.evaluation.records import KEYS_WITHOUT_EFFECT, read_record, task_of_record, texts
@@ -111,7 +112,7 @@ def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Resu
 def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
     """Raises UserError for a record that is damaged, has lost its texts, or was made again with other settings."""
     with _readable(folder.config(name)):
-        own = json.loads(folder.config(name).read_text())
+        own = upgraded(json.loads(folder.config(name).read_text()))
     with _readable(path):
         record = read_record(path)
         changed = _changed(folder, name, path, own, record)
@@ -198,7 +199,8 @@ def _compared(table: list[Row], base: Row, metric: str, *, named: bool) -> list[
     """
     paired, apart = {}, {}
     count = len(table) - 1
-    resamples = resamples_for(count if named else count * (count + 1) // 2)
+    one_seed = all(len(row.results) < 2 for row in table)
+    resamples = resamples_for((count if named else count * (count + 1) // 2) * one_seed)
     for row in table:
         seeds = [] if row is base else _shared_seeds(row, base)
         changed = [r.changed for r in row.results if r.changed and r.score is None]

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from helpers.configs import small_config
-from t2t_flax.evaluation.compare_seeds import pair_seeds
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
@@ -13,7 +12,8 @@ from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.data.tokenizers.base import EOS, UNK
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import compare
+from t2t_flax.evaluation.compare import compare, pair_seeds
+from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.tasks import task_of
 from t2t_flax.tasks.metrics import Predictions
 from t2t_flax.tasks.parsing.trees import leaves, linear, read_trees
