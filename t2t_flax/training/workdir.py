@@ -105,8 +105,8 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     """
     stored, path = check_ours(workdir), workdir / "config.json"
     if steps_there(workdir):
-        if differ := config_lib.frozen_differences(stored, config):
-            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
+        if differ := config_lib.immutable_differences(stored, config):
+            lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
@@ -184,7 +184,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s cannot be read (%s): the last evaluation is made again", workdir / "complete.json", error)
         return None
-    if config_lib.frozen_differences(stored, config):
+    if config_lib.immutable_differences(stored, config):
         return None  # adopt_config says what differs
     if reason == "steps" and config.train.steps > step:
         return None
