@@ -24,7 +24,7 @@ from t2t_flax.evaluation.checkpoint_selection import Choice
 from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
 from t2t_flax.evaluation.restore import Loaded, stored_config
 from t2t_flax.evaluation.significance import confidence_interval
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
 from t2t_flax.training.setup import ValidationLoss
@@ -117,7 +117,7 @@ def evaluate(
     if jax.process_index() == 0:
         folder = loaded.workdir / "eval"
         for file, text in texts.items():
-            write_whole(folder / file, text)
+            atomic_write(folder / file, text)
         write_record(folder / f"{name}.json", record)
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
@@ -216,7 +216,7 @@ def summary(record: dict[str, Any]) -> str:
 
 def write_record(path: epath.Path, record: dict[str, Any]) -> None:
     """Writes a record as indented JSON."""
-    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    atomic_write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:

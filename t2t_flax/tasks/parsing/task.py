@@ -120,7 +120,7 @@ class Parsing(Task):
             )
         if data.on_too_long == "truncate":
             raise UserError(
-                "config.data.on_too_long = 'truncate' would cut trees apart from their sentences: use drop with "
+                "config.data.on_too_long = 'truncate' would leave trees that do not match their sentences: use drop with "
                 "config.data.task = parsing."
             )
 
