@@ -5,10 +5,10 @@ import json
 from t2t_flax.cli import arguments
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.planning import topology
 from t2t_flax.planning.environment import compiler_environment, in_compiler_environment, require_compilers
-from t2t_flax.process_setup import in_child
+from t2t_flax.process_setup import run_in_child
 
 _DESCRIPTION = f"""\
 Compiles the real train step and decode step ahead of time for a named machine, and reports memory, collectives
@@ -31,7 +31,11 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--store", default="", metavar="DIR", help="take the batch shape from this token store")
     parser.add_argument(
-        "--rows", type=arguments.count(1), default=0, metavar="N", help="packed rows on each device, not the config's batch"
+        "--rows",
+        type=arguments.count(1),
+        default=0,
+        metavar="N",
+        help="packed rows on each device, not the config's batch",
     )
     parser.add_argument("--largest-batch", action="store_true", help="find the largest batch that fits")
     parser.add_argument("--no-decode", action="store_true", help="leave out the decode step")
@@ -43,7 +47,7 @@ def run(argv: list[str]) -> int:
         raise UserError("--topology names no machine: write for example --topology=v5e-16.")
     if not in_compiler_environment():
         require_compilers(machines)
-        return in_child("plan", *argv, environment=compiler_environment(machines))
+        return run_in_child("plan", *argv, environment=compiler_environment(machines))
     from t2t_flax.planning import plan, report
 
     plans = []
@@ -54,7 +58,7 @@ def run(argv: list[str]) -> int:
         plans.append(record)
         print(report.describe(config, machine, record, store=args.store), end="\n\n", flush=True)
         if args.json:  # after each machine: a later compilation may take minutes
-            write_whole(args.json, json.dumps(plans, indent=1) + "\n")
+            atomic_write(args.json, json.dumps(plans, indent=1) + "\n")
     if len(plans) > 1:
         print(report.table(plans))
     return 0

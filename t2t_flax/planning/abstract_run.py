@@ -15,7 +15,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.decoding.aot import compile_search
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, first_line
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring.memory import program_memory
 from t2t_flax.planning import hlo
@@ -88,19 +88,24 @@ def devices_of(topology: Topology) -> list[jax.Device]:
     try:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"--topology={topology.name}: the TPU compiler does not accept {name}: {reason}") from None
+
+
+def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
+    """One update of this shape, traced for the devices of the run."""
+    size = (shape.micro, shape.rows, shape.length)
+    batch = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
+    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    with mesh_lib.use(run.mesh):
+        return step.trace(run.state, batch)
 
 
 def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     """What the compiler says about one update of this shape, see `_facts`; and its matrix products by type."""
-    size = (shape.micro, shape.rows, shape.length)
-    batch = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
-    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    traced = trace_train_step(run, shape)
     options = compiler_options(run.config) if run.topology.platform == "cpu" else None
-    with mesh_lib.use(run.mesh):
-        traced = step.trace(run.state, batch)
-        facts = _facts(run, lambda: traced.lower().compile(options))
+    facts = _facts(run, lambda: traced.lower().compile(options))
     return facts | {"products": matrix_products(traced.jaxpr.jaxpr)}
 
 
@@ -125,7 +130,7 @@ def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dic
             raise
         used = _REFUSAL.search(str(error))
         needed, available = (float(used[i]) * _UNITS[used[i + 1].upper()] for i in (1, 3)) if used else (None, None)
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         return {"fits": False, "needed_bytes": needed, "available_bytes": available, "reason": reason}
     seconds = time.perf_counter() - start
     memory = program_memory(compiled)

@@ -104,7 +104,9 @@ def _program(topology: Topology, plan: dict[str, Any]) -> list[str]:
     lines = ["matrix products of one update by type (from the traced program)"]
     total = sum(row["flops"] for row in train["products"])
     for row in train["products"]:
-        lines.append(f"  {row['types']:36} {row['count']:>6} products {100 * row['flops'] / total:>6.1f} % of the FLOPs")
+        lines.append(
+            f"  {row['types']:36} {row['count']:>6} products {100 * row['flops'] / total:>6.1f} % of the FLOPs"
+        )
     if not train["fits"]:
         return lines
     calls = ", ".join(f"{target} ({count})" for target, count in train["custom_calls"].items())
