@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import schema
+from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
@@ -277,7 +278,7 @@ def _check_combinations(c: Config) -> None:
             f"config.data.max_length = {d.max_length}."
         )
     parse_test_sets(d.test)
-    _check_schedule(c.optimizer)
+    check_optimizer(c.optimizer)
     if c.eval.metric == "loss" and not (c.eval.every_steps or c.eval.every_epochs):
         raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
     if c.decode.strategy == "beam" and c.decode.n_best > c.decode.beam_size:
@@ -324,17 +325,6 @@ def _check_task(c: Config) -> None:
             "config.data.on_too_long = 'truncate' would leave trees that are not over their sentences: use drop with "
             "config.data.task = parsing."
         )
-
-
-def _check_schedule(o: schema.Optimizer) -> None:
-    """Keys of another schedule would silently do nothing."""
-    for name, schedules in (("lr_scale", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
-                            ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
-        value = getattr(o, name)
-        if o.schedule not in schedules and value != getattr(schema.Optimizer, name):
-            raise UserError(
-                f"config.optimizer.{name} = {value} is for {' and '.join(schedules)}; config.optimizer.schedule = {o.schedule}."
-            )
 
 
 def _check_mixer(m: schema.Model) -> None:
