@@ -44,19 +44,19 @@ class Optimizer:
         "constant, then linear decay over the last cooldown_steps before decay_steps",
         choices=tuple(SCHEDULES),
     )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, live=True)
-    peak_lr: float = key(5e-4, "highest rate of every schedule but noam", low=0.0, live=True)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, live=True)
-    warmup_init: float = key(0.0, "rate at which warm-up to peak_lr starts", low=0.0, live=True)
+    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
+    peak_lr: float = key(5e-4, "highest rate of every schedule but noam", low=0.0, mutable=True)
+    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
+    warmup_init: float = key(0.0, "rate at which warm-up to peak_lr starts", low=0.0, mutable=True)
     decay_steps: int = key(
         0,
         "update at which cosine, linear and wsd reach min_lr, warm-up included; independent of train.steps",
         unit="updates",
         low=0,
-        live=True,
+        mutable=True,
     )
-    min_lr: float = key(0.0, "final rate of cosine, linear and wsd", low=0.0, live=True)
-    cooldown_steps: int = key(0, "updates of the final decay of wsd", unit="updates", low=0, live=True)
+    min_lr: float = key(0.0, "final rate of cosine, linear and wsd", low=0.0, mutable=True)
+    cooldown_steps: int = key(0, "updates of the final decay of wsd", unit="updates", low=0, mutable=True)
     b1: float = key(0.9, "beta 1 of Adam (5.3) and Lion", low=0.0, high=0.9999)
     b2: float = key(0.98, "beta 2 of Adam (5.3) and Lion", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
@@ -64,7 +64,9 @@ class Optimizer:
     schedule_first_step: int = key(
         1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
     )
-    max_grad_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, live=True)
+    max_grad_norm: float = key(
+        0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, mutable=True
+    )
     weight_decay: float = key(
         0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
     )

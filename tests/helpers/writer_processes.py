@@ -12,7 +12,7 @@ from t2t_flax.data.store import writer as store_writer
 from t2t_flax.data.store.writer import StoreWriter, turn
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["writer_processes"])
+PROCESSES.set_forkserver_preload(["helpers.writer_processes"])
 
 
 def start(target, *args):
