@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import is_remote, move_folder, names_in, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, move_folder
 from t2t_flax.training.damage import check_digest, with_digest
 
 
@@ -43,9 +43,9 @@ def amend(checkpoint: epath.Path, changes: dict[str, Any], metric: float | None)
     """Updates the metadata, and the metric where there is one; Orbax cannot change a checkpoint once it is written."""
     if metric is not None:
         changes = changes | {"metric": metric}
-    write_whole(checkpoint / "meta" / "metadata", json.dumps(with_digest(read_meta(checkpoint) | changes)))
+    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(read_meta(checkpoint) | changes)))
     if metric is not None:
-        write_whole(checkpoint / "metrics" / "metrics", json.dumps({"metric": metric}))
+        atomic_write(checkpoint / "metrics" / "metrics", json.dumps({"metric": metric}))
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:
@@ -53,6 +53,6 @@ def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> 
     linked = folder.parent != workdir and not is_remote(folder)
     target = folder.parent / (f"{folder.name}.damaged" if linked else "damaged")
     for step in steps:
-        taken = set(names_in(target))
+        taken = set(list_names(target))
         number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
         move_folder(folder / str(step), target / f"{step}-{number}")

@@ -24,14 +24,14 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import fsync_tree, is_remote, names_in, write_whole
+from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
 from t2t_flax.training.checkpoint_files import amend, read_meta, read_metric, read_scheduled, set_aside
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config_of
 from t2t_flax.training.damage import (
     DamagedCheckpoint,
     array_shapes,
-    first_line,
+    describe_error,
     is_damage,
     shape_differences,
     with_digest,
@@ -95,7 +95,7 @@ class Checkpoints:
     def clean_up(self) -> None:
         """Removes what killed saves left behind. Call it only while holding the lock of the workdir."""
         if self.group.is_lead:
-            for name in names_in(self._folder):
+            for name in list_names(self._folder):
                 path = self._folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
                     log.info("removing %s, which was never finished", path)
@@ -185,7 +185,7 @@ class Checkpoints:
 
     def _sync(self) -> None:
         """Flushes unfinished checkpoints to disk. Orbax calls it before renaming a new one and deleting an old one."""
-        for name in names_in(self._folder):
+        for name in list_names(self._folder):
             if ocp.utils.TMP_DIR_SUFFIX in name:
                 fsync_tree(self._folder / name)
 
@@ -226,7 +226,7 @@ class Checkpoints:
         if self._unconfirmed and self.group.is_lead and not (self._workdir / TRAINED).exists():
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             marker = {"first_checkpoint": min(self._steps), "written": now}
-            write_whole(self._workdir / TRAINED, json.dumps(marker) + "\n")
+            atomic_write(self._workdir / TRAINED, json.dumps(marker) + "\n")
         self._unconfirmed = False
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class Checkpoints:
         except Exception as error:
             if not is_damage(error):
                 raise
-            damage = first_line(error)
+            damage = describe_error(error)
         for reported in self.group.all_gather(f"checkpoint {step}", damage):
             if reported:
                 raise DamagedCheckpoint(reported)
@@ -371,7 +371,7 @@ class _Always(policies.SaveDecisionPolicy):
 
 def finished_steps(folder: epath.Path) -> list[int]:
     """Steps with a finished checkpoint, ascending."""
-    return sorted(int(name) for name in names_in(folder) if name.isdigit() and _finalized(folder / name))
+    return sorted(int(name) for name in list_names(folder) if name.isdigit() and _finalized(folder / name))
 
 
 def _finalized(path: epath.Path) -> bool:
