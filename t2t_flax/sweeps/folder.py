@@ -25,8 +25,9 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import scalars
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_full, numbered
+from t2t_flax.filesystem import is_write_refused, list_numbers
 from t2t_flax.sweeps.trials import is_folder_name
 
 COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
@@ -87,7 +88,7 @@ class Folder:
                     line = "\n" + line  # the last line was cut short
                 file.write(line.encode())
         except OSError as error:
-            if not is_full(error):
+            if not is_write_refused(error):
                 raise
             raise UserError(
                 f"{path} cannot be written ({error.strerror}): make room, then give the same command."
@@ -166,7 +167,7 @@ class Folder:
 
     def newest(self, name: str) -> int:
         """The update of the newest checkpoint; 0 where there is none."""
-        return max(numbered(self.workdir(name) / "checkpoints"), default=0)
+        return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
 
     def claim(self, name: str) -> Claim | None:
         """None where another worker trains the trial, or its orphaned training still runs."""
@@ -248,7 +249,8 @@ def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, 
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(KEYS))}.")
     for name, trial in stored["trials"].items():
         _check_trial(file, name, trial)
-    return stored | {"trials": stored["trials"] | (asked(path) if asked_too else {})}
+    fixed = current_overrides(stored["fixed"]) if isinstance(stored["fixed"], dict) else stored["fixed"]
+    return stored | {"fixed": fixed, "trials": stored["trials"] | (asked(path) if asked_too else {})}
 
 
 def _check_trial(file: Path, name: Any, trial: Any) -> None:

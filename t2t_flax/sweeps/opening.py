@@ -9,7 +9,7 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote
 from t2t_flax.sweeps.folder import Folder, one_at_a_time, read_sweep
 from t2t_flax.sweeps.trials import Trial
 from t2t_flax.version import __version__, source_digest
@@ -53,9 +53,9 @@ def open_folder(
             told |= {"code": stored["code"], "cwd": stored["cwd"]}
         if not dry_run:
             if base:
-                write_whole(folder.base, config_lib.to_json(base))
+                atomic_write(folder.base, config_lib.to_json(base))
             add_configs(folder, trials, anew=not found)
-            write_whole(folder.path / "sweep.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+            atomic_write(folder.path / "sweep.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     return folder, told if dry_run else read_sweep(folder.path)
 
 
@@ -80,7 +80,7 @@ def add_configs(folder: Folder, trials: list[Trial], *, anew: bool = False) -> N
     """Writes the configs of trials that have none yet (`anew`: of all)."""
     for trial in trials:
         if anew or not folder.config(trial.name).exists():
-            write_whole(folder.config(trial.name), config_lib.to_json(trial.config))
+            atomic_write(folder.config(trial.name), config_lib.to_json(trial.config))
 
 
 def code() -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.page import page
 from t2t_flax.sweeps.pictures import pictures
@@ -27,12 +27,12 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     apart = [f"{row.name}: {row.apart.splitlines()[0]}" for row in table if row.apart]
     lines = [cells(row, chosen) for row in table]
     out = path / "report"
-    write_whole(out / "table.csv", csv_text(COLUMNS, lines))
-    write_whole(out / "trials.csv", csv_text(*_trials(folder, described, table)))
+    atomic_write(out / "table.csv", csv_text(COLUMNS, lines))
+    atomic_write(out / "trials.csv", csv_text(*_trials(folder, described, table)))
     drawn = pictures(folder, table, score)
     for name, svg in drawn.items():
-        write_whole(out / f"{name}.svg", svg)
-    write_whole(
+        atomic_write(out / f"{name}.svg", svg)
+    atomic_write(
         out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn, ". ".join([told, *apart]))
     )
     return "\n".join([told, "", text_table(COLUMNS, lines), "", *apart, f"report: {out}/index.html"])

@@ -12,7 +12,7 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, ENDED, FAILED, PRUNED, Folder, asked, one_at_a_time
 from t2t_flax.sweeps.opening import add_configs
@@ -79,7 +79,7 @@ class Searched(Queue):
                     "number": proposed.number,
                 }
                 place = self._folder.path / "asked" / f"{len(self.names()):05d}.json"
-                write_whole(place, json.dumps(told, indent=2) + "\n")
+                atomic_write(place, json.dumps(told, indent=2) + "\n")
                 return True
         raise UserError(f"{_ASKS} proposals of the search were no possible config, the last one: {impossible}")
 
