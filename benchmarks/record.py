@@ -1,4 +1,4 @@
-"""Records of measurements: where they were made, and where they go."""
+"""Benchmark records: the machine they were measured on, and writing them."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def machine() -> dict[str, str | int]:
 
 
 def publish(record: dict[str, Any], out: str | None) -> None:
-    """Prints a record, and writes it to the file `out`, if one is named."""
+    """Prints a record; also writes it to the file `out`, if given."""
     text = json.dumps(record, indent=2) + "\n"
     if out:
         write_whole(out, text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from t2t_flax.errors import OK, UserError
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
     from etils import epath
 
     from t2t_flax.config import Config
-    from t2t_flax.distributed.watch import Watch
+    from t2t_flax.distributed.supervisor import RunSupervisor
     from t2t_flax.evaluation.restore import Loaded
     from t2t_flax.jobs import TrainResult
 
-    ConfigLike = str | os.PathLike[str] | Config | ml_collections.ConfigDict
+    ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
 
 
 def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> TrainResult:
@@ -41,7 +41,7 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
     resolved, path = resolve(config, overrides), epath.Path(workdir)
     check_workdir(path)
     notes = _prepare_process(resolved)
-    return _as_job(resolved, lambda watch: jobs.train(resolved, path, watch, notes), stacks=path / "stacks")
+    return _as_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
 
 
 def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -83,10 +83,10 @@ def evaluate(
     jobs.check_metrics_available(config)
     _prepare_process(config)
 
-    def body(watch: Watch) -> dict[str, dict[str, Any]]:
-        with watch.giving_up("evaluating"):
-            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, pod=watch.pod)
-            return {name: jobs.evaluate_set(loaded, name, watch)[1] for name in sets}
+    def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
+        with supervisor.exit_on_signal("evaluating"):
+            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=supervisor.group)
+            return {name: jobs.evaluate_set(loaded, name, supervisor)[1] for name in sets}
 
     return _as_job(config, body)
 
@@ -170,14 +170,14 @@ def _prepare_process(config: Config) -> list[str]:
         ) from None
 
 
-def _as_job(config: Config, body: Callable[[Watch], Any], stacks: epath.Path | None = None) -> Any:
-    """`body(watch)` in this process, or in this one of several; returns its result."""
+def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.Path | None = None) -> Any:
+    """`body(supervisor)` in this process, or in this one of several; returns its result."""
     from t2t_flax.distributed.job import run_job
 
     results: list[Any] = []
 
-    def job(watch: Watch) -> int:
-        results.append(body(watch))
+    def job(supervisor: RunSupervisor) -> int:
+        results.append(body(supervisor))
         return OK
 
     run_job(config.distributed, job, stacks=stacks)

@@ -1,6 +1,6 @@
 """Train, prepare and evaluate a run from start to end: what the command line and the Python API both call.
 
-Each function runs in every process of a run, and the processes agree through the watch that they are given.
+Each function runs in every process of a run, and the processes agree through the `supervisor` that they are given.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod, check_shared
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.coordination import ProcessGroup, check_shared
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import check_workdir, write_whole
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
@@ -37,28 +37,28 @@ class TrainResult:
         return self.reason in ("steps", "patience")
 
 
-def train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[str] = ()) -> TrainResult:
+def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str] = ()) -> TrainResult:
     """Trains to the end, or from where the workdir stands, and writes the evaluation records.
 
     notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
     where the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
     """
-    pod = watch.pod
-    if pod.lead:
+    group = supervisor.group
+    if group.is_lead:
         check_ours(workdir)
-    check_shared(pod, workdir, "--workdir")
-    if _completed(workdir, config, pod):
+    check_shared(group, workdir, "--workdir")
+    if _completed(workdir, config, group):
         return _stored_result(workdir)
     with contextlib.ExitStack() as stack:
-        with watch.giving_up("waiting for the lock of the workdir"):
-            stack.enter_context(writing(workdir, "train", pod))
-        if _completed(workdir, config, pod):  # by the process that held the lock until now
+        with supervisor.exit_on_signal("waiting for the lock of the workdir"):
+            stack.enter_context(writing(workdir, "train", group))
+        if _completed(workdir, config, group):  # by the process that held the lock until now
             return _stored_result(workdir)
         check_metrics_available(config)
-        if pod.lead:
+        if group.is_lead:
             adopt_config(workdir, config)
-        pod.barrier("config", pod.MINUTES)
-        return _train(config, workdir, watch, notes)
+        group.barrier("config", group.MINUTES)
+        return _train(config, workdir, supervisor, notes)
 
 
 def prepare(config: Config, workdir: epath.Path) -> Any:
@@ -82,11 +82,11 @@ def check_metrics_available(config: Config) -> None:
         check_metrics(config)
 
 
-def _completed(workdir: epath.Path, config: Config, pod: Pod) -> bool:
+def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
     """Whether the run is complete, as process 0 sees it; prints its summary."""
-    message = pod.from_lead("completed", (completed(workdir, config) or "") if pod.lead else "")
+    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
     if message:
-        pod.say(message)
+        group.say(message)
     return bool(message)
 
 
@@ -97,7 +97,7 @@ def _stored_result(workdir: epath.Path) -> TrainResult:
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
-def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[str]) -> TrainResult:
+def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     import jax
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
@@ -107,11 +107,11 @@ def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[st
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
 
-    pod, say = watch.pod, watch.pod.say
-    with watch.giving_up("preparing the data"), split_progress() as progress:
-        if pod.lead:
+    group, say = supervisor.group, supervisor.group.say
+    with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
+        if group.is_lead:
             check_sources(config)
-        corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
+        corpus = prepare_corpus(config, workdir, progress if group.is_lead else None, group)
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
@@ -122,15 +122,15 @@ def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[st
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "
         f"epoch, shapes {describe_shapes(run.batches.shapes)}\n"
-        f"devices: {jax.device_count()} x {device.device_kind}{_processes(pod)}, mesh {dict(run.mesh.shape)}, Python "
+        f"devices: {jax.device_count()} x {device.device_kind}{_processes(group)}, mesh {dict(run.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in notes)
     )
-    if pod.lead:
+    if group.is_lead:
         unmark(workdir)
     try:
-        outcome = train_loop(run, validation_score(run), say, watch)
+        outcome = train_loop(run, validation_score(run), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
-        if pod.lead:
+        if group.is_lead:
             mark(workdir, error)
         raise
     say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
@@ -138,17 +138,17 @@ def _train(config: Config, workdir: epath.Path, watch: Watch, notes: Sequence[st
     if not outcome.finished:
         say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
         return TrainResult(workdir, outcome.step, outcome.reason, {})
-    with watch.giving_up("evaluating at the end"):
-        records = finish(config, workdir, outcome, watch)
-        pod.barrier("finished")
+    with supervisor.exit_on_signal("evaluating at the end"):
+        records = finish(config, workdir, outcome, supervisor)
+        group.barrier("finished")
     return TrainResult(workdir, outcome.step, outcome.reason, records)
 
 
-def _processes(pod: Pod) -> str:
-    return f" of {pod.count} processes" if pod.count > 1 else ""
+def _processes(group: ProcessGroup) -> str:
+    return f" of {group.count} processes" if group.count > 1 else ""
 
 
-def finish(config: Config, workdir: epath.Path, outcome: Any, watch: Watch) -> dict[str, epath.Path]:
+def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSupervisor) -> dict[str, epath.Path]:
     """The final evaluation: a record for each test set, then complete.json. Returns the records' paths.
 
     It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that stopped
@@ -157,21 +157,21 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, watch: Watch) -> d
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.restore import load
 
-    records, texts, pod = {}, [], watch.pod
+    records, texts, group = {}, [], supervisor.group
     if config.data.test:
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
         data = config.data  # places on this machine are taken from the command line, never from the stored config
         places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, pod=pod)
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         for name in sets_of(config, "test"):
-            path, _, text = evaluate_set(loaded, name, watch, why=why)
+            path, _, text = evaluate_set(loaded, name, supervisor, why=why)
             records[name] = path
             texts.append(text)
-            pod.say(f"record: {path}")
+            group.say(f"record: {path}")
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -180,23 +180,25 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, watch: Watch) -> d
         "summary": "\n".join(texts),
         "seconds": outcome.seconds,
     }
-    if pod.lead:
+    if group.is_lead:
         write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
     return records
 
 
-def evaluate_set(loaded: Any, name: str, watch: Watch, *, why: str = "") -> tuple[epath.Path, dict[str, Any], str]:
+def evaluate_set(
+    loaded: Any, name: str, supervisor: RunSupervisor, *, why: str = ""
+) -> tuple[epath.Path, dict[str, Any], str]:
     """Decodes and scores one test set and prints samples and scores.
 
     Returns (path of the record, the record, its summary).
     """
     from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
 
-    with decode_progress(watch) as progress:
-        record, triples = evaluate(loaded, name, progress=progress, pod=watch.pod, why=why)
-    print_samples(triples, loaded.config.eval.samples, watch.pod.say)
+    with decode_progress(supervisor) as progress:
+        record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
+    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
     text = summary(record)
-    watch.pod.say(text)
+    supervisor.group.say(text)
     return path_of(loaded, record), record, text
 
 
@@ -231,7 +233,7 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
 
 
 @contextlib.contextmanager
-def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
+def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
     """A progress bar of decoded sentences. Each batch also tells the hang watchdog that this process is alive."""
     from t2t_flax.monitoring.progress import Progress
 
@@ -239,11 +241,11 @@ def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
         bars: list[Progress] = []
 
         def update(done: int, total: int) -> None:
-            watch.reached()
+            supervisor.should_stop()
             if not bars:  # no ETA: short sentences are decoded first
-                bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
+                bar = Progress("decode", total, unit="sentences", quiet=not supervisor.group.is_lead, eta=False)
                 bars.append(stack.enter_context(bar))
-                stack.enter_context(watch.progress())
+                stack.enter_context(supervisor.expect_progress())
             bars[0].update(done)
             if done >= total:
                 stack.close()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import write_whole
 
@@ -86,7 +87,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     args = arguments.parse_args(plain)
     if "average" in args:
         _check_checkpoint(args)
-    return args, overrides
+    return args, current_overrides(overrides, note="--config.")
 
 
 def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:

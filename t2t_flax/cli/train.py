@@ -9,7 +9,7 @@ from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.process_setup import prepare_process
@@ -31,16 +31,18 @@ def run(argv: list[str]) -> int:
     workdir = epath.Path(args.workdir)
     check_workdir(workdir)
     notes = prepare_process(config)
-    return run_job(config.distributed, lambda watch: _job(config, workdir, watch, notes), stacks=workdir / "stacks")
+    return run_job(
+        config.distributed, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks"
+    )
 
 
-def _job(config: Config, workdir: epath.Path, watch: Watch, notes: list[str]) -> int:
+def _job(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: list[str]) -> int:
     from t2t_flax.training.divergence import NonFiniteUpdate, advice
 
     try:
-        result = jobs.train(config, workdir, watch, notes)
+        result = jobs.train(config, workdir, supervisor, notes)
     except NonFiniteUpdate as error:
-        if watch.pod.lead:
+        if supervisor.group.is_lead:
             print(f"t2t_flax train: {error} {advice(config, workdir)}", file=sys.stderr, flush=True)
         return DIVERGED
     return OK if result.finished else STOPPED

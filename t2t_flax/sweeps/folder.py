@@ -23,8 +23,10 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import Config, scalars
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import USER_ERROR, UserError
 from t2t_flax.filesystem import is_remote, numbered, read_if_there, write_whole
+from t2t_flax.sweeps.space import Search
 from t2t_flax.sweeps.trials import Trial, is_folder_name
 from t2t_flax.version import __version__, source_digest
 
@@ -313,9 +315,12 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
         raise UserError(f"{file} is damaged: it is not JSON.") from None
     if not isinstance(stored, dict) or not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(SWEEP_KEYS))}.")
-    for name, trial in stored["trials"].items():
-        _check_trial(file, name, trial)
-    return stored | {"trials": stored["trials"] | (read_proposals(path) if proposals else {})}
+    trials = {name: _checked_trial(file, name, trial) for name, trial in stored["trials"].items()}
+    return stored | {
+        "fixed": current_overrides(stored["fixed"]),
+        "search": stored["search"] and Search.from_json(stored["search"]).to_json(),
+        "trials": trials | (read_proposals(path) if proposals else {}),
+    }
 
 
 def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
@@ -327,13 +332,14 @@ def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         except ValueError:
             raise UserError(f"{file} is damaged: it is not JSON.") from None
         name = proposal.get("name") if isinstance(proposal, dict) else None
-        _check_trial(file, name, proposal)
-        proposals[name] = proposal
+        proposals[name] = _checked_trial(file, name, proposal)
     return proposals
 
 
-def _check_trial(file: Path, name: Any, trial: Any) -> None:
-    """Raises UserError for a trial that lacks a part, or whose name or row cannot be that of a folder."""
+def _checked_trial(file: Path, name: Any, trial: Any) -> dict[str, Any]:
+    """The trial with the current names of config keys. Raises UserError if it lacks a part, or if its name or row cannot be
+    the name of a folder.
+    """
     for text in (name, trial.get("row") if isinstance(trial, dict) else name):
         if not is_folder_name(text):
             raise UserError(
@@ -342,3 +348,4 @@ def _check_trial(file: Path, name: Any, trial: Any) -> None:
     parts = isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
     if not parts:
         raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")
+    return trial | {"overrides": current_overrides(trial["overrides"])}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.data.task import task_of
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_record, texts
@@ -144,7 +145,7 @@ def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
 def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
     """Raises UserError for a record that is damaged, has lost its texts, or was made with other settings than the trial's."""
     with _damage_as_user_error(folder.config(name)):
-        config = json.loads(folder.config(name).read_text())
+        config = upgraded(json.loads(folder.config(name).read_text()))
     with _damage_as_user_error(path):
         record = read_record(path)
         if changed := _changed_settings(config, record["config"]):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.renamed import current_key, current_value
 from t2t_flax.errors import UserError
 
 NAME = "name"
@@ -184,11 +185,12 @@ class Search:
                 config_lib.check_value(key, as_text(round(value) if is_integer else value))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, with choices as text; the inverse of `from_json`."""
-        values = dataclasses.asdict(self)
-        for stored in values["space"].values():
-            stored["choices"] = [as_text(value) for value in stored["choices"]]
-        return values
+        """Plain JSON values with the current names of config keys, choices as text; `from_json` reads older names too."""
+        space = {}
+        for key, values in self.space.items():
+            choices = [current_value(key, as_text(value)) for value in values.choices]
+            space[current_key(key)] = dataclasses.asdict(values) | {"choices": choices}
+        return dataclasses.asdict(self) | {"space": space}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> "Search":

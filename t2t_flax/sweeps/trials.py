@@ -9,6 +9,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.sweeps.space import NAME, Overrides, as_text
 
@@ -50,8 +51,8 @@ def expand(
 
 def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
     """The trial of a row and a seed; see `expand`."""
-    overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
     try:
+        overrides = current_overrides({key: as_text(value) for key, value in row.items() if key != NAME})
         if repeated := overrides.keys() & fixed.keys():
             raise UserError(f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE.")
         base = config_lib.load_config(path, fixed | overrides)

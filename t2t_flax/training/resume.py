@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.distributed.coordination import Pod, broken_connection
+from t2t_flax.distributed.coordination import ProcessGroup, broken_connection
 from t2t_flax.errors import NO_ROOM, UserError
 from t2t_flax.filesystem import is_full
 from t2t_flax.training.checkpoints import Checkpoints
@@ -49,11 +49,11 @@ class TrainProgress:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
-def open_checkpoints(run: TrainingSetup, pod: Pod | None = None) -> Checkpoints:
+def open_checkpoints(run: TrainingSetup, group: ProcessGroup | None = None) -> Checkpoints:
     """The run's checkpoints, with room for what the final average needs. Removes what a killed save has left."""
     c = run.config.checkpoint
     folder, last = run.workdir / "checkpoints", max(c.keep_last, c.average_last)
-    checkpoints = Checkpoints(folder, keep_last=last, keep_best=c.keep_best, pod=pod)
+    checkpoints = Checkpoints(folder, keep_last=last, keep_best=c.keep_best, group=group)
     checkpoints.clean_up()
     return checkpoints
 
@@ -71,7 +71,7 @@ def restore_or_init(run: TrainingSetup, checkpoints: Checkpoints, say) -> tuple[
         return state, done
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     if run.config.train.init_from:
-        params = params_of_finished(run, epath.Path(run.config.train.init_from), checkpoints.pod)
+        params = params_of_finished(run, epath.Path(run.config.train.init_from), checkpoints.group)
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))
@@ -79,9 +79,9 @@ def restore_or_init(run: TrainingSetup, checkpoints: Checkpoints, say) -> tuple[
     return state, TrainProgress()
 
 
-def params_of_finished(run: TrainingSetup, workdir: epath.Path, pod: Pod | None = None) -> Any:
+def params_of_finished(run: TrainingSetup, workdir: epath.Path, group: ProcessGroup | None = None) -> Any:
     """The newest parameters of another run, which must have the same model. Raises UserError otherwise."""
-    checkpoints = Checkpoints(workdir / "checkpoints", pod=pod)
+    checkpoints = Checkpoints(workdir / "checkpoints", group=group)
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"config.train.init_from = {workdir}: no checkpoint there.")

@@ -22,7 +22,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, names_in, numbered, read_if_there, write_whole
 from t2t_flax.locks import NAME as LOCK
@@ -73,11 +73,11 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 @contextlib.contextmanager
-def writing(workdir: epath.Path, command: str, pod: Pod | None = None) -> Iterator[None]:
+def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None) -> Iterator[None]:
     """Holds the lock of a workdir that `check_ours` has seen; of several processes the lead holds it for all. Files that
     killed writers had not finished are removed. Raises UserError, naming the process, where another one writes there.
     """
-    lock = lock_folder(workdir, command) if pod is None or pod.lead else None
+    lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
         if lock and not is_remote(workdir):
             _remove_unfinished(workdir)
@@ -105,8 +105,8 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     """
     stored, path = check_ours(workdir), workdir / "config.json"
     if steps_there(workdir):
-        if differ := config_lib.frozen_differences(stored, config):
-            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
+        if differ := config_lib.immutable_differences(stored, config):
+            lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
@@ -184,7 +184,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s cannot be read (%s): the last evaluation is made again", workdir / "complete.json", error)
         return None
-    if config_lib.frozen_differences(stored, config):
+    if config_lib.immutable_differences(stored, config):
         return None  # adopt_config says what differs
     if reason == "steps" and config.train.steps > step:
         return None

@@ -12,8 +12,8 @@ from helpers.records import without_search
 from helpers.runs import start, tiny_run
 
 from t2t_flax import jobs
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.compare import read_record
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
@@ -52,8 +52,8 @@ def copy(ended, tmp_path, monkeypatch):
 def finish(config, workdir, reason="patience"):
     """complete.json, and the records that it names."""
     adopt_config(workdir, config)
-    with Watch(Pod(), config.distributed) as watch:
-        jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), watch)
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 
@@ -124,7 +124,7 @@ def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache,
 
     monkeypatch.setattr(loading, "load", counted)
     adopt_config(epath.Path(tmp_path), config)
-    with Watch(Pod(), config.distributed) as watch:
-        assert jobs._train(config, epath.Path(tmp_path), watch, []).finished
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        assert jobs._train(config, epath.Path(tmp_path), supervisor, []).finished
     held, parameters = seen
     assert held < parameters / 10

@@ -115,7 +115,7 @@ def test_existing_sweep_is_compared_and_its_code_checked(tmp_path, capsys, no_tr
     assert sweep(*words, "model.dropout=0.1,0.3", "--dry-run") == 2
     assert "only in the folder: dropout=0.2,seed=0" in capsys.readouterr().err
     assert sweep(*words, "model.dropout=0.1,0.2", "--config.train.steps=9") == 2
-    assert "trial dropout=0.1,seed=0: train.steps: 500 in the folder, 9 now" in capsys.readouterr().err
+    assert "trial dropout=0.1,seed=0: train.steps: 1800 in the folder, 9 now" in capsys.readouterr().err
     assert sweep(f"--workdir={tmp_path}/s") == 0
     stored = json.loads(content)
     (tmp_path / "s" / "sweep.json").write_text(json.dumps(stored | {"code": {"version": "0", "digest": "0" * 16}}))

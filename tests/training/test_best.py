@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 from helpers.runs import start, tiny_run
 
-from t2t_flax.distributed.watch import StopRequested
+from t2t_flax.distributed.supervisor import StopRequested
 from t2t_flax.errors import UserError
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
@@ -234,14 +234,14 @@ def test_checkpoints_on_another_disk_are_set_aside_there(three, made, tmp_path, 
         write(tmp_path / "run" / "checkpoints", made, (3,))
 
 
-class HalfBlind(Pod):
+class HalfBlind(ProcessGroup):
     """Process 1 of two, whose lead says `told`; it says itself what `answers` says."""
 
     def __init__(self, told):
         super().__init__(1, 2)
         self.told, self.answers = told, []
 
-    def agree(self, what, mine="", seconds=0.0):
+    def all_gather(self, what, mine="", seconds=0.0):
         self.answers.append((what, mine))
         return [self.told.get(what, ""), mine]
 
@@ -251,11 +251,11 @@ class HalfBlind(Pod):
 
 def test_all_processes_take_what_process_0_lists(three, monkeypatch):
     """A network file system shows another host a new folder late, or one that is gone."""
-    pod = HalfBlind({"the checkpoints that there are": "[1, 2]"})
-    assert Checkpoints(three, pod=pod).steps() == [1, 2]
+    group = HalfBlind({"the checkpoints that there are": "[1, 2]"})
+    assert Checkpoints(three, group=group).steps() == [1, 2]
     monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
-        Checkpoints(three, pod=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
+        Checkpoints(three, group=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
 
 
 STEPS = st.integers(1, 40).flatmap(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.config.renamed import original_value
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.filesystem import write_whole
@@ -42,7 +43,7 @@ def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Cal
         seed,
         config.batching,
         config.batch_tokens,
-        config.batch_size_counts,
+        original_value("data.batch_size_counts", config.batch_size_counts),
         config.batch_groups,
     ]
     keys += [config.pack_length] if config.batching == "packed" else []

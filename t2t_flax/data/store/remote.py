@@ -56,7 +56,7 @@ def send(place: Path, folder: epath.PathLike) -> None:
     if not is_remote(folder):
         return
     meta = (place / "meta.json").read_text()
-    if read_meta(folder) == json.loads(meta):  # another host was faster
+    if read_meta(folder) == read_meta(place):  # another host was faster
         return
     (folder / "meta.json").unlink(missing_ok=True)
     for name in FILES:
