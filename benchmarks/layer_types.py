@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.record import machine
 from t2t_flax.config import Model
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.models.mixers import make_mixer
 from t2t_flax.monitoring.flops import mixer_products
 
@@ -228,8 +228,8 @@ def main() -> None:
         "layers": layers, "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "machine": machine(),
     }  # fmt: skip
-    write_whole(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
-    write_whole(Path(args.out) / "layer_types.png", draw(record, Figure))
+    atomic_write(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
+    atomic_write(Path(args.out) / "layer_types.png", draw(record, Figure))
     n, d = lengths[-1], str(widths[-1])
     print(f"\n{'layer':13} {'per layer':11} {'products':15} {'MFLOP':>8} {'ms':>8} {'chain':>6} {'path':>5}/formula")
     for name, layer in layers.items():

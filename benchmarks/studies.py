@@ -16,7 +16,7 @@ from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
 from t2t_flax.config import load_config
 from t2t_flax.evaluation.compare import read_record
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.results import Row, learning_curve, rows
@@ -132,7 +132,7 @@ def main() -> None:
         publish(table3_record(Path(args.table3)), str(TABLE3))
     if args.parsing:
         publish(parsing_record(Path(args.parsing)), str(PARSING))
-    write_whole(args.page, page())
+    atomic_write(args.page, page())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from t2t_flax import locks
 from t2t_flax.config import Config, scalars
 from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import USER_ERROR, UserError
-from t2t_flax.filesystem import is_remote, numbered, read_if_there, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
 from t2t_flax.sweeps.space import Search
 from t2t_flax.sweeps.trials import Trial, is_folder_name
 from t2t_flax.version import __version__, source_digest
@@ -84,10 +84,10 @@ class Folder:
         return config_lib.from_json(self.config(name).read_text())
 
     def write_config(self, trial: Trial) -> None:
-        write_whole(self.config(trial.name), config_lib.to_json(trial.config))
+        atomic_write(self.config(trial.name), config_lib.to_json(trial.config))
 
     def status(self, name: str) -> Status:
-        text = read_if_there(self.path / "status" / f"{name}.json")
+        text = read_if_exists(self.path / "status" / f"{name}.json")
         if text is None:
             return _status_of_events(self.path / "attempts" / f"{name}.jsonl")
         try:
@@ -100,7 +100,7 @@ class Folder:
     def set_status(self, name: str, status: Status, **changes: Any) -> Status:
         """Stores `status` with the changes, and returns it; only for the holder of the trial's claim."""
         status = dataclasses.replace(status, **changes)
-        write_whole(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
+        atomic_write(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
         return status
 
     def state(self, name: str) -> str:
@@ -126,7 +126,7 @@ class Folder:
 
     def newest_step(self, name: str) -> int:
         """The update of the newest checkpoint; 0 without one."""
-        return max(numbered(self.workdir(name) / "checkpoints"), default=0)
+        return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
 
     def unresolved_attempts(self, name: str) -> int:
         """Attempts in a row that ended unseen and without a new checkpoint: they may have crashed their worker."""
@@ -173,7 +173,7 @@ class Folder:
 def _status_of_events(path: Path) -> Status:
     """The status that older versions kept as a list of events, attempts/TRIAL.jsonl."""
     status = Status()
-    for line in (read_if_there(path) or "").splitlines():
+    for line in (read_if_exists(path) or "").splitlines():
         try:
             event = json.loads(line)
         except ValueError:  # truncated by a crash
@@ -247,11 +247,11 @@ def open_or_create(
         if dry_run:
             return folder, sweep
         if base:
-            write_whole(folder.base, config_lib.to_json(base))
+            atomic_write(folder.base, config_lib.to_json(base))
         for trial in trials:
             if not (exists and folder.config(trial.name).exists()):
                 folder.write_config(trial)
-        write_whole(folder.path / "sweep.json", json.dumps(sweep, indent=2, ensure_ascii=False) + "\n")
+        atomic_write(folder.path / "sweep.json", json.dumps(sweep, indent=2, ensure_ascii=False) + "\n")
     return folder, read_sweep(folder.path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, Folder, exclusive, read_proposals
 from t2t_flax.sweeps.results import trial_score
@@ -63,7 +63,7 @@ class SearchQueue(TrialQueue):
                     continue
                 self._folder.write_config(trial)
                 stored = {"name": trial.name, "row": name, "seed": 0, "overrides": trial.overrides}
-                write_whole(self._folder.proposals / f"{count:05d}.json", json.dumps(stored, indent=2) + "\n")
+                atomic_write(self._folder.proposals / f"{count:05d}.json", json.dumps(stored, indent=2) + "\n")
                 return True
         raise UserError(f"the search proposed {_MAX_IMPOSSIBLE} invalid configs in a row, the last one: {reason}")
 

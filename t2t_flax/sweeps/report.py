@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.plots import make_plots
 from t2t_flax.sweeps.results import Row, format_difference, rows, verdict
@@ -36,11 +36,11 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
     plots = make_plots(folder, table, score)
     out = path / "report"
-    write_whole(out / "table.csv", csv_text(COLUMNS, lines))
-    write_whole(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table)))
+    atomic_write(out / "table.csv", csv_text(COLUMNS, lines))
+    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table)))
     for name, svg in plots.items():
-        write_whole(out / f"{name}.svg", svg)
-    write_whole(out / "index.html", _page(folder, sweep, table, score, lines, plots, ". ".join([caption, *problems])))
+        atomic_write(out / f"{name}.svg", svg)
+    atomic_write(out / "index.html", _page(folder, sweep, table, score, lines, plots, ". ".join([caption, *problems])))
     return "\n".join([caption, "", text_table(COLUMNS, lines), "", *problems, f"report: {out}/index.html"])
 
 

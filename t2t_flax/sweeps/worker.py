@@ -18,7 +18,7 @@ from pathlib import Path
 from t2t_flax import errors
 from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, read_if_there
+from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
 from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps import child_process
@@ -223,7 +223,7 @@ class Worker:
         folder, status = self.folder, self.folder.status(name)
         if folder.state(name) == COMPLETE:
             return COMPLETE
-        marker = read_if_there(_diverged_marker(folder, name))
+        marker = read_if_exists(_diverged_marker(folder, name))
         if marker:
             self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
         elif (

@@ -25,14 +25,14 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import fsync_tree, is_remote, move_folder, names_in, write_whole
+from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names, move_folder
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config_of
 from t2t_flax.training.damage import (
     DamagedCheckpoint,
     array_shapes,
     check_seal,
-    first_line,
+    describe_error,
     is_damage,
     sealed,
     shape_differences,
@@ -102,7 +102,7 @@ class Checkpoints:
     def clean_up(self) -> None:
         """Removes what a killed save has left. For the one process that may write here."""
         if self.group.is_lead:
-            for name in names_in(self._folder):
+            for name in list_names(self._folder):
                 path = self._folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
                     log.info("%s was never finished and is removed", path)
@@ -159,9 +159,9 @@ class Checkpoints:
         if self.group.is_lead:
             folder, names = self._folder / str(step), ("scheduled", "regular_before", "progress")
             news = {name: meta[name] for name in names if name in meta} | ({} if metric is None else {"metric": metric})
-            write_whole(folder / "meta" / "metadata", json.dumps(sealed(check_seal(self._parse_meta(step)) | news)))
+            atomic_write(folder / "meta" / "metadata", json.dumps(sealed(check_seal(self._parse_meta(step)) | news)))
             if metric is not None:
-                write_whole(folder / "metrics" / "metrics", json.dumps({"metric": metric}))
+                atomic_write(folder / "metrics" / "metrics", json.dumps({"metric": metric}))
         self.group.barrier("a checkpoint is amended", self.group.MINUTES)
         if step in self._retention.facts:
             scheduled, known = self._retention.facts[step]
@@ -201,7 +201,7 @@ class Checkpoints:
 
     def _sync(self) -> None:
         """Called by Orbax before the folder of a checkpoint gets its final name, and before an older one is deleted."""
-        for name in names_in(self._folder):
+        for name in list_names(self._folder):
             if ocp.utils.TMP_DIR_SUFFIX in name:
                 fsync_tree(self._folder / name)
 
@@ -242,7 +242,7 @@ class Checkpoints:
         if self._unconfirmed and self.group.is_lead and not (self._workdir / TRAINED).exists():
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             about = {"first_checkpoint": min(self._steps), "written": now}
-            write_whole(self._workdir / TRAINED, json.dumps(about) + "\n")
+            atomic_write(self._workdir / TRAINED, json.dumps(about) + "\n")
         self._unconfirmed = False
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ class Checkpoints:
         except Exception as error:
             if not is_damage(error):
                 raise
-            damage = first_line(error)
+            damage = describe_error(error)
         for answer in self.group.all_gather(f"checkpoint {step}", damage):
             if answer:
                 raise DamagedCheckpoint(answer)
@@ -377,7 +377,7 @@ class Checkpoints:
             linked = self._folder.parent != self._workdir and not is_remote(self._folder)
             target = self._folder.parent / (f"{self._folder.name}.damaged" if linked else "damaged")
             for step in damaged:
-                taken = set(names_in(target))
+                taken = set(list_names(target))
                 number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
                 move_folder(self._folder / str(step), target / f"{step}-{number}")
         self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
@@ -396,7 +396,7 @@ class _Always(policies.SaveDecisionPolicy):
 
 def _whole(folder: epath.Path) -> list[int]:
     """Steps whose checkpoint was finished, ascending."""
-    return sorted(int(name) for name in names_in(folder) if name.isdigit() and _finalized(folder / name))
+    return sorted(int(name) for name in list_names(folder) if name.isdigit() and _finalized(folder / name))
 
 
 def _finalized(path: epath.Path) -> bool:

@@ -168,7 +168,7 @@ def test_an_average_on_a_full_disk_is_told_and_leaves_nothing(workdir, tmp_path,
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
 
     monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
-    with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Make room"):
+    with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Free disk space"):
         average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
     assert not list(tmp_path.iterdir())
 

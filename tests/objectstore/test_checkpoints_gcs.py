@@ -44,7 +44,7 @@ def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
 
 
 def test_foreign_folder_in_bucket_is_left_untouched(gcs):
-    files.write_whole(f"{RUN}/tokenizer/vocab.json", "{}")
+    files.atomic_write(f"{RUN}/tokenizer/vocab.json", "{}")
     with pytest.raises(UserError, match="no run of t2t_flax"):
         adopt_config(epath.Path(RUN), small_config())
     assert gcs.names() == ["run/tokenizer/vocab.json"]
@@ -58,6 +58,6 @@ def test_bucket_has_one_writer_at_a_time(gcs, monkeypatch):
             locks.lock_folder(RUN, "prepare")
     assert gcs.names() == []
     gone = dataclasses.replace(locks.this_process("train"), host="tpu-7")
-    files.write_whole(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
+    files.atomic_write(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
     with writing(epath.Path(RUN), "train"):
         assert json.loads(gcs.read("run/.lock"))["token"] != gone.token

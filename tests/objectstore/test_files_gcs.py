@@ -22,17 +22,17 @@ RUN = "gs://bucket/run"
 
 
 def test_file_is_written_in_one_request(gcs):
-    files.write_whole(f"{RUN}/a/b", "é\n")
-    files.write_whole(f"{RUN}/a/b", b"\x00")
+    files.atomic_write(f"{RUN}/a/b", "é\n")
+    files.atomic_write(f"{RUN}/a/b", b"\x00")
     assert gcs.names() == ["run/a/b"] and gcs.read("run/a/b") == b"\x00"
     assert not any(command == "DELETE" or "rewrite" in path for command, path in gcs.requests)
 
 
 def test_failed_write_keeps_the_old_file(gcs):
-    files.write_whole(f"{RUN}/a", "before")
+    files.atomic_write(f"{RUN}/a", "before")
     gcs.failures += [("POST", "/upload/", 403)] * 20
     with pytest.raises(Exception, match="403|[Ff]orbidden"):
-        files.write_whole(f"{RUN}/a", "after")
+        files.atomic_write(f"{RUN}/a", "after")
     gcs.failures.clear()
     assert gcs.read("run/a") == b"before"
 
@@ -48,7 +48,7 @@ def test_files_are_copied_to_and_from_the_bucket(gcs, tmp_path, size):
 
 def test_writes_of_another_host_are_visible_at_once(gcs):
     folder = epath.Path(RUN)
-    files.write_whole(folder / "a", "1")
+    files.atomic_write(folder / "a", "1")
     assert [p.name for p in folder.iterdir()] == ["a"] and not (folder / "b").exists()
     gcs.put("bucket", "run/b", b"2", {})
     assert (folder / "b").exists() and (folder / "b").read_text() == "2" and len(list(folder.iterdir())) == 2
@@ -58,7 +58,7 @@ def test_writes_of_another_host_are_visible_at_once(gcs):
 
 def test_folder_is_moved(gcs):
     for name in ("x/1", "x/y/2"):
-        files.write_whole(f"{RUN}/5/{name}", name)
+        files.atomic_write(f"{RUN}/5/{name}", name)
     files.move_folder(f"{RUN}/5", f"{RUN}/damaged/5-0")
     assert gcs.names() == ["run/damaged/5-0/x/1", "run/damaged/5-0/x/y/2"]
 

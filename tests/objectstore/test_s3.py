@@ -44,7 +44,7 @@ def s3(monkeypatch, tmp_path):
 
 def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
-    files.write_whole("s3://bucket/text/t.tsv", text)
+    files.atomic_write("s3://bucket/text/t.tsv", text)
     source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
     made = train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
     made.save(epath.Path(CACHE) / "tokenizer")

@@ -79,7 +79,7 @@ def test_interrupted_upload_is_not_a_store(gcs, source, tokenizers, monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(remote_store, "copy_file", stop)
-        patch.setattr(remote_store, "write_whole", lambda path, data: stop(path, path))
+        patch.setattr(remote_store, "atomic_write", lambda path, data: stop(path, path))
         prepare_split(source, tokenizers, FOLDER, **POLICIES)
     assert "meta.json" not in in_bucket(gcs)
     store = prepare_split(source, tokenizers, FOLDER, **POLICIES)

@@ -237,7 +237,9 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
     run = start(tiny_run(tmp_path, steps=8, log=dict(every_steps=100)), tmp_path, cache)
     with (
         full_disk(),
-        pytest.raises(UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Make room"),
+        pytest.raises(
+            UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Free disk space"
+        ),
     ):
         loop.train(run, score=None)
     outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
