@@ -7,7 +7,6 @@ import jax
 
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models.attention import widths
 from t2t_flax.monitoring import flops
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.schedules import learning_rate_schedule
@@ -53,7 +52,7 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
     m = config.model
-    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, widths(m)[0]))
+    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, m.head_widths[0]))
     if known and m.num_encoder_layers == m.num_decoder_layers:
         lines.append(
             f"  the paper states {known[1]} M for {known[0]} (Table 3); no one vocabulary gives both 65 M and 213 M: with "
