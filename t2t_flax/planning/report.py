@@ -6,6 +6,7 @@ from t2t_flax.config import Config
 from t2t_flax.planning.chips import GIB, HOP_SECONDS
 from t2t_flax.planning.roofline import sent_bytes
 from t2t_flax.planning.topology import Topology
+from t2t_flax.tables import text_table
 
 MIB = 2.0**20
 
@@ -32,12 +33,10 @@ _COLUMNS = (
 
 
 def table(plans: list[dict[str, Any]]) -> str:
-    """One line for each machine, as Markdown."""
-    rows = [_COLUMNS, *map(_row, plans)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = ["| " + " | ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|")
-    return "\n".join([*lines, "", "Times, rates and hours are predictions: rooflines, the least that is possible."])
+    """One line for each machine."""
+    lines = text_table(_COLUMNS, [_row(plan) for plan in plans], right=_COLUMNS[1:])
+    return f"{lines}
+Times, rates and hours are predictions: rooflines, the least that is possible."
 
 
 def _row(plan: dict[str, Any]) -> tuple[str, ...]:
