@@ -35,8 +35,7 @@ _COLUMNS = (
 def table(plans: list[dict[str, Any]]) -> str:
     """One line for each machine."""
     lines = text_table(_COLUMNS, [_row(plan) for plan in plans], right=_COLUMNS[1:])
-    return f"{lines}
-Times, rates and hours are predictions: rooflines, the least that is possible."
+    return f"{lines}\nTimes, rates and hours are predictions: rooflines, the least that is possible."
 
 
 def _row(plan: dict[str, Any]) -> tuple[str, ...]:

@@ -29,7 +29,11 @@ def test_plan_of_simulated_devices_in_a_child_process(capfd, tmp_path):
     (gradients,) = eight["train"]["collectives"]
     table = 128 * 16 * 4  # the tied table may be reduced once for each of its three uses
     assert gradients["kind"] == "all-reduce" and abs(gradients["bytes"] - eight["state_bytes"] / 3) < 2.1 * table
-    assert eight["decode"]["fits"] and "no time is predicted" in text and text.splitlines()[-2].split()[:2] == ["2xcpu:2", "4"]
+    assert (
+        eight["decode"]["fits"]
+        and "no time is predicted" in text
+        and text.splitlines()[-2].split()[:2] == ["2xcpu:2", "4"]
+    )
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_small_model_is_measured_on_this_machine(tmp_path):
     keys = [f"--config.{key}={value}" for key, value in (SMALL | {"train.precision": "float32"}).items()]
     accelerator.main(["--preset=aiayn_base", "--steps=60", f"--out={tmp_path / 'record.json'}", *keys])
