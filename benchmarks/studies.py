@@ -19,8 +19,8 @@ from t2t_flax.evaluation.records import read_record
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.results import Row, curve, rows
-from t2t_flax.sweeps.trials import command
+from t2t_flax.sweeps.results import Row, learning_curve, rows
+from t2t_flax.sweeps.trials import train_command
 from t2t_flax.tasks.parsing.evalb import COUNTS, bracket_counts, f1
 from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 
@@ -47,7 +47,7 @@ def table3_record(sweep: Path) -> dict[str, Any]:
 
 def _found(folder: Folder, row: Row) -> dict[str, Any]:
     records = [read_record(result.record) for result in row.results]
-    curves = [curve(folder, result.name) for result in row.results]
+    curves = [learning_curve(folder, result.name) for result in row.results]
     return {
         "row": row.name,
         "overrides": row.overrides,
@@ -58,7 +58,7 @@ def _found(folder: Folder, row: Row) -> dict[str, Any]:
         "valid_nll_last": [round(points[-1][1], 4) for points in curves],
         "valid_nll_best": [round(min(nll for _, nll in points), 4) for points in curves],
         "seconds": [result.seconds for result in row.results],
-        "against_base": row.against,
+        "against_base": row.comparison,
     }
 
 
@@ -73,7 +73,7 @@ def parsing_record(path: Path) -> dict[str, Any]:
         given["train.steps"] = str(config["train"]["steps"])
     return {
         "what": "a small parser on the CRAFT treebank, labelled F1 on its dev split",
-        "command": command("configs/parsing.py", given, {}, "runs/parsing"),
+        "command": train_command("configs/parsing.py", given, {}, "runs/parsing"),
         "note": "other programs ran on the two cores beside the training for a part of it",
         "seconds": {key: round(value, 1) for key, value in marker["seconds"].items()},
         "updates": marker["step"],

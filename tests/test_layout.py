@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
+    "tables": set(),
     "filesystem": {"errors"},
     "locks": {"errors", "filesystem"},
     "config": {"errors"},
@@ -16,7 +17,7 @@ BELOW = {
     "data": {"config", "errors", "filesystem"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
-    "monitoring": {"config", "errors", "filesystem"},
+    "monitoring": {"config", "errors", "filesystem", "models"},
     "interop": {"config", "errors", "data", "models"},
     "training": {
         "config",
@@ -54,6 +55,7 @@ BELOW = {
         "process_setup",
         "monitoring",
         "evaluation",
+        "tables",
         "tasks",
         "version",
     },
@@ -68,9 +70,10 @@ BELOW = {
         "monitoring",
         "training",
         "decoding",
+        "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

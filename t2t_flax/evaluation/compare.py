@@ -81,7 +81,7 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
         if one != other:
             raise UserError(f"config.data.{key} is {one} in {path_a} and {other} in {path_b}: they cannot be compared.")
     task = task_of_record(a)
-    names = [metric.name for metric in task.comparable_metrics]
+    names = task.comparable_names
     score = score or names[0]
     if score not in names:
         name = task.config.data.task

@@ -81,6 +81,10 @@ class Task(abc.ABC):
         """The metrics by which two systems can be compared, the primary one first."""
         return tuple(metric for metric in self.metrics if metric.statistics)
 
+    @property
+    def comparable_names(self) -> list[str]:
+        return [metric.name for metric in self.comparable_metrics]
+
     def metric(self, name: str) -> Metric:
         """A metric by its name in records or in metrics.jsonl (`valid_NAME`), losses included.
 
