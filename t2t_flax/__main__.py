@@ -18,6 +18,8 @@ COMMANDS = {
     "plan": "compile for a machine that need not be there; memory, collectives, predicted time",
     "explain": "what a run will be, and in what it leaves a preset; every config key",
 }
+_INTERNAL = ("train_together",)
+"""Commands that other commands start."""
 
 # A path that is a folder and should be a file, or the other way round, and so on: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return OK if argv else USER_ERROR
-    if argv[0] not in COMMANDS:
+    if argv[0] not in (*COMMANDS, *_INTERNAL):
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
     try:

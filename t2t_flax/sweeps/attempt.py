@@ -144,7 +144,7 @@ def command(folder: Folder, names: list[str], share: Share) -> list[str]:
     unless the config says where.
     """
     cores = ",".join(map(str, share.cores)) or "-"
-    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.cli.train_together"]
+    train = ["t2t_flax", "train" if len(names) == 1 else "train_together"]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     if not config_lib.from_json(folder.config(names[0]).read_text()).data.cache:

@@ -162,7 +162,7 @@ class Folder:
         if failed or self.newest(name) != self.newest(other):
             return False
         a, b = (config_lib.from_json(self.config(n).read_text()) for n in (name, other))
-        return scalars.share_a_program(a, b) and scalars.can_train_together(a)
+        return scalars.can_be_vectorized(a, b)
 
     def newest(self, name: str) -> int:
         """The update of the newest checkpoint; 0 where there is none."""
