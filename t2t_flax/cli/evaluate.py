@@ -119,13 +119,13 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Each in a process of its own: what must be set before JAX starts differs from run to run."""
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.compare_runs import COLUMNS, check_runs, comparison, existing_record
     from t2t_flax.evaluation.parameters import Choice
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.sweeps.report import csv_text, text_table
 
-    alone("an evaluation of several runs")
+    require_single_process("an evaluation of several runs")
     sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
     for name in sets:

@@ -112,7 +112,7 @@ class StoppingSupervisor(RunSupervisor):
     def raise_if_stopping(self):
         self.calls += 1
         if self.calls > self.allowed:
-            self.signal = "SIGTERM"
+            self.preemption.request("SIGTERM")
             raise StopRequested
 
 
