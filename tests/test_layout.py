@@ -16,7 +16,7 @@ BELOW = {
     "data": {"config", "errors", "filesystem"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
-    "monitoring": {"config", "errors", "filesystem"},
+    "monitoring": {"config", "errors", "filesystem", "models"},
     "interop": {"config", "errors", "data", "models"},
     "training": {"config", "errors", "filesystem", "locks", "data", "models", "distributed", "monitoring", "version"},
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -86,7 +87,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     args = arguments.parse_args(plain)
     if "average" in args:
         _check_checkpoint(args)
-    return args, overrides
+    return args, current_overrides(overrides, note="--config.")
 
 
 def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
@@ -145,7 +146,7 @@ def write_text(name: str, text: str) -> None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
         return
-    write_whole(name, text)
+    atomic_write(name, text)
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:

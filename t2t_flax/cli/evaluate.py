@@ -12,8 +12,8 @@ from t2t_flax.distributed.coordination import check_shared
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
-from t2t_flax.filesystem import write_whole
-from t2t_flax.process_setup import in_child, prepare_process
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.process_setup import prepare_process, run_in_child
 
 
 def run(argv: list[str]) -> int:
@@ -142,7 +142,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 words += ["--best"] if args.best else []
                 words += [f"--config.{key}={value}" for key, value in overrides.items()]
                 print(f"== {' '.join(words)}", flush=True)
-                code = in_child("evaluate", *words)
+                code = run_in_child("evaluate", *words)
                 if code == STOPPED:
                     print("stopped; give the same command again to go on")
                     return STOPPED
@@ -161,7 +161,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
             lines += [[*line, name] for line in table]
     if args.table and lines:
         header, width = (*COLUMNS, "set"), len(COLUMNS) + (len(sets) > 1)
-        write_whole(args.table, csv_text(header[:width], [line[:width] for line in lines]))
+        atomic_write(args.table, csv_text(header[:width], [line[:width] for line in lines]))
     if failed:
         print(f"t2t_flax evaluate: not evaluated: {', '.join(failed)}", file=sys.stderr)
     return FAILURE if failed else OK

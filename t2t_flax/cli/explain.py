@@ -2,7 +2,7 @@
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config.overrides import type_name
+from t2t_flax.config.keys import type_name
 from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
@@ -84,12 +84,12 @@ def _difference(config: config_lib.Config, name: str) -> str:
     if not differ:
         return f"no difference from {name}"
     lines = [f"{len(differ)} keys differ from {name} ({find(name).source})"]
-    for live, heading in (
+    for mutable, heading in (
         (False, "fixed once a run has begun"),
-        (True, "may change when a run goes on, or is evaluated"),
+        (True, "may change when a run is resumed or evaluated"),
     ):
         group = ""
-        part = {k: pair for k, pair in differ.items() if fields()[k].metadata["live"] == live}
+        part = {k: pair for k, pair in differ.items() if fields()[k].metadata["mutable"] == mutable}
         lines += ["", f"{heading}:"] if part else []
         for key, (theirs, mine) in part.items():
             if key.split(".")[0] != group:
@@ -108,5 +108,5 @@ def _keys(config: config_lib.Config) -> list[str]:
         value = getattr(getattr(config, group), item.name)
         changed = "" if value == item.default else f" (default {item.default!r})"
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
-        lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(name)}: {item.metadata['doc']}")
+        lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(item)}: {item.metadata['doc']}")
     return lines

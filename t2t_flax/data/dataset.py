@@ -13,7 +13,7 @@ from etils import epath
 from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.config.test_sets import FORM
 from t2t_flax.data.batching.layouts import Layouts
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.shared_preprocessing import Pod, prepare_together, survey_once
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.token_store import TokenStore
@@ -152,7 +152,7 @@ def split_store(
     survey = survey_once(source, split, workdir, pod) if pod and pod.count > 1 else None
     fingerprint = survey.fingerprint if survey else source.fingerprint()
     kind = split if split in ("train", "valid") else "test"
-    name = f"{kind}-{_digest(fingerprint, tokenizers.digest, policies)}"
+    name = f"{kind}-{_digest(fingerprint, tokenizers.digest, Policies(**policies).as_stored())}"
     folder = epath.Path(_cache(config, workdir)) / name
     how = dict(processes=config.data.num_workers, progress=progress(split) if progress else None, **policies)
     if survey:

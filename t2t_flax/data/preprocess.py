@@ -1,7 +1,6 @@
 """From a corpus to trained tokenizers, and from corpus and tokenizers to a token store."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.config import Data
+from t2t_flax.config.renamed import original_value
 from t2t_flax.data import worker_pool as workers
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find, place_of, send
@@ -142,6 +142,15 @@ class Policies:
     empty_lines: str
     source_eos: bool = True
 
+    def as_stored(self) -> dict[str, Any]:
+        """By their first names, so that the digests of stores stay what they were."""
+        return {
+            "max_length": self.max_length,
+            "too_long": original_value("data.on_too_long", self.on_too_long),
+            "empty_lines": self.empty_lines,
+            "source_eos": self.source_eos,
+        }
+
 
 def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
     """(what a store is made from, its sha256)."""
@@ -149,7 +158,7 @@ def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
         "tokenizer_digest": tokenizers.digest,
-        **dataclasses.asdict(policies),
+        **policies.as_stored(),
     }
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 

@@ -28,7 +28,7 @@ from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import turn
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote
 
 
 class Pod(Protocol):
@@ -45,7 +45,7 @@ def survey_once(source: Source, split: str, workdir: epath.Path, pod: Pod) -> Su
     """Host 0 reads the corpus through once, to count and fingerprint it; all hosts learn what it found."""
     note = workdir / f".survey-{split}.json"
     if pod.index == 0:
-        write_whole(note, json.dumps(dataclasses.asdict(source.survey())))
+        atomic_write(note, json.dumps(dataclasses.asdict(source.survey())))
     pod.barrier(f"{split} is surveyed")
     found = json.loads(note.read_text())
     pod.barrier(f"the survey of {split} is read")
@@ -89,7 +89,7 @@ def _prepare_parts(source, survey, tokenizers, folder, pod, rules, recipe, diges
     ready = work.with_name(f"{work.name}-not-needed")
     if pod.index == 0:
         if find(folder, digest):
-            write_whole(ready, "")
+            atomic_write(ready, "")
         else:
             ready.unlink(missing_ok=True)
     pod.barrier(f"{folder.name} is looked for")

@@ -18,7 +18,7 @@ from t2t_flax.distributed.hang_watchdog import HangWatchdog, stacks_of_all_threa
 from t2t_flax.distributed.heartbeats import Heartbeats
 from t2t_flax.distributed.preemption import Preemption, StopRequested
 from t2t_flax.errors import FAILURE, STOPPED
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 
 class RunSupervisor:
@@ -201,7 +201,7 @@ class RunSupervisor:
         print(stacks, file=sys.stderr, flush=True)
         if self._stacks:
             with contextlib.suppress(Exception):
-                write_whole(self._stacks / f"process-{self.group.index}.txt", f"{reason}\n{stacks}")
+                atomic_write(self._stacks / f"process-{self.group.index}.txt", f"{reason}\n{stacks}")
         if self.group.count > 1 and self.group.is_lead:
             # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
             time.sleep(3 * heartbeats.INTERVAL)

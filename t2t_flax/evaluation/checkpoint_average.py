@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.parameters import Choice, Part, mean
 from t2t_flax.evaluation.restore import frame, stored_config
-from t2t_flax.filesystem import move_folder, names_in, write_whole
+from t2t_flax.filesystem import atomic_write, list_names, move_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.training.checkpoints import Checkpoints
@@ -73,12 +73,12 @@ def _write(
     _check_leftovers(partial)
     lock = lock_folder(partial, "average", "--output")
     try:
-        for name in names_in(partial):
+        for name in list_names(partial):
             if name != LOCK:
                 path = partial / name
                 path.rmtree() if path.is_dir() else path.unlink()
         tokenizers.save(partial / "tokenizer")
-        write_whole(partial / "config.json", config_lib.to_json(config))
+        atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
         meta = {
             "step": max(step for _, step in taken),
@@ -111,7 +111,7 @@ def _refuse_existing(output: epath.Path) -> None:
 def _check_leftovers(partial: epath.Path) -> None:
     """Raises UserError where the folder holds anything but what a killed `average` has left."""
     ours = (LOCK, "config.json", "tokenizer", "checkpoints", TRAINED)
-    other = [name for name in names_in(partial) if name.partition(".partial-")[0] not in ours]
+    other = [name for name in list_names(partial) if name.partition(".partial-")[0] not in ours]
     if other:
         raise UserError(
             f"{partial} is in the way, and {other[0]} in it is not from `average`: move it elsewhere first."

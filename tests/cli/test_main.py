@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_without_a_traceback(number, code):
     done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == code and ("Traceback" in done.stderr) == (code == 1), done.stderr
     assert "what it says: '/runs/metrics.jsonl'" in done.stderr
-    assert ("Make room, or see to the permission, and give the same command again." in done.stderr) == (code == 2)
+    assert ("Free disk space or fix the permissions, then rerun the same command." in done.stderr) == (code == 2)
 
 
 def test_usage(capsys):

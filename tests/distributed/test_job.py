@@ -23,4 +23,4 @@ def test_full_disk_is_a_user_error_and_other_disk_errors_are_failures(number, co
     with pytest.raises(SystemExit) as ended:
         job._fail(supervisor, OSError(number, "what it says", "/runs/metrics.jsonl"))
     assert ended.value.code == code and broadcasts == [(code, messages[0])]
-    assert "what it says: '/runs/metrics.jsonl'" in messages[0] and ("Make room" in messages[0]) == (code == 2)
+    assert "what it says: '/runs/metrics.jsonl'" in messages[0] and ("Free disk space" in messages[0]) == (code == 2)

@@ -73,7 +73,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
     assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
     valid = [line for line in lines if "valid_nll" in line]
-    assert [line["step"] for line in valid] == [6, 12]
+    assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert valid[0]["valid_ppl"] == pytest.approx(math.exp(valid[0]["valid_nll"]))
 
 
@@ -183,7 +183,7 @@ def test_skipped_updates_leave_the_others_as_they_are(tmp_path, cache, monkeypat
     ]
     assert {m["step"]: m["skipped_updates"] for m in lines}[12] == 2
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
-    assert rates[12] == pytest.approx(float(step.schedule(small_config().optimizer, 16)(12)))
+    assert rates[12] == pytest.approx(float(step.learning_rate_schedule(small_config().optimizer, 16)(12)))
     if resumed:
         cut = tmp_path / "cut"
         loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)

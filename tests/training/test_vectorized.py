@@ -14,7 +14,7 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import numbered
+from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
@@ -98,7 +98,7 @@ def test_divergence_and_patience_end_one_run_alone(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", variants, **groups)
     fine, diverged, stopped = train_runs(runs)
     assert isinstance(diverged, NonFiniteUpdate) and "loss nan" in str(diverged)
-    assert numbered(runs[1].workdir / "checkpoints") == []
+    assert list_numbers(runs[1].workdir / "checkpoints") == []
     assert (fine.reason, fine.step, len(losses(runs[0]))) == ("steps", 12, 12)
     assert stopped.reason in ("patience", "steps")
     assert np.isfinite(losses(runs[0])).all() and losses(runs[0])[-1] < losses(runs[0])[0]
@@ -209,7 +209,7 @@ def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6, checkpoint=dict(every_steps=100))
     with pytest.raises(KeyboardInterrupt):
         train_runs(runs, on_finish=killed)
-    assert [numbered(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+    assert [list_numbers(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
 
 
 @pytest.mark.slow

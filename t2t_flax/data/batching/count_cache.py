@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.config.renamed import original_value
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 VERSION = 2
 """Of the algorithms in `plan`, `padded_plan`, `layouts`, `sizes`, `first_fit` and `hashing`: another number counts anew."""
@@ -42,7 +43,7 @@ def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Cal
         seed,
         config.batching,
         config.batch_tokens,
-        config.batch_size_counts,
+        original_value("data.batch_size_counts", config.batch_size_counts),
         config.batch_groups,
     ]
     keys += [config.pack_length] if config.batching == "packed" else []
@@ -56,7 +57,7 @@ def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Cal
         pass
     made = count()
     try:
-        write_whole(
+        atomic_write(
             path, json.dumps({"updates": made.updates.tolist(), "cuts": made.cuts.tolist(), "sizes": made.sizes})
         )
     except OSError:

@@ -13,8 +13,8 @@ from etils import epath
 from t2t_flax.data.store.integrity import FILES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
 from t2t_flax.data.store.writer import is_whole, put_in_place, turn
-from t2t_flax.errors import UserError
-from t2t_flax.filesystem import copy_file, is_remote, write_whole
+from t2t_flax.errors import UserError, first_line
+from t2t_flax.filesystem import atomic_write, copy_file, is_remote
 
 LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
@@ -56,12 +56,12 @@ def send(place: Path, folder: epath.PathLike) -> None:
     if not is_remote(folder):
         return
     meta = (place / "meta.json").read_text()
-    if read_meta(folder) == json.loads(meta):  # another host was faster
+    if read_meta(folder) == read_meta(place):  # another host was faster
         return
     (folder / "meta.json").unlink(missing_ok=True)
     for name in FILES:
         copy_file(place / name, folder / name)
-    write_whole(folder / "meta.json", meta)
+    atomic_write(folder / "meta.json", meta)
 
 
 def _fetch(folder: epath.Path, place: Path, meta: dict) -> None:
@@ -79,9 +79,8 @@ def _fetch(folder: epath.Path, place: Path, meta: dict) -> None:
     except UserError as error:  # damaged there, or on the way
         raise UserError(str(error).replace(str(partial), str(folder))) from None
     except OSError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UserError(
-            f"could not copy the token store {folder} to {place} ({first}); give the command again"
+            f"could not copy the token store {folder} to {place} ({first_line(error)}); rerun the same command"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -15,7 +15,7 @@ from etils import epath
 
 from t2t_flax.data.hashing import mix
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 PAD, EOS, UNK = 0, 1, 2
 
@@ -53,7 +53,7 @@ class Tokenizer(abc.ABC):
         """Whether `data` is a file of this kind."""
 
     def save(self, path: epath.PathLike) -> None:
-        write_whole(path, self.data)
+        atomic_write(path, self.data)
 
     def __reduce__(self):
         return type(self), (self.data,)
