@@ -17,13 +17,14 @@ from t2t_flax.sweeps import space
 from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
 from t2t_flax.sweeps.optuna_search import NO_OPTUNA, SearchQueue
 from t2t_flax.sweeps.progress import progress_table
-from t2t_flax.sweeps.report import report, text_table
+from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.resources import Resources, divide_machine
 from t2t_flax.sweeps.results import check_score, default_score
 from t2t_flax.sweeps.slurm import NO_SUBMITIT, submit
 from t2t_flax.sweeps.space import Search, Sweep
 from t2t_flax.sweeps.trials import expand, folder_name
 from t2t_flax.sweeps.worker import TrialQueue, Worker, count_states
+from t2t_flax.tables import text_table
 
 SWEEP_VERSION = 1
 

@@ -1,6 +1,7 @@
 """Which values of config keys do not go together, a function for each group."""
 
-from t2t_flax.config.schema import Config, Log, Mesh, Model, Optimizer
+from t2t_flax.config.optimizer_keys import check_optimizer
+from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
 from t2t_flax.errors import UserError
@@ -10,7 +11,7 @@ def check_combinations(c: Config) -> None:
     """Raises UserError for the first impossible combination of a config whose single values are valid."""
     _check_model(c.model)
     _check_data(c)
-    _check_optimizer(c.optimizer)
+    check_optimizer(c.optimizer)
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)
@@ -30,6 +31,7 @@ def _check_model(m: Model) -> None:
             f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
         )
     _check_mixer(m)
+    _check_attention(m)
 
 
 def _check_mixer(m: Model) -> None:
@@ -49,6 +51,35 @@ def _check_mixer(m: Model) -> None:
     if m.mixer in ("lstm", "gru") and m.d_model % 2:
         raise UserError(
             f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
+        )
+
+
+def _check_attention(m: Model) -> None:
+    if m.num_kv_heads and m.num_heads % m.num_kv_heads:
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
+        )
+    if m.num_kv_heads not in (0, m.num_heads) and m.attention_score == "additive":
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product; config.model.attention_score = additive."
+        )
+    if m.position in ("rotary", "alibi") and m.mixer != "attention":
+        raise UserError(
+            f"config.model.position = {m.position} acts in self-attention; config.model.mixer = {m.mixer} has none."
+        )
+    if m.position == "rotary" and (m.d_k or m.d_model // m.num_heads) % 2:
+        raise UserError(
+            "config.model.position = rotary turns pairs of features, but a head's width is odd: change config.model.d_k "
+            f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
+        )
+    if m.position == "rotary" and m.attention_score == "additive":
+        raise UserError(
+            "config.model.position = rotary needs a dot product, which alone depends on the distance then; "
+            "config.model.attention_score = additive."
+        )
+    if m.rope_theta != Model.rope_theta and m.position != "rotary":
+        raise UserError(
+            f"config.model.rope_theta = {m.rope_theta} is for rotary positions; config.model.position = {m.position}."
         )
 
 
@@ -92,18 +123,6 @@ def _check_data(c: Config) -> None:
             "config.data.task = parsing."
         )
     parse_test_sets(d.test)
-
-
-def _check_optimizer(o: Optimizer) -> None:
-    """Keys of another schedule would silently do nothing."""
-    for name, schedules in (("lr_scale", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
-                            ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
-        value = getattr(o, name)
-        if o.schedule not in schedules and value != getattr(Optimizer, name):
-            raise UserError(
-                f"config.optimizer.{name} = {value} is for {' and '.join(schedules)}; "
-                f"config.optimizer.schedule = {o.schedule}."
-            )
 
 
 def _check_eval(c: Config) -> None:

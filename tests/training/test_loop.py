@@ -174,7 +174,7 @@ def test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same(t
     ]
     assert {m["step"]: m["skipped_updates"] for m in lines}[12] == 2
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
-    assert rates[12] == pytest.approx(float(step.schedule(small_config().optimizer, 16)(12)))
+    assert rates[12] == pytest.approx(float(step.learning_rate_schedule(small_config().optimizer, 16)(12)))
 
 
 def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache, monkeypatch):
