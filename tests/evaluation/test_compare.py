@@ -161,7 +161,7 @@ def test_two_records_on_the_command_line_without_jax(tmp_path):
 def test_flags_without_effect_are_refused(tmp_path, capsys):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
     for flags, message in (
-        ([f"--record={a}"], "give --compare=OTHER_RECORD.json"),
+        ([f"--record={a}"], "needs --compare=OTHER_RECORD.json"),
         ([f"--record={a}", f"--compare={b}", "--step=3", "--config.decode.beam_size=2"], "--step, --config.decode.beam_size changes how"),
         ([f"--record={a}", "--compare-score=paper_bleu"], "give --compare=FILE.json"),
         ([f"--record={a}", "--workdir=runs"], "not allowed with"),
@@ -275,4 +275,4 @@ def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):
     assert stored["a"]["score"] == json.loads(second.read_text())["scores"]["sacrebleu"]["score"]
     assert describe(stored) in capsys.readouterr().out
     assert main(["evaluate", *of, f"--compare={second}"]) == 2
-    assert "is the record that this evaluation replaces" in capsys.readouterr().err
+    assert "is the record that this evaluation would replace" in capsys.readouterr().err
