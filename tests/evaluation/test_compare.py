@@ -162,8 +162,8 @@ def test_flags_without_effect_are_refused(tmp_path, capsys):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
     for flags, message in (
         ([f"--record={a}"], "needs --compare=OTHER_RECORD.json"),
-        ([f"--record={a}", f"--compare={b}", "--step=3", "--config.decode.beam_size=2"], "--step, --config.decode.beam_size changes how"),
-        ([f"--record={a}", "--compare-score=paper_bleu"], "give --compare=FILE.json"),
+        ([f"--record={a}", f"--compare={b}", "--step=3", "--config.decode.beam_size=2"], "--step, --config.decode.beam_size has no effect"),
+        ([f"--record={a}", "--compare-score=paper_bleu"], "needs --compare=FILE.json"),
         ([f"--record={a}", "--workdir=runs"], "not allowed with"),
         ([], "one of the arguments --workdir --record is required"),
         ([f"--workdir={tmp_path}", "--compare=none.json"], "there is no record none.json"),
