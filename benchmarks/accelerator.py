@@ -35,21 +35,21 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
 
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.monitoring import flops, memory
-    from t2t_flax.training.prefetch import Feed
-    from t2t_flax.training.setup import assemble, compile_train_steps, describe_shapes
+    from t2t_flax.training.prefetch import Prefetcher
+    from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state
 
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)
         side = SimpleNamespace(vocab_size=config.data.vocab_size)
         corpus = SimpleNamespace(train=store, valid=None, tokenizers=SimpleNamespace(source=side, target=side))
-        run = assemble(config, Path(folder), corpus)
+        run = set_up_training(config, Path(folder), corpus)
         began = time.perf_counter()
         programs = compile_train_steps(run)
         compiled = time.perf_counter() - began
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
-        with Feed(run.batches, run.mesh, store.lengths, 0, steps) as feed:
+        with Prefetcher(run.batches, run.mesh, store.lengths, 0, steps) as feed:
             for step in range(1, steps + 1):
                 fed = feed.next()
                 state, metrics = programs[fed.key](state, fed.arrays)

@@ -35,9 +35,8 @@ def _rates(record: dict[str, Any], markdown) -> str:
     )
 
 
-_NEED = """What a pod takes, by formula at 40 % MFU, and the cores of each host that this asks for with updates of 1 M tokens. One
-is the thread that every run has; for more, `data.batch_processes` finds the rows of the windows to come in other processes,
-and the thread only fills."""
+_NEED = """What a pod takes, by formula at 40 % MFU, and the cores of each host for it with updates of 1 M tokens. Every run has
+one thread for this."""
 
 
 def _needs(record: dict[str, Any], markdown) -> str:

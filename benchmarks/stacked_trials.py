@@ -47,7 +47,7 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
 
     from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.training.prefetch import put_batch
-    from t2t_flax.training.setup import assemble, compile_train_steps
+    from t2t_flax.training.setup import compile_train_steps, set_up_training
     from t2t_flax.training.train_state import init_state
     from t2t_flax.training.vectorized import Stack, trial_mesh
 
@@ -57,14 +57,15 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
     corpus = prepare_corpus(configs[0], workdir)
     if how == "stacked":
         runs = [
-            assemble(config, workdir, corpus, devices=[jax.devices()[i % devices]]) for i, config in enumerate(configs)
+            set_up_training(config, workdir, corpus, devices=[jax.devices()[i % devices]])
+            for i, config in enumerate(configs)
         ]
         stack = Stack(runs, trial_mesh(trials))
         state = stack.put([init_state(run.config, run.model, run.tx, run.mesh)[0] for run in runs])
         stack.compile(state)
         place, step, batches = stack.mesh, stack.step, runs[0].batches
     else:
-        run = assemble(configs[0], workdir, corpus)
+        run = set_up_training(configs[0], workdir, corpus)
         programs = compile_train_steps(run)
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         place, batches, trials = run.mesh, run.batches, 1

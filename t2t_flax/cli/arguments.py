@@ -2,13 +2,12 @@
 
 import argparse
 import codecs
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import write_whole
 
@@ -88,7 +87,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     args = arguments.parse_args(plain)
     if "average" in args:
         _check_checkpoint(args)
-    return args, overrides
+    return args, current_overrides(overrides, note="--config.")
 
 
 def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
@@ -178,48 +177,3 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     alone("this command")
     prepare_process(stored_config(args.workdir, overrides))
     return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
-
-
-@contextlib.contextmanager
-def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
-    """Progress bars for tokenising, one split after the other: `progress(split)` gives the callback of its bar."""
-    from t2t_flax.monitoring.progress import Progress
-
-    with contextlib.ExitStack() as stack:
-
-        def bar_of(split: str) -> Callable[[int, int | None], None]:
-            bar = None
-
-            def show(done: int, total: int | None) -> None:
-                nonlocal bar
-                if bar is None:
-                    stack.close()
-                    bar = stack.enter_context(Progress(f"tokenise {split}", total, unit="pairs"))
-                bar.update(done, line_every=3.0)
-
-            return show
-
-        yield bar_of
-
-
-@contextlib.contextmanager
-def decode_progress(watch: Watch) -> Iterator[Callable[[int, int], None]]:
-    """For `evaluate`: a bar of the sentences that are decoded. From the first batch to the last each one is a sign that this
-    process is alive.
-    """
-    from t2t_flax.monitoring.progress import Progress
-
-    with contextlib.ExitStack() as stack:
-        bars: list[Progress] = []
-
-        def decoded(done: int, total: int) -> None:
-            watch.reached()
-            if not bars:  # short sentences go first, so that no time is foretold
-                bar = Progress("decode", total, unit="sentences", quiet=not watch.pod.lead, eta=False)
-                bars.append(stack.enter_context(bar))
-                stack.enter_context(watch.progress())
-            bars[0].update(done)
-            if done >= total:
-                stack.close()
-
-        yield decoded

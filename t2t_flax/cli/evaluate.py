@@ -6,11 +6,11 @@ import sys
 
 from etils import epath
 
+from t2t_flax import jobs
 from t2t_flax.cli import arguments
-from t2t_flax.cli.train import print_samples
 from t2t_flax.distributed.coordination import check_shared
 from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.filesystem import write_whole
 from t2t_flax.process_setup import in_child, prepare_process
@@ -87,36 +87,32 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
         ours = planned(config, sets[0])
         check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
-    return run_job(config.distributed, lambda watch: _job(args, sets, overrides, watch))
+    return run_job(config.distributed, lambda supervisor: _job(args, sets, overrides, supervisor))
 
 
-def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], watch: Watch) -> int:
+def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor) -> int:
     from t2t_flax.evaluation.compare import compare, describe
-    from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary, write_record
+    from t2t_flax.evaluation.evaluate import planned_path, write_record
     from t2t_flax.evaluation.restore import load
 
-    say = watch.pod.say
-    check_shared(watch.pod, epath.Path(args.workdir), "--workdir")
-    with watch.giving_up("evaluating"):
+    say = supervisor.group.say
+    check_shared(supervisor.group, epath.Path(args.workdir), "--workdir")
+    with supervisor.exit_on_signal("evaluating"):
         which = dict(step=args.step, average=args.average, best=args.best)
-        loaded = load(args.workdir, **which, overrides=overrides, pod=watch.pod)
+        loaded = load(args.workdir, **which, overrides=overrides, group=supervisor.group)
         if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
             raise UserError(
                 f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
                 ".ref.txt, to another folder and compare with the copy."
             )
         for name in sets:
-            with arguments.decode_progress(watch) as progress:
-                record, triples = evaluate(loaded, name, progress=progress, pod=watch.pod)
-            path = path_of(loaded, record)
-            print_samples(triples, loaded.config.eval.samples, say)
-            say(summary(record))
-            if args.compare and watch.pod.lead:
+            path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
+            if args.compare and supervisor.group.is_lead:
                 record["compare"] = compare(path, args.compare, score=args.compare_score or "")
                 write_record(path, record)
                 say(describe(record["compare"]))
             say(f"record: {path}")
-        watch.pod.barrier("evaluated")
+        supervisor.group.barrier("evaluated")
     return 0
 
 

@@ -89,7 +89,7 @@ def _difference(config: config_lib.Config, name: str) -> str:
         (True, "may change when a run goes on, or is evaluated"),
     ):
         group = ""
-        part = {k: pair for k, pair in differ.items() if fields()[k].metadata["live"] == live}
+        part = {k: pair for k, pair in differ.items() if fields()[k].metadata["mutable"] == live}
         lines += ["", f"{heading}:"] if part else []
         for key, (theirs, mine) in part.items():
             if key.split(".")[0] != group:

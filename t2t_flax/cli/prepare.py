@@ -18,19 +18,9 @@ def run(argv: list[str]) -> int:
 
     from etils import epath
 
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
-    from t2t_flax.filesystem import check_reachable
-    from t2t_flax.training.workdir import adopt_config, check_ours, writing
+    from t2t_flax import jobs
 
-    config = config_lib.load_config(args.config, overrides)
-    workdir = epath.Path(args.workdir)
-    check_reachable(workdir)
-    check_ours(workdir)
-    check_sources(config)
-    with writing(workdir, "prepare"):
-        adopt_config(workdir, config, train=False)
-        with arguments.split_progress() as progress:
-            corpus = prepare_corpus(config, workdir, progress)
+    corpus = jobs.prepare(config_lib.load_config(args.config, overrides), epath.Path(args.workdir))
     for name, store in (("train", corpus.train), ("valid", corpus.valid)):
         if store is not None:
             print(f"{name}: {store.describe()}")

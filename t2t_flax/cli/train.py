@@ -1,24 +1,18 @@
 """`train`: trains, or resumes what the workdir holds; evaluates on the way; ends with a record."""
 
-import contextlib
-import dataclasses
-import json
-import platform
 import sys
 
 from etils import epath
 
 from t2t_flax import config as config_lib
+from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod, check_shared
 from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED
-from t2t_flax.evaluation.scores import check_metrics
-from t2t_flax.filesystem import check_workdir, write_whole
+from t2t_flax.filesystem import check_workdir
 from t2t_flax.process_setup import prepare_process
-from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
 
 def run(argv: list[str]) -> int:
@@ -36,138 +30,19 @@ def run(argv: list[str]) -> int:
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
     check_workdir(workdir)
-    process = prepare_process(config)
-    return run_job(config.distributed, lambda watch: _job(config, workdir, process, watch), stacks=workdir / "stacks")
-
-
-def _job(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
-    pod = watch.pod
-    if pod.lead:
-        check_ours(workdir)
-    check_shared(pod, workdir, "--workdir")
-    if done := _completed(workdir, config, pod):
-        pod.say(done)
-        return OK
-    with contextlib.ExitStack() as until_the_end:
-        with watch.giving_up("waiting for the lock of the workdir"):
-            until_the_end.enter_context(writing(workdir, "train", pod))
-        if done := _completed(workdir, config, pod):  # by the process that held the lock until now
-            pod.say(done)
-            return OK
-        check_scores(config)
-        if pod.lead:
-            adopt_config(workdir, config)
-        pod.barrier("config", pod.MINUTES)
-        return _train(config, workdir, process, watch)
-
-
-def check_scores(config: Config) -> None:
-    """Raises UserError for what is missing to score a run, now instead of after its last update."""
-    if config.data.test or config.data.valid and config.eval.decode_every_steps:
-        check_metrics(config)
-
-
-def _completed(workdir: epath.Path, config: Config, pod: Pod) -> str:
-    """Decided by process 0 for all."""
-    return pod.from_lead("completed", (completed(workdir, config) or "") if pod.lead else "")
-
-
-def _train(config: Config, workdir: epath.Path, process: list[str], watch: Watch) -> int:
-    import jax
-
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
-    from t2t_flax.evaluation.validation import validation_score
-    from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark, unmark
-    from t2t_flax.training.loop import train
-    from t2t_flax.training.setup import assemble, describe_shapes
-    from t2t_flax.training.train_state import count_params
-
-    pod, say = watch.pod, watch.pod.say
-    with watch.giving_up("preparing the data"), arguments.split_progress() as progress:
-        if pod.lead:
-            check_sources(config)
-        corpus = prepare_corpus(config, workdir, progress if pod.lead else None, pod)
-    whole = assemble(config, workdir, corpus)
-    sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
-    device = jax.devices()[0]
-    counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
-    say(
-        f"{config.data.train}: {corpus.train.describe()}\n"
-        f"model: {count_params(whole.abstract.params, config, *sizes):,} parameters, vocabulary "
-        f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {whole.model.dtype.name} products\n"
-        f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {whole.batches.updates_per_epoch} updates an "
-        f"epoch, shapes {describe_shapes(whole.batches.shapes)}\n"
-        f"devices: {jax.device_count()} x {device.device_kind}{_processes(pod)}, mesh {dict(whole.mesh.shape)}, Python "
-        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in process)
+    notes = prepare_process(config)
+    return run_job(
+        config.distributed, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks"
     )
-    if pod.lead:
-        unmark(workdir)
+
+
+def _job(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: list[str]) -> int:
+    from t2t_flax.training.divergence import NonFiniteUpdate, advice
+
     try:
-        outcome = train(whole, validation_score(whole), say, watch)
-    except NonFiniteUpdate as error:  # on all processes: they read the same numbers
-        if pod.lead:
-            mark(workdir, error)
+        result = jobs.train(config, workdir, supervisor, notes)
+    except NonFiniteUpdate as error:
+        if supervisor.group.is_lead:
             print(f"t2t_flax train: {error} {advice(config, workdir)}", file=sys.stderr, flush=True)
         return DIVERGED
-    say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
-    outcome = dataclasses.replace(outcome, state=None)  # the final evaluation has the memory to itself
-    if not outcome.finished:
-        say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
-        return STOPPED
-    with watch.giving_up("evaluating at the end"):
-        finish(config, workdir, outcome, watch)
-        pod.barrier("finished")
-    return 0
-
-
-def _processes(pod: Pod) -> str:
-    return f" of {pod.count} processes" if pod.count > 1 else ""
-
-
-def finish(config: Config, workdir: epath.Path, outcome, watch: Watch) -> None:
-    """The final evaluation, a record for each test set, and the marker that says that the run is complete.
-
-    It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that its
-    patience ended is judged by its best checkpoint.
-    """
-    from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
-    from t2t_flax.evaluation.restore import load
-
-    records, texts, pod = {}, [], watch.pod
-    if config.data.test:
-        average = config.checkpoint.average_last
-        best = outcome.reason == "patience" and not average
-        data = config.data  # what a stored config may not say, this command line does
-        places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, pod=pod)
-        why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
-        if best and loaded.metric is not None:
-            why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
-        for name in sets_of(config, "test"):
-            with arguments.decode_progress(watch) as progress:
-                record, triples = evaluate(loaded, name, progress=progress, pod=pod, why=why)
-            path = path_of(loaded, record)
-            records[name] = path.name
-            texts.append(summary(record))
-            print_samples(triples, config.eval.samples, pod.say)
-            pod.say(texts[-1])
-            pod.say(f"record: {path}")
-    marker = {
-        "step": outcome.step,
-        "reason": outcome.reason,
-        "record": next(iter(records.values()), None),
-        "records": records,
-        "summary": "\n".join(texts),
-        "seconds": outcome.seconds,
-    }
-    if pod.lead:
-        write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
-
-
-def print_samples(triples: list, count: int, say=print) -> None:
-    """Source, reference and output of `count` sentences, spread over the set."""
-    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, output = triples[i]
-        say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
-    say("")
+    return OK if result.finished else STOPPED

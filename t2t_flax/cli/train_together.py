@@ -10,13 +10,13 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.cli.train import check_scores, finish
 from t2t_flax.config import Config
 from t2t_flax.config.scalars import can_train_together, share_a_program
 from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.watch import Watch
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, NO_ROOM, OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.filesystem import is_full
+from t2t_flax.jobs import check_metrics_available, finish
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
@@ -45,38 +45,40 @@ def run(argv: list[str]) -> int:
         for workdir in workdirs:
             check_ours(workdir)
             until_the_end.enter_context(writing(workdir, "train_together"))
-        return run_job(configs[0].distributed, lambda watch: _job(list(zip(configs, workdirs, strict=True)), watch))
+        return run_job(
+            configs[0].distributed, lambda supervisor: _job(list(zip(configs, workdirs, strict=True)), supervisor)
+        )
 
 
-def _job(runs: list[tuple[Config, epath.Path]], watch: Watch) -> int:
+def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> int:
     import jax
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark, unmark
     from t2t_flax.training.loop import Outcome
-    from t2t_flax.training.setup import Run, assemble
+    from t2t_flax.training.setup import TrainingSetup, set_up_training
     from t2t_flax.training.vectorized import train_together
 
-    say, assembled = watch.pod.say, list[Run]()
+    say, assembled = supervisor.group.say, list[TrainingSetup]()
     left = [(config, workdir) for config, workdir in runs if not completed(workdir, config)]
     for i, (config, workdir) in enumerate(left):
-        check_scores(config)
+        check_metrics_available(config)
         adopt_config(workdir, config)
         unmark(workdir)
-        with watch.giving_up("preparing the data"):
+        with supervisor.exit_on_signal("preparing the data"):
             check_sources(config)
             corpus = prepare_corpus(config, workdir)
-        assembled.append(assemble(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
+        assembled.append(set_up_training(config, workdir, corpus, devices=[jax.devices()[i % jax.device_count()]]))
     say(f"{len(assembled)} runs together: {', '.join(str(run.workdir) for run in assembled)}")
     if not assembled:
         return OK
 
-    def ended(run: Run, outcome: Outcome) -> None:
-        with watch.giving_up("evaluating at the end"):
-            finish(run.config, run.workdir, outcome, watch)
+    def ended(run: TrainingSetup, outcome: Outcome) -> None:
+        with supervisor.exit_on_signal("evaluating at the end"):
+            finish(run.config, run.workdir, outcome, supervisor)
 
-    outcomes = train_together(assembled, [validation_score(run) for run in assembled], say, watch, ended)
+    outcomes = train_together(assembled, [validation_score(run) for run in assembled], say, supervisor, ended)
     for run, outcome in zip(assembled, outcomes, strict=True):
         if isinstance(outcome, NonFiniteUpdate):
             mark(run.workdir, outcome)

@@ -4,6 +4,8 @@ from dataclasses import field
 from typing import Any
 
 
-def key(default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, live: bool = False) -> Any:
+def key(default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False) -> Any:
     """A dataclass field that carries its meaning, unit and range (`low` and `high` are inclusive)."""
-    return field(default=default, metadata=dict(doc=doc, unit=unit, choices=choices, low=low, high=high, live=live))
+    return field(
+        default=default, metadata=dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable)
+    )

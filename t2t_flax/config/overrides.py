@@ -9,13 +9,13 @@ from typing import Any
 
 import ml_collections
 
-from t2t_flax.config import schema
+from t2t_flax.config import renamed, schema
+from t2t_flax.config.renamed import SCHEMA_VERSION
 from t2t_flax.config.schema import Config
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
 from t2t_flax.errors import UserError
 
-SCHEMA_VERSION = 1
 _FIELDS = schema.fields()
 _GROUPS = {group.name: group.default_factory for group in dataclasses.fields(Config)}
 
@@ -27,7 +27,11 @@ def default_config() -> ml_collections.ConfigDict:
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
     """The `ConfigDict` of a resolved config, locked: a new key is an error."""
-    return ml_collections.ConfigDict({g: _asdict(getattr(config, g)) for g in _GROUPS}).lock()
+    return _locked({g: _asdict(getattr(config, g)) for g in _GROUPS})
+
+
+def _locked(groups: dict[str, dict[str, Any]]) -> ml_collections.ConfigDict:
+    return ml_collections.ConfigDict({name: renamed.Group(items) for name, items in groups.items()}).lock()
 
 
 def _asdict(group: Any) -> dict[str, Any]:
@@ -39,13 +43,13 @@ def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml
 
     Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
     """
-    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
+    return _locked(overridden(config, overrides))
 
 
 def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
     """As `override`, in plain dicts, whatever else is in them. Raises UserError where `config` is no dict of groups."""
     values = _groups_of(config)
-    for name, text in overrides.items():
+    for name, text in renamed.current_overrides(overrides).items():
         group, item = _known(name).split(".")
         values.setdefault(group, {})[item] = _parse(name, text)
     return values
@@ -63,7 +67,7 @@ def _groups_of(config: Any) -> dict[str, Any]:
             raise UserError(f"config has no group {_shown(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {_shown(items)}.")
-    return {group: dict(items) for group, items in given.items()}
+    return {group: renamed.current_items(group, items) for group, items in given.items()}
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
@@ -99,23 +103,16 @@ def from_json(text: str) -> Config:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the stored config is not JSON ({error}): bring the run's own config.json back.") from None
-    version = values.pop("schema_version", None) if isinstance(values, dict) else None
+    version = values.get("schema_version") if isinstance(values, dict) else None
     if type(version) is not int:
         raise UserError("the stored config has no schema version: this is not the config.json of a run.")
     if version > SCHEMA_VERSION:
         raise UserError(
             f"the stored config has schema version {version}, this code knows up to {SCHEMA_VERSION}: update t2t_flax."
         )
-    return resolve(_as_it_was_used(values))
-
-
-def _as_it_was_used(values: dict[str, Any]) -> dict[str, Any]:
-    """Seeds of 2^32 and more were once accepted, and used modulo 2^32: a stored run that has one goes on as it was."""
-    seeds = values.get("seed")
-    if not isinstance(seeds, dict):
-        return values
-    low = {k: v % 2**32 for k, v in seeds.items() if k in ("init", "dropout") and type(v) is int and v >= 2**32}
-    return values | {"seed": seeds | low}
+    values = renamed.upgraded(values)
+    del values["schema_version"]
+    return resolve(values)
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
@@ -125,12 +122,13 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def frozen_differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences that a resumed run must not have: keys that are not `live`."""
-    return {k: v for k, v in differences(stored, given).items() if not _FIELDS[k].metadata["live"]}
+    """The differences that a resumed run must not have: keys that are not `mutable`."""
+    return {k: v for k, v in differences(stored, given).items() if not _FIELDS[k].metadata["mutable"]}
 
 
 def check_value(name: str, text: str) -> None:
     """Raises UserError where the key is unknown, or the text is not a value of it by type, choices and range."""
+    ((name, text),) = renamed.current_overrides({name: text}).items()
     _check(_known(name), _parse(name, text))
 
 

@@ -2,7 +2,7 @@
 `model_keys` and `machine_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (section numbers in parentheses are the paper's). A key with
-`live=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
+`mutable=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
 because it would change what the run is.
 """
 
@@ -22,19 +22,21 @@ class Data:
         choices=("translation", "parsing"),
     )
     train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
-    valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", live=True)
+    valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
     test: str = key(
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
-        live=True,
+        mutable=True,
     )
-    root: str = key("", "folder that relative paths above start from; for tfds its data_dir", live=True)
+    root: str = key("", "folder that relative paths above start from; for tfds its data_dir", mutable=True)
     source_language: str = key("en", "language code of the source side")
     target_language: str = key("de", "language code of the target side")
-    cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", live=True)
-    num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, live=True)
-    corpus: str = key("", "name of the corpus, for records (its digest is there besides)", live=True)
-    pretokenized: bool = key(False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are")
+    cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
+    num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
+    corpus: str = key("", "name of the corpus, for records (its digest is there besides)", mutable=True)
+    pretokenized: bool = key(
+        False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are"
+    )
     tokenizer: str = key(
         "bpe",
         "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes of "
@@ -88,19 +90,11 @@ class Data:
         "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
         choices=("start", "previous_eos"),
     )
-    batch_processes: int = key(
-        0,
-        "processes of each host that find rows for the updates to come; 0 = the training process on a thread. For pods that "
-        "take more tokens than one core can batch (docs/scaling.md)",
-        low=0,
-        high=1024,
-        live=True,
-    )
     microbatch_tokens: int = key(
         0,
         "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",
         low=0,
-        live=True,
+        mutable=True,
     )
 
 
@@ -112,17 +106,19 @@ class Optimizer:
         "warm-up; constant stays there",
         choices=("noam", "inverse_sqrt", "constant"),
     )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, live=True)
-    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, live=True)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, live=True)
-    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, live=True)
+    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
+    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, mutable=True)
+    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
+    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, mutable=True)
     b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
     schedule_first_step: int = key(
         1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
     )
-    max_grad_norm: float = key(0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, live=True)
+    max_grad_norm: float = key(
+        0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, mutable=True
+    )
     weight_decay: float = key(
         0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
     )
@@ -150,7 +146,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Train:
-    steps: int = key(100_000, "updates (5.2)", unit="updates", low=1, live=True)
+    steps: int = key(100_000, "updates (5.2)", unit="updates", low=1, mutable=True)
     precision: str = key(
         "auto",
         "type of the products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
@@ -162,42 +158,42 @@ class Train:
         "none",
         "recompute in the backward pass: nothing, everything but matrix products, or whole layers",
         choices=("none", "dots", "full"),
-        live=True,
+        mutable=True,
     )
     non_finite: str = key(
         "stop",
         "an update whose loss, gradient or parameters are not finite is never applied; then the run stops (exit code 3), or "
         "skips that update and goes on",
         choices=("stop", "skip"),
-        live=True,
+        mutable=True,
     )
     max_skipped_updates: int = key(
         10, "with non_finite = skip, the run stops after more skipped updates in a row than this", unit="updates", low=1,
-        live=True,
+        mutable=True,
     )  # fmt: skip
     deterministic: bool = key(
         False,
         "on GPU, have XLA use deterministic kernels alone and no autotuning, so that a run repeats bit for bit; slower by an "
         "amount that is not measured here. CPU and TPU are deterministic without it",
-        live=True,
+        mutable=True,
     )
     init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
     cpu_allocator: bool = key(
         True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
-        live=True,
+        mutable=True,
     )  # fmt: skip
     compile_cache: str = key(
-        "~/.cache/t2t_flax/jax", "local folder of compiled programs, reused by later starts; empty = none", live=True
+        "~/.cache/t2t_flax/jax", "local folder of compiled programs, reused by later starts; empty = none", mutable=True
     )
 
 
 @dataclass(frozen=True)
 class Eval:
-    every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, live=True)
-    every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, live=True)
-    decode_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, live=True)
+    every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, mutable=True)
+    every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, mutable=True)
+    decode_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, mutable=True)
     decode_sentences: int = key(
-        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, live=True
+        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, mutable=True
     )
     metric: str = key(
         "nll",
@@ -205,75 +201,81 @@ class Eval:
         choices=("nll", "loss", "bleu", "f1"),
     )
     patience: int = key(
-        0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0, live=True
+        0,
+        "stop after this many evaluations without a better metric; 0 = never",
+        unit="evaluations",
+        low=0,
+        mutable=True,
     )
     bootstrap_samples: int = key(
-        1000, "resamplings for the confidence intervals of scores; 0 = none", low=0, high=10**5, live=True
+        1000, "resamplings for the confidence intervals of scores; 0 = none", low=0, high=10**5, mutable=True
     )
     sacrebleu_tokenizer: str = key(
         "auto",
         "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab (Japanese), ko-mecab (Korean), "
         "flores200 (Thai, Lao, Khmer, Burmese), else 13a",
         choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
-        live=True,
+        mutable=True,
     )
-    samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, live=True)
+    samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, mutable=True)
 
 
 @dataclass(frozen=True)
 class Decode:
-    strategy: str = key("beam", "search over translations", choices=("beam", "greedy", "sample"), live=True)
-    beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, live=True)
+    strategy: str = key("beam", "search over translations", choices=("beam", "greedy", "sample"), mutable=True)
+    beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, mutable=True)
     length_penalty: str = key(
         "gnmt",
         "what divides the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or nothing",
         choices=("gnmt", "power", "none"),
-        live=True,
+        mutable=True,
     )
-    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, live=True)
+    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, mutable=True)
     early_stopping: str = key(
         "exact",
         "a sentence's search ends when nothing can change its result; when beam_size hypotheses have finished (fairseq); "
         "or when the likeliest hypothesis has",
         choices=("exact", "beam_full", "top_finished"),
-        live=True,
+        mutable=True,
     )
     max_length_offset: int = key(
-        50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5, live=True
+        50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5, mutable=True
     )
-    max_length_ratio: float = key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, live=True)
+    max_length_ratio: float = key(
+        1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, mutable=True
+    )
     n_best: int = key(
-        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, live=True
+        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, mutable=True
     )
-    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, high=1e4, live=True)
-    top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, live=True)
-    top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, live=True)
-    seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, live=True)
-    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, live=True)
+    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, high=1e4, mutable=True)
+    top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, mutable=True)
+    top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, mutable=True)
+    seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
+    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, mutable=True)
     max_source_length: int = key(
-        1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, live=True
+        1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, mutable=True
     )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     every_steps: int = key(
-        1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0, live=True
+        1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0, mutable=True
     )
-    every_epochs: int = key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0, live=True)
-    keep_last: int = key(5, "newest checkpoints kept", low=1, live=True)
-    keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, live=True)
+    every_epochs: int = key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0, mutable=True)
+    keep_last: int = key(5, "newest checkpoints kept", low=1, mutable=True)
+    keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, mutable=True)
     average_last: int = key(
-        0, "the final evaluation uses the mean of the last n checkpoints; 0 = the last one (6.1)", low=0, live=True
+        0, "the final evaluation uses the mean of the last n checkpoints; 0 = the last one (6.1)", low=0, mutable=True
     )
 
 
 @dataclass(frozen=True)
 class Log:
-    every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, live=True)
-    tensorboard: bool = key(True, "write TensorBoard event files to WORKDIR/tensorboard", live=True)
+    every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, mutable=True)
+    tensorboard: bool = key(True, "write TensorBoard event files to WORKDIR/tensorboard", mutable=True)
     profile_steps: tuple[int, int] = key(
-        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", live=True
+        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
     )
 
 

@@ -79,9 +79,7 @@ def _prepare(config: Config, workdir: epath.Path, progress) -> list[TokenStore |
     return [train, valid]
 
 
-def _prepared_by_lead(
-    pod: Pod | None, prepare: Callable[[], list[TokenStore | None]]
-) -> list[TokenStore | None]:
+def _prepared_by_lead(pod: Pod | None, prepare: Callable[[], list[TokenStore | None]]) -> list[TokenStore | None]:
     """What `prepare` returns on process 0; the others wait and open the same stores."""
     if pod is None or pod.count == 1:
         return prepare()
@@ -178,7 +176,9 @@ def split_store(
     return store
 
 
-def _split_store(config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None) -> TokenStore:
+def _split_store(
+    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+) -> TokenStore:
     source, data = split_source(config, split), config.data
     policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
     fingerprints = [source.fingerprint()]
@@ -187,7 +187,7 @@ def _split_store(config: Config, workdir: epath.Path, split: str, tokenizers: To
         fingerprints += source.earlier_fingerprints
     kind = split if split in ("train", "valid") else "test"
     cache = epath.Path(_cache(config, workdir))
-    parts = tokenizers.digest, dataclasses.asdict(policies)
+    parts = tokenizers.digest, policies.as_stored()
     folders = [cache / f"{kind}-{_digest(fingerprint, *parts)}" for fingerprint in fingerprints]
     for folder, fingerprint in zip(folders, fingerprints, strict=True):
         if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies)[1]):

@@ -1,18 +1,19 @@
 """From a source and tokenizers to a token store."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from t2t_flax.config.renamed import original_value
 from t2t_flax.data import worker_pool
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store, local_path, upload
@@ -38,7 +39,7 @@ ProgressCallback = Callable[[int, int | None], None]
 """Called with (pairs done, pairs in total or None)."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Policies:
     """What happens to pairs that are too long or have an empty side.
 
@@ -51,6 +52,15 @@ class Policies:
     on_too_long: str
     empty_lines: str
     source_eos: bool = True
+
+    def as_stored(self) -> dict[str, Any]:
+        """Under the first names of keys and values, so that digests of stores do not change."""
+        return {
+            "max_length": self.max_length,
+            "too_long": original_value("data.on_too_long", self.on_too_long),
+            "empty_lines": self.empty_lines,
+            "source_eos": self.source_eos,
+        }
 
 
 def prepare_split(
@@ -92,12 +102,12 @@ def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
         "tokenizer_digest": tokenizers.digest,
-        **dataclasses.asdict(policies),
+        **policies.as_stored(),
     }
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 
 
-@dataclasses.dataclass
+@dataclass
 class _Chunk:
     sides: tuple[tuple[np.ndarray, np.ndarray], ...]
     counts: dict[str, int]
@@ -132,7 +142,7 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
         )
 
 
-@dataclasses.dataclass
+@dataclass
 class _Encoder:
     """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
 

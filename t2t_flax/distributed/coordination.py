@@ -12,11 +12,11 @@ from typing import Any
 from t2t_flax.errors import UserError
 
 
-class PodError(Exception):
+class ProcessGroupError(Exception):
     """Another process did not answer, or is gone."""
 
 
-class Pod:
+class ProcessGroup:
     """`index` of `count` processes, one of which, `lead`, speaks and writes for all."""
 
     MINUTES = 900.0
@@ -30,31 +30,31 @@ class Pod:
         self.put(f"host/{index}", socket.gethostname())
 
     @property
-    def lead(self) -> bool:
+    def is_lead(self) -> bool:
         return self.index == 0
 
     def say(self, text: str = "") -> None:
         """Prints a line, once for all processes."""
-        if self.lead:
+        if self.is_lead:
             print(text, flush=True)
 
     def put(self, key: str, value: str) -> None:
-        """Makes `value` known to all under `key`, in place of what was there. Raises PodError."""
+        """Makes `value` known to all under `key`, in place of what was there. Raises ProcessGroupError."""
         if self._client is None:
             self._own[key] = value
         else:
             self._ask(self._client.key_value_set, f"t2t_flax/{key}", value, allow_overwrite=True)
 
     def get(self, key: str, seconds: float) -> str:
-        """The value of `key`, waiting for it. Raises PodError after that time."""
+        """The value of `key`, waiting for it. Raises ProcessGroupError after that time."""
         if self._client is not None:
             return self._ask(self._client.blocking_key_value_get, f"t2t_flax/{key}", int(seconds * 1000))
         if key not in self._own:
-            raise PodError(f"nobody has said {key}")
+            raise ProcessGroupError(f"nobody has said {key}")
         return self._own[key]
 
     def entries(self, folder: str) -> dict[str, str]:
-        """All values under `folder/`, by the rest of their keys. Raises PodError."""
+        """All values under `folder/`, by the rest of their keys. Raises ProcessGroupError."""
         if self._client is None:
             found = self._own.items()
         else:
@@ -62,13 +62,13 @@ class Pod:
         return {key.split(f"{folder}/", 1)[1]: value for key, value in found if f"{folder}/" in key}
 
     def barrier(self, name: str, seconds: float = 24 * 3600.0) -> None:
-        """Returns when all have come here. Every process must go through the same barriers. Raises PodError."""
+        """Returns when all have come here. Every process must go through the same barriers. Raises ProcessGroupError."""
         if self._client is not None:
             number = next(self._barriers)
             self._ask(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
-    def agree(self, what: str, mine: str = "", seconds: float = MINUTES) -> list[str]:
-        """What each process says about `what`, known to all. Every process must ask the same. Raises PodError where one
+    def all_gather(self, what: str, mine: str = "", seconds: float = MINUTES) -> list[str]:
+        """What each process says about `what`, known to all. Every process must ask the same. Raises ProcessGroupError where one
         has not answered after `seconds`.
         """
         if self.count == 1:
@@ -79,15 +79,15 @@ class Pod:
         told = self.entries(f"agree/{number}")
         return [told[str(i)] for i in range(self.count)]
 
-    def from_lead(self, what: str, mine: str = "", seconds: float = MINUTES) -> str:
-        """What process 0 says about `what`, on all processes. Every process must ask the same. Raises PodError."""
-        return self.agree(what, mine if self.lead else "", seconds)[0]
+    def broadcast(self, what: str, mine: str = "", seconds: float = MINUTES) -> str:
+        """What process 0 says about `what`, on all processes. Every process must ask the same. Raises ProcessGroupError."""
+        return self.all_gather(what, mine if self.is_lead else "", seconds)[0]
 
     def name_of(self, index: int) -> str:
         """`process 2 on HOST`."""
         try:
             return f"process {index} on {self.get(f'host/{index}', 2.0)}"
-        except PodError:
+        except ProcessGroupError:
             return f"process {index}"
 
     @staticmethod
@@ -95,36 +95,38 @@ class Pod:
         try:
             return call(*arguments, **named)
         except Exception as error:
-            raise PodError(str(error).strip().splitlines()[0][:300]) from error
+            raise ProcessGroupError(str(error).strip().splitlines()[0][:300]) from error
 
 
 def broken_connection(error: BaseException) -> bool:
     """Whether an exception is what a collective, a barrier or a text raises where another process is gone."""
-    return isinstance(error, PodError) or any(
+    return isinstance(error, ProcessGroupError) or any(
         word in str(error)
         for word in ("Gloo", "gloo", "NCCL", "oordination service", "CoordinationService", "BarrierError")
     )
 
 
-def check_shared(pod: Pod, folder, what: str) -> None:
+def check_shared(group: ProcessGroup, folder, what: str) -> None:
     """Raises UserError, on all, naming the processes that do not see what process 0 writes into `folder`."""
     import uuid
 
-    if pod.count == 1:
+    if group.count == 1:
         return
-    if pod.lead:
+    if group.is_lead:
         mark = f".shared-{uuid.uuid4().hex}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / mark).write_text("")
-        pod.put("shared/mark", mark)
-    seen = pod.agree("the shared folder", "" if appears(folder / pod.get("shared/mark", 600.0)) else "not seen")
+        group.put("shared/mark", mark)
+    seen = group.all_gather(
+        "the shared folder", "" if appears(folder / group.get("shared/mark", 600.0)) else "not seen"
+    )
     blind = [i for i, answer in enumerate(seen) if answer]
-    if pod.lead:
+    if group.is_lead:
         (folder / mark).unlink(missing_ok=True)
     if blind:
         raise UserError(
-            f"{what} {folder} is not shared: what {pod.name_of(0)} writes there is not seen by "
-            f"{', '.join(map(pod.name_of, blind))}. Several hosts need one folder that all see: a network mount or an "
+            f"{what} {folder} is not shared: what {group.name_of(0)} writes there is not seen by "
+            f"{', '.join(map(group.name_of, blind))}. Several hosts need one folder that all see: a network mount or an "
             "object store (gs://...)."
         )
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 
 from t2t_flax.config import Distributed
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import end
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import end
 from t2t_flax.errors import FAILURE, UserError
 from t2t_flax.process_setup import ALONE
 
@@ -27,8 +27,8 @@ class NotTogether(Exception):
     """The other processes did not come in time. Not a mistake of the user's: a host may be slow, and a restart helps."""
 
 
-def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
-    """The pod of this process; JAX sees the devices of all afterwards. Where process 0 dies, JAX itself ends the others
+def start(config: Distributed, say: Callable[[str], None] = print) -> ProcessGroup:
+    """The group of this process; JAX sees the devices of all afterwards. Where process 0 dies, JAX itself ends the others
     at once, with its own words.
 
     Must run before anything touches a device. Raises UserError for variables that do not fit, NotTogether where the
@@ -36,10 +36,10 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
     """
     own = _from_environment()
     if os.environ.get(ALONE) or own is None and not _cluster():
-        return Pod()
+        return ProcessGroup()
     import jax
 
-    jax.config.update("jax_enable_preemption_service", False)  # `Watch` handles the signals
+    jax.config.update("jax_enable_preemption_service", False)  # `RunSupervisor` handles the signals
     seconds = config.initialization_timeout
     told = {}
     if own:
@@ -61,7 +61,7 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
         jax.distributed.initialize(
             **told,
             initialization_timeout=seconds + 60,
-            # The pod's own beats notice earlier, and say who it is; this is what ends a process without them.
+            # The group's own beats notice earlier, and say who it is; this is what ends a process without them.
             heartbeat_timeout_seconds=config.heartbeat_timeout + 30,
             shutdown_timeout_seconds=15,
         )
@@ -74,7 +74,7 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> Pod:
         timer.cancel()
     from jax._src.distributed import global_state
 
-    return Pod(jax.process_index(), jax.process_count(), global_state.client)
+    return ProcessGroup(jax.process_index(), jax.process_count(), global_state.client)
 
 
 def alone(command: str) -> None:

@@ -10,30 +10,30 @@ from etils import epath
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import broken_connection
 from t2t_flax.distributed.initialize import NotTogether, start
-from t2t_flax.distributed.watch import Watch, end
+from t2t_flax.distributed.supervisor import RunSupervisor, end
 from t2t_flax.errors import FAILURE, NO_ROOM, STOPPED, USER_ERROR, UserError
 from t2t_flax.filesystem import is_full
 
 
-def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: epath.Path | None = None) -> int:
-    """`body(watch)`, in this process alone or as one of several; returns its exit code.
+def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks: epath.Path | None = None) -> int:
+    """`body(supervisor)`, in this process alone or as one of several; returns its exit code.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
     device. `stacks`: folder for the stacks of a process that hangs.
     """
     try:
-        pod = start(config)
+        group = start(config)
     except NotTogether as error:
         print(f"t2t_flax: {error}", file=sys.stderr)
         end(FAILURE)
-    with Watch(pod, config, stacks=stacks) as watch:
+    with RunSupervisor(group, config, stacks=stacks) as supervisor:
         try:
-            code = body(watch)
+            code = body(supervisor)
         except BaseException as error:
-            if pod.count == 1:
+            if group.count == 1:
                 raise
-            _fail(watch, error)
-    if pod.count > 1:
+            _fail(supervisor, error)
+    if group.count > 1:
         import jax
 
         with contextlib.suppress(Exception):
@@ -41,26 +41,26 @@ def run_job(config: Distributed, body: Callable[[Watch], int], *, stacks: epath.
     return code
 
 
-def _fail(watch: Watch, error: BaseException) -> None:
+def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
     """Says what happened, lets the others know, and ends this process."""
     if isinstance(error, OSError) and is_full(error):
         error = UserError(f"{error}. {NO_ROOM}")
     if isinstance(error, UserError):
-        watch.say(str(error))
-        watch.tell_failure(USER_ERROR, str(error))
+        supervisor.say(str(error))
+        supervisor.broadcast_failure(USER_ERROR, str(error))
         end(USER_ERROR)
-    if watch.signal and broken_connection(error):
-        watch.say(f"{watch.signal}: another process gave up first; the last checkpoint stands")
+    if supervisor.signal and broken_connection(error):
+        supervisor.say(f"{supervisor.signal}: another process gave up first; the last checkpoint stands")
         end(STOPPED)
     words = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {words[0][:300] if words else ''}"
     if broken_connection(error):
-        gone = watch.who_is_gone()
-        watch.say(
+        gone = supervisor.find_dead_processes()
+        supervisor.say(
             f"the connection to another process broke, {gone}. The last checkpoint stands; start all again. ({text})"
         )
     else:
         traceback.print_exception(error)
-        watch.say(text)
-        watch.tell_failure(FAILURE, text)
+        supervisor.say(text)
+        supervisor.broadcast_failure(FAILURE, text)
     end(FAILURE)

@@ -12,6 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.data.dataset import split_source
 from t2t_flax.data.task import Counts, Task, task_class
 from t2t_flax.errors import UserError
@@ -163,7 +164,7 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         )
     if "references" not in record:
         raise UserError(f"{path} was written by a version that kept no references: run `evaluate` again.")
-    return record
+    return record | {"config": upgraded(record["config"]) if isinstance(record["config"], dict) else {}}
 
 
 def planned(config: Config, split: str) -> dict[str, Any]:

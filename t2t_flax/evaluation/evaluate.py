@@ -16,7 +16,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers.base import UNK
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.compare import task_of_record
 from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.evaluation.records import record_name
@@ -35,20 +35,20 @@ def evaluate(
     split: str,
     *,
     progress: Callable[[int, int], None] | None = None,
-    pod: Pod | None = None,
+    group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
     """Decodes and scores all sentences of `valid` or of one test set (see `corpus.sets_of`); writes the record
     WORKDIR/eval/NAME.json, with NAME as in `records.record_name`, beside NAME.hyp.txt and NAME.ref.txt
     (further references: NAME.ref2.txt ...).
 
-    `progress`: see `Translator.translate`. `why`: why these checkpoints, for the record. Of several processes (`pod`) all
+    `progress`: see `Translator.translate`. `why`: why these checkpoints, for the record. Of several processes (`group`) all
     must call this; each decodes its share, process 0 writes.
 
     Returns (the record, the list of (source, first reference, hypothesis)).
     """
     source = split_source(loaded.config, split)
-    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=pod)
+    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=group)
     # Made first: what does not fit into memory is said before all is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
     began = time.perf_counter()

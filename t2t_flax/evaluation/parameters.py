@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import numbered
 from t2t_flax.training.checkpoints import Checkpoints
@@ -57,18 +57,18 @@ class Part:
 
 
 def restored(
-    workdir: epath.Path, config: Config, choice: Choice, abstract: Any, tokenizer: str, pod: Pod | None
+    workdir: epath.Path, config: Config, choice: Choice, abstract: Any, tokenizer: str, group: ProcessGroup | None
 ) -> Iterator[Part]:
     """The chosen checkpoints of a run, newest first, each restored when it is asked for.
 
     config: the run's own. abstract: the parameters' shapes and shardings. tokenizer: the digest of the run's tokenizer.
-    Of several processes (`pod`) all take the same. Raises UserError where the choice is impossible, at the latest when
+    Of several processes (`group`) all take the same. Raises UserError where the choice is impossible, at the latest when
     the last part has been taken.
     """
     folder, item = workdir / "checkpoints", "ema" if config.optimizer.ema_decay else "params"
     if not folder.exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
-    checkpoints = Checkpoints(folder, pod=pod)
+    checkpoints = Checkpoints(folder, group=group)
     try:
         steps, step = checkpoints.steps(), choice.step
         if not steps or (step is not None and step not in steps):
@@ -108,7 +108,7 @@ def restored(
     if taken and choice.at_most:
         return
     if not taken and regular.unscheduled and choice.at_most:
-        yield from restored(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, pod)
+        yield from restored(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, group)
         return
     left_out = regular.left_out()
     if not taken and regular.unscheduled:

@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
@@ -32,7 +33,7 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
     """What a record answers: its test set, checkpoints, and the settings in which it leaves the defaults (a key that an
     older version did not know had its default).
     """
-    checkpoint, config = record["checkpoint"], record["config"]
+    checkpoint, config = record["checkpoint"], upgraded(record["config"])
     settings = {}
     for name, item in fields().items():
         group, key = name.split(".")

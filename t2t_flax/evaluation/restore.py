@@ -16,7 +16,7 @@ from t2t_flax.decoding.attention_weights import AttentionMaps, attention_maps
 from t2t_flax.decoding.scoring import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.parameters import Choice, Part, mean, restored
 from t2t_flax.filesystem import check_workdir
@@ -160,12 +160,14 @@ class Frame:
     model: Transformer
     abstract: Any
 
-    def parts(self, choice: Choice, pod: Pod | None = None) -> Iterator[Part]:
+    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
         """The chosen checkpoints; see `parameters.restored`."""
-        return restored(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, pod)
+        return restored(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
 
 
-def frame(workdir: str | epath.Path, overrides: dict[str, str] | None = None, pod: Pod | None = None) -> Frame:
+def frame(
+    workdir: str | epath.Path, overrides: dict[str, str] | None = None, group: ProcessGroup | None = None
+) -> Frame:
     """Reads a run without its parameters. Raises UserError for a folder without a run, or overrides that change the
     model.
     """
@@ -174,7 +176,7 @@ def frame(workdir: str | epath.Path, overrides: dict[str, str] | None = None, po
     config = _changed(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    mesh = _mesh(config, workdir, given=any(key.startswith("mesh.") for key in overrides or {}), pod=pod)
+    mesh = _mesh(config, workdir, given=any(key.startswith("mesh.") for key in overrides or {}), group=group)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
@@ -189,7 +191,7 @@ def load(
     best: bool = False,
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
-    pod: Pod | None = None,
+    group: ProcessGroup | None = None,
 ) -> Loaded:
     """Restores a run: the newest whole checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
@@ -197,12 +199,12 @@ def load(
     An average is of regular checkpoints: it leaves out those that are there only because the run was stopped, or because
     they are among the best. With `at_most` it takes fewer where there are fewer, or some are damaged; `best` then makes
     do with the next best, and with the newest where no checkpoint has a metric.
-    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`pod`) all take the same
+    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`group`) all take the same
     checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
     """
     choice = Choice(step, average, best, at_most)
-    run = frame(workdir, overrides, pod)
-    part = mean(run.parts(choice, pod))
+    run = frame(workdir, overrides, group)
+    part = mean(run.parts(choice, group))
     if best and part.metric is None:
         choice = Choice(at_most=True)  # which is what was found
     found = dict(params=part.params, steps=part.steps, metric=part.metric, asked=choice.asked(run.workdir))
@@ -210,7 +212,7 @@ def load(
     return Loaded(run.workdir, run.config, run.tokenizers, run.mesh, run.model, stored=run.stored, **found)
 
 
-def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) -> jax.sharding.Mesh:
+def _mesh(config: Config, workdir: epath.Path, *, given: bool, group: ProcessGroup | None) -> jax.sharding.Mesh:
     """That of the config; where it does not fit the devices that are here, and nobody asked for it (`given`), all devices
     share the rows, each with the whole model.
     """
@@ -219,6 +221,6 @@ def _mesh(config: Config, workdir: epath.Path, *, given: bool, pod: Pod | None) 
     except UserError as error:
         if given:
             raise
-        if pod is None or pod.lead:
+        if group is None or group.is_lead:
             log.warning("%s was trained on another mesh: %s Here all devices share the rows.", workdir, error)
         return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))

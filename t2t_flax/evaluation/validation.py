@@ -8,10 +8,10 @@ from typing import Any
 from t2t_flax.data.dataset import split_source
 from t2t_flax.data.task import task_of
 from t2t_flax.decoding.translator import Translator
-from t2t_flax.training.setup import Run
+from t2t_flax.training.setup import TrainingSetup
 
 
-def validation_score(run: Run) -> Callable[..., float]:
+def validation_score(run: TrainingSetup) -> Callable[..., float]:
     """A function of (parameters, after_batch, compiling): the task's main score (sacreBLEU, F1) of the first
     `eval.decode_sentences` of the validation set (0 = all); see `Translator.translate`.
     """

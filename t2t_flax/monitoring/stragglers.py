@@ -19,18 +19,18 @@ _REMIND = 10
 
 
 class Pace:
-    """Compares the processes of `pod` (anything with index, lead, count, put, entries, name_of). Of several processes each
+    """Compares the processes of `group` (anything with index, is_lead, count, put, entries, name_of). Of several processes each
     compiles its product here: in the middle of the training that would look as if the process hung.
     """
 
-    def __init__(self, pod: Any, share: float):
-        self._pod, self._share = pod, share
+    def __init__(self, group: Any, share: float):
+        self._group, self._share = group, share
         self._data = 0.0
         self._since = time.monotonic()
         self._in_a_row: dict[int, int] = {}
         self._named: list[int] = []
         self._silent = 0
-        if pod.count > 1:
+        if group.count > 1:
             self._compile()
 
     def compare(self, seconds: dict[str, float]) -> str | None:
@@ -43,9 +43,9 @@ class Pace:
         interval, self._since = now - self._since, now
         mine = {"data": data, "interval": interval, "product": self._measure()}
         with contextlib.suppress(Exception):  # a coordinator that does not answer is for others to notice
-            self._pod.put(f"pace/{self._pod.index}", json.dumps(mine))
-            if self._pod.lead:
-                told = self._pod.entries("pace")
+            self._group.put(f"pace/{self._group.index}", json.dumps(mine))
+            if self._group.is_lead:
+                told = self._group.entries("pace")
                 return self._say({int(who): json.loads(text) for who, text in told.items()})
         return None
 
@@ -58,7 +58,7 @@ class Pace:
             self._named = sorted(late)
             return None
         self._named, self._silent = sorted(late), 0
-        return "\n".join(f"straggler: {self._pod.name_of(i)} {why}" for i, why in sorted(late.items()))
+        return "\n".join(f"straggler: {self._group.name_of(i)} {why}" for i, why in sorted(late.items()))
 
     def _compile(self) -> None:
         cpu = jax.default_backend() == "cpu"

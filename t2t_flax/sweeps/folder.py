@@ -25,6 +25,7 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import scalars
+from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_full, numbered
 from t2t_flax.sweeps.trials import is_folder_name
@@ -248,7 +249,8 @@ def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, 
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(KEYS))}.")
     for name, trial in stored["trials"].items():
         _check_trial(file, name, trial)
-    return stored | {"trials": stored["trials"] | (asked(path) if asked_too else {})}
+    fixed = current_overrides(stored["fixed"]) if isinstance(stored["fixed"], dict) else stored["fixed"]
+    return stored | {"fixed": fixed, "trials": stored["trials"] | (asked(path) if asked_too else {})}
 
 
 def _check_trial(file: Path, name: Any, trial: Any) -> None:

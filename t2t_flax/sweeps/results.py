@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from t2t_flax.config.renamed import upgraded
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_record, texts
 from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds, pair_seeds, spread_over_seeds, told
@@ -111,7 +112,7 @@ def results(folder: Folder, described: dict[str, Any], metric: str) -> list[Resu
 def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
     """Raises UserError for a record that is damaged, has lost its texts, or was made again with other settings."""
     with _readable(folder.config(name)):
-        own = json.loads(folder.config(name).read_text())
+        own = upgraded(json.loads(folder.config(name).read_text()))
     with _readable(path):
         record = read_record(path)
         changed = _changed(folder, name, path, own, record)

@@ -23,7 +23,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod, appears
+from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import fsync_tree, is_remote, move_folder, names_in, write_whole
 from t2t_flax.training.checksums import checksums
@@ -50,12 +50,14 @@ class Checkpoints:
     """The checkpoints in `folder`: the newest, the last `keep_last` whose meta says `scheduled`, and the best `keep_best`
     (highest finite metric, the earliest of equals) are kept.
 
-    Opening and reading change nothing. Of several processes (`pod`) all must make the same calls; process 0 lists the
+    Opening and reading change nothing. Of several processes (`group`) all must make the same calls; process 0 lists the
     folder for all. Raises UserError where another process does not see what process 0 lists.
     """
 
-    def __init__(self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0, pod: Pod | None = None):
-        self.pod = pod or Pod()
+    def __init__(
+        self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0, group: ProcessGroup | None = None
+    ):
+        self.group = group or ProcessGroup()
         self._failure: BaseException | None = None
         # Orbax writes to absolute paths only.
         self._folder = epath.Path(folder if is_remote(folder) else os.path.realpath(folder))
@@ -67,13 +69,15 @@ class Checkpoints:
 
     def _list(self) -> list[int]:
         """What process 0 finds, on all processes."""
-        found = _whole(self._folder) if self.pod.lead else []
-        steps = json.loads(self.pod.from_lead("the checkpoints that there are", json.dumps(found)))
-        blind = [step for step in steps if self.pod.count > 1 and not appears(self._folder / str(step))]
-        for index, answer in enumerate(self.pod.agree("all see the checkpoints", str(blind[-1]) if blind else "")):
+        found = _whole(self._folder) if self.group.is_lead else []
+        steps = json.loads(self.group.broadcast("the checkpoints that there are", json.dumps(found)))
+        blind = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
+        for index, answer in enumerate(
+            self.group.all_gather("all see the checkpoints", str(blind[-1]) if blind else "")
+        ):
             if answer:
                 raise UserError(
-                    f"{self.pod.name_of(index)} does not see checkpoint {answer} in {self._folder}, which process 0 "
+                    f"{self.group.name_of(index)} does not see checkpoint {answer} in {self._folder}, which process 0 "
                     "sees: is the folder shared by all hosts, and mounted?"
                 )
         return steps
@@ -97,13 +101,13 @@ class Checkpoints:
 
     def clean_up(self) -> None:
         """Removes what a killed save has left. For the one process that may write here."""
-        if self.pod.lead:
+        if self.group.is_lead:
             for name in names_in(self._folder):
                 path = self._folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
                     log.info("%s was never finished and is removed", path)
                     path.rmtree(missing_ok=True)
-        self.pod.barrier("unfinished checkpoints are removed", self.pod.MINUTES)
+        self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
         """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets shapes and checksums added. A
@@ -122,9 +126,9 @@ class Checkpoints:
 
     def metrics(self) -> dict[int, float]:
         """eval.metric (higher is better) by step, of the checkpoints that have one; the same on all processes."""
-        found = {step: self.metric(step) for step in self.steps()} if self.pod.lead else {}
+        found = {step: self.metric(step) for step in self.steps()} if self.group.is_lead else {}
         known = {step: metric for step, metric in found.items() if metric is not None}
-        answer = self.pod.from_lead("the metrics of the checkpoints", json.dumps(known))
+        answer = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
         return {int(step): metric for step, metric in json.loads(answer).items()}
 
     def save_params(self, params: Any, meta: dict[str, Any], item: str = "params") -> None:
@@ -152,13 +156,13 @@ class Checkpoints:
 
     def _amend(self, step: int, meta: dict[str, Any], metric: float | None) -> None:
         """Writes what an evaluation that was made up has changed; Orbax itself cannot add to a checkpoint."""
-        if self.pod.lead:
+        if self.group.is_lead:
             folder, names = self._folder / str(step), ("scheduled", "regular_before", "progress")
             news = {name: meta[name] for name in names if name in meta} | ({} if metric is None else {"metric": metric})
             write_whole(folder / "meta" / "metadata", json.dumps(sealed(check_seal(self._parse_meta(step)) | news)))
             if metric is not None:
                 write_whole(folder / "metrics" / "metrics", json.dumps({"metric": metric}))
-        self.pod.barrier("a checkpoint is amended", self.pod.MINUTES)
+        self.group.barrier("a checkpoint is amended", self.group.MINUTES)
         if step in self._retention.facts:
             scheduled, known = self._retention.facts[step]
             self._retention.facts[step] = meta.get("scheduled", scheduled), known if metric is None else metric
@@ -218,7 +222,7 @@ class Checkpoints:
         disk would then wait for the others and say nothing.
         """
         error = sys.exc_info()[1]
-        if error is not None and self.pod.count > 1:
+        if error is not None and self.group.count > 1:
             self._failure = error
             raise error
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -235,7 +239,7 @@ class Checkpoints:
 
     def _confirm(self) -> None:
         """After the first save that is whole: a workdir whose checkpoints are gone must not start anew."""
-        if self._unconfirmed and self.pod.lead and not (self._workdir / TRAINED).exists():
+        if self._unconfirmed and self.group.is_lead and not (self._workdir / TRAINED).exists():
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             about = {"first_checkpoint": min(self._steps), "written": now}
             write_whole(self._workdir / TRAINED, json.dumps(about) + "\n")
@@ -265,7 +269,7 @@ class Checkpoints:
                 state = self._together(step, lambda step=step, meta=meta: self._restore(step, abstract, meta))
             except DamagedCheckpoint as damage:
                 damaged[step] = str(damage)
-                if self.pod.lead:
+                if self.group.is_lead:
                     log.warning("checkpoint %d in %s is damaged (%s); using the one before", step, self._folder, damage)
                 continue
             if damaged:
@@ -326,7 +330,7 @@ class Checkpoints:
             if not is_damage(error):
                 raise
             damage = first_line(error)
-        for answer in self.pod.agree(f"checkpoint {step}", damage):
+        for answer in self.group.all_gather(f"checkpoint {step}", damage):
             if answer:
                 raise DamagedCheckpoint(answer)
         return found
@@ -369,16 +373,16 @@ class Checkpoints:
 
     def _set_aside(self, damaged: Mapping[int, str]) -> None:
         """Moves damaged checkpoints out of the way: on the same disk, also where `checkpoints` is a link."""
-        if self.pod.lead:
+        if self.group.is_lead:
             linked = self._folder.parent != self._workdir and not is_remote(self._folder)
             target = self._folder.parent / (f"{self._folder.name}.damaged" if linked else "damaged")
             for step in damaged:
                 taken = set(names_in(target))
                 number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
                 move_folder(self._folder / str(step), target / f"{step}-{number}")
-        self.pod.barrier("damaged checkpoints are set aside", self.pod.MINUTES)
+        self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
         self._steps = [step for step in self._steps if step not in damaged]
-        if self.pod.count > 1:  # Orbax lists the folder on every host
+        if self.group.count > 1:  # Orbax lists the folder on every host
             for step in damaged:
                 appears(self._folder / str(step), there=False)
 

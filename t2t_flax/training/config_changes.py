@@ -5,6 +5,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.renamed import current_key
 from t2t_flax.errors import UserError
 
 _OTHERS = ("train.non_finite", "train.max_skipped_updates")
@@ -29,7 +30,8 @@ def in_words(changed: dict[str, list]) -> str:
 
 def changes_in(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """Those that a checkpoint's meta holds, of a run or of an average; oldest first."""
-    return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
+    stored = meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
+    return [change | {"changed": {current_key(k): v for k, v in change["changed"].items()}} for change in stored]
 
 
 def stored_config_of(meta: dict[str, Any]) -> Config:

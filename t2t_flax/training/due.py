@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from t2t_flax.training.setup import Run
+from t2t_flax.training.setup import TrainingSetup
 
 
 class Due(NamedTuple):
@@ -17,7 +17,7 @@ class Due(NamedTuple):
         return self.loss or self.bleu
 
 
-def due(run: Run, step: int) -> Due:
+def due(run: TrainingSetup, step: int) -> Due:
     """After update `step`; epochs are counted in the updates that the plan of the batches gives them. The last update is
     saved in any case; where checkpoints go by epochs it is a regular one only at the end of an epoch.
     """

@@ -14,7 +14,7 @@ from t2t_flax.monitoring.flops import Tokens
 _AHEAD = 2
 
 
-class Fed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch on the mesh with what the loop says of it."""
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
@@ -28,7 +28,7 @@ class Fed(NamedTuple):
         return self.arrays["target"].shape
 
 
-class Feed:
+class Prefetcher:
     """Batches `first`, `first + 1`, ... of `batches` as global arrays. A batch depends on its number alone, so what has
     been read ahead is not a state that a checkpoint would need.
     """
@@ -53,7 +53,7 @@ class Feed:
             except queue.Empty:
                 self._thread.join(0.05)
 
-    def next(self) -> Fed:
+    def next(self) -> DeviceBatch:
         """The next batch; raises here what went wrong in the thread."""
         item = self._queue.get()
         if isinstance(item, BaseException):
@@ -62,11 +62,10 @@ class Feed:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            with self._batches.ahead() as layouts:
-                for k in range(first, last):
-                    fed = put_batch(self._batches.batch(k, layouts), self._mesh, self._lengths)
-                    if not self._put(fed):
-                        return
+            for k in range(first, last):
+                fed = put_batch(self._batches.batch(k), self._mesh, self._lengths)
+                if not self._put(fed):
+                    return
         except BaseException as error:  # noqa: BLE001 - handed to the loop
             self._put(error)
 
@@ -80,7 +79,7 @@ class Feed:
         return False
 
 
-def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> Fed:
+def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> DeviceBatch:
     """The batch's arrays on the mesh, of which this process makes the rows of its own devices, and its token counts for
     FLOPs.
     """
@@ -90,4 +89,4 @@ def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, 
     real = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
     slots = float(micro * rows * length)
     padded = Tokens(slots, slots, slots * length, slots * length, slots * length)
-    return Fed(arrays, batch, real, padded)
+    return DeviceBatch(arrays, batch, real, padded)

@@ -10,19 +10,19 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.distributed.coordination import Pod, broken_connection
+from t2t_flax.distributed.coordination import ProcessGroup, broken_connection
 from t2t_flax.errors import NO_ROOM, UserError
 from t2t_flax.filesystem import is_full
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model, config_changes, in_words, stored_config_of
 from t2t_flax.training.damage import DamagedCheckpoint
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.setup import Run
+from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainState, init_state
 
 
 @dataclasses.dataclass
-class Progressed:
+class TrainProgress:
     """What the loop itself carries besides the arrays; it lies in the checkpoint's meta.
 
     A new field needs a default: checkpoints of before do not have it. One that is gone is ignored there.
@@ -44,26 +44,26 @@ class Progressed:
     """Of `config_changes.config_changes`, one for each resume that changed a key of optimization; oldest first."""
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Progressed":
+    def from_json(cls, values: dict[str, Any]) -> "TrainProgress":
         """Of what `dataclasses.asdict` gave, in this version or another."""
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
-def open_checkpoints(run: Run, pod: Pod | None = None) -> Checkpoints:
+def open_checkpoints(run: TrainingSetup, group: ProcessGroup | None = None) -> Checkpoints:
     """The run's checkpoints, with room for what the final average needs. Removes what a killed save has left."""
     c = run.config.checkpoint
     folder, last = run.workdir / "checkpoints", max(c.keep_last, c.average_last)
-    checkpoints = Checkpoints(folder, keep_last=last, keep_best=c.keep_best, pod=pod)
+    checkpoints = Checkpoints(folder, keep_last=last, keep_best=c.keep_best, group=group)
     checkpoints.clean_up()
     return checkpoints
 
 
-def restore_or_init(run: Run, checkpoints: Checkpoints, say) -> tuple[TrainState, Progressed]:
+def restore_or_init(run: TrainingSetup, checkpoints: Checkpoints, say) -> tuple[TrainState, TrainProgress]:
     digests = {"tokenizer": run.corpus.tokenizers.digest, "training data": run.corpus.train.digest}
     restored = checkpoints.restore_latest(run.abstract, run.config, digests)
     if restored:
         state, meta = restored
-        done = Progressed.from_json(meta["progress"])
+        done = TrainProgress.from_json(meta["progress"])
         changes = config_changes(stored_config_of(meta), run.config, meta["step"])
         done.config_changes += changes
         told = "".join(f", with {in_words(change['changed'])}" for change in changes)
@@ -71,17 +71,17 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, say) -> tuple[TrainState
         return state, done
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     if run.config.train.init_from:
-        params = params_of_finished(run, epath.Path(run.config.train.init_from), checkpoints.pod)
+        params = params_of_finished(run, epath.Path(run.config.train.init_from), checkpoints.group)
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))
         say(f"parameters start from {run.config.train.init_from}")
-    return state, Progressed()
+    return state, TrainProgress()
 
 
-def params_of_finished(run: Run, workdir: epath.Path, pod: Pod | None = None) -> Any:
+def params_of_finished(run: TrainingSetup, workdir: epath.Path, group: ProcessGroup | None = None) -> Any:
     """The newest parameters of another run, which must have the same model. Raises UserError otherwise."""
-    checkpoints = Checkpoints(workdir / "checkpoints", pod=pod)
+    checkpoints = Checkpoints(workdir / "checkpoints", group=group)
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"config.train.init_from = {workdir}: no checkpoint there.")
@@ -95,7 +95,9 @@ def params_of_finished(run: Run, workdir: epath.Path, pod: Pod | None = None) ->
         raise UserError(f"config.train.init_from = {workdir}: checkpoint {steps[-1]} is damaged: {damage}") from damage
 
 
-def save(run: Run, checkpoints: Checkpoints, state: TrainState, done: Progressed, metric: float | None) -> None:
+def save(
+    run: TrainingSetup, checkpoints: Checkpoints, state: TrainState, done: TrainProgress, metric: float | None
+) -> None:
     before = done.newest_regular
     done.newest_regular = done.step if done.scheduled else before
     meta = {

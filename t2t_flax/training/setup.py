@@ -23,7 +23,7 @@ from t2t_flax.training.train_step import make_eval_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainingSetup:
     """The parts of a run, none of which holds a position in the data."""
 
     config: Config
@@ -37,7 +37,7 @@ class Run:
     batches: Batches
 
 
-def assemble(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> Run:
+def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
     """Builds the parts, on `devices` (default: all); no parameter is made yet.
 
     Raises UserError where the mesh does not fit the config.
@@ -49,10 +49,10 @@ def assemble(config: Config, workdir: epath.Path, corpus: Corpus, devices: list 
     abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
     shards = mesh_lib.batch_shards(mesh)
     batches = Batches(corpus.train, config.data, seed=config.seed.data, shards=shards)
-    return Run(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
+    return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
-def compile_train_steps(run: Run) -> dict[tuple[int, ...], jax.stages.Compiled]:
+def compile_train_steps(run: TrainingSetup) -> dict[tuple[int, ...], jax.stages.Compiled]:
     """A program for each shape on the closed list, largest first, each weighed against the memory there is.
 
     A shape that is not on the list has no program, so that nothing compiles after the first update.

@@ -11,15 +11,15 @@ from t2t_flax.monitoring.profiler import Profile
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
-from t2t_flax.training.prefetch import Fed
-from t2t_flax.training.resume import Progressed
-from t2t_flax.training.setup import Run
+from t2t_flax.training.prefetch import DeviceBatch
+from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.setup import TrainingSetup
 
 
-class UpdateLog:
+class TrainLogger:
     """Reads each update's metrics one update late, and writes every n-th. Counts the updates that were skipped in `done`."""
 
-    def __init__(self, run: Run, clock: Clock, done: Progressed):
+    def __init__(self, run: TrainingSetup, clock: Clock, done: TrainProgress):
         self._run, self._clock, self._done, config = run, clock, done, run.config
         self._skipped_in_a_row = 0
         self._writer = None
@@ -33,7 +33,7 @@ class UpdateLog:
         for change in done.config_changes:
             if change["step"] == done.step:
                 self.write(done.step, {"config_changed": change["changed"]})
-        self._pending: tuple[int, Fed, Any] | None = None
+        self._pending: tuple[int, DeviceBatch, Any] | None = None
         self._since = self._busy()
         self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
         devices = run.mesh.size
@@ -49,7 +49,7 @@ class UpdateLog:
     def _busy(self) -> float:
         return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
 
-    def took(self, step: int, fed: Fed, metrics: Any, bar: Progress) -> None:
+    def took(self, step: int, fed: DeviceBatch, metrics: Any, bar: Progress) -> None:
         before, self._pending = self._pending, (step, fed, metrics)
         if before:
             self._read(*before, bar)
@@ -59,7 +59,7 @@ class UpdateLog:
             self._read(*self._pending, bar)
             self._pending = None
 
-    def _read(self, step: int, fed: Fed, metrics: Any, bar: Progress) -> None:
+    def _read(self, step: int, fed: DeviceBatch, metrics: Any, bar: Progress) -> None:
         with self._clock.measure("step"):
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         finite = bool(values.pop("finite"))

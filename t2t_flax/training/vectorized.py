@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from t2t_flax.config.scalars import share_a_program
 from t2t_flax.config.sharding_rules import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import StopRequested, Watch
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.monitoring import memory
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
@@ -25,11 +25,18 @@ from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.due import Due, due
 from t2t_flax.training.loop import Outcome, evaluate, finished_before, note_metric, patience_is_used_up, validation_loss
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.prefetch import Feed
-from t2t_flax.training.resume import Progressed, finish_saves_on_error, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.prefetch import Prefetcher
+from t2t_flax.training.resume import (
+    TrainProgress,
+    finish_saves_on_error,
+    on_disk,
+    open_checkpoints,
+    restore_or_init,
+    save,
+)
 from t2t_flax.training.scalars import scalars, with_scalars
-from t2t_flax.training.setup import Run, batch_struct, compiler_options
-from t2t_flax.training.train_logger import UpdateLog
+from t2t_flax.training.setup import TrainingSetup, batch_struct, compiler_options
+from t2t_flax.training.train_logger import TrainLogger
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.train_step import train_step
 
@@ -47,7 +54,7 @@ def trial_mesh(count: int, devices: list | None = None) -> jax.sharding.Mesh:
 class Stack:
     """The program of runs that `share_a_program`, and their states with a trial axis."""
 
-    def __init__(self, runs: list[Run], mesh: jax.sharding.Mesh):
+    def __init__(self, runs: list[TrainingSetup], mesh: jax.sharding.Mesh):
         if not all(share_a_program(runs[0].config, run.config) for run in runs):
             raise ValueError("the runs differ in more than scalars")
         self.mesh = mesh
@@ -93,7 +100,7 @@ class Stack:
         return self._programs[arrays["target"].shape](state, self._scalars, arrays)
 
     @staticmethod
-    def of_run(state: TrainState, i: int, run: Run) -> TrainState:
+    def of_run(state: TrainState, i: int, run: TrainingSetup) -> TrainState:
         """Run i's own state, where the run has it."""
         return jax.tree.map(lambda x, like: jax.device_put(np.asarray(x[i]), like.sharding), state, run.abstract)
 
@@ -102,10 +109,10 @@ class Stack:
 class _Track:
     """What one of the runs needs beside its arrays."""
 
-    run: Run
+    run: TrainingSetup
     checkpoints: Any
-    done: Progressed
-    log: UpdateLog
+    done: TrainProgress
+    log: TrainLogger
     valid_loss: Any
     score: Callable[..., float] | None
     bar: Progress
@@ -130,11 +137,11 @@ class _Track:
 
 
 def train_together(
-    runs: list[Run],
+    runs: list[TrainingSetup],
     scores: list[Callable[..., float] | None],
     say: Callable[[str], None] = print,
-    watch: Watch | None = None,
-    ended: Callable[[Run, Outcome], None] = lambda run, outcome: None,
+    supervisor: RunSupervisor | None = None,
+    ended: Callable[[TrainingSetup, Outcome], None] = lambda run, outcome: None,
 ) -> list[Outcome | NonFiniteUpdate]:
     """Trains runs that `share_a_program` from where all of them stand; see `loop.train` for `scores` and `watch`.
 
@@ -142,11 +149,11 @@ def train_together(
     on; `ended` is told of each run that is finished, as soon as its checkpoint is whole. Raises ValueError for runs that
     stand at different updates.
     """
-    if watch is None:
-        with Watch(Pod(), runs[0].config.distributed) as watch:
-            return train_together(runs, scores, say, watch, ended)
+    if supervisor is None:
+        with RunSupervisor(ProcessGroup(), runs[0].config.distributed) as supervisor:
+            return train_together(runs, scores, say, supervisor, ended)
     config, clock = runs[0].config, Clock({})
-    with watch.giving_up("restoring and compiling"):
+    with supervisor.exit_on_signal("restoring and compiling"):
         opened = [open_checkpoints(run) for run in runs]
         found = [restore_or_init(run, checkpoints, say) for run, checkpoints in zip(runs, opened, strict=True)]
         if len({done.step for _, done in found}) > 1:
@@ -161,17 +168,17 @@ def train_together(
                 compile_checksums(Stack.of_run(state, i, run))
         bars = [Progress("train", config.train.steps, start=start, quiet=bool(i)) for i in range(len(runs))]
         tracks = [
-            _Track(run, checkpoints, done, UpdateLog(run, clock, done), valid_loss, score, bar)
+            _Track(run, checkpoints, done, TrainLogger(run, clock, done), valid_loss, score, bar)
             for run, checkpoints, done, valid_loss, score, bar in zip(
                 runs, opened, progressed, losses, scores, bars, strict=True
             )
         ]
-    look = functools.partial(_look, tracks, watch=watch, clock=clock, shared={}, ended=ended)
+    look = functools.partial(_look, tracks, supervisor=supervisor, clock=clock, shared={}, ended=ended)
     with contextlib.ExitStack() as until_the_end:
         for track in tracks:
             until_the_end.enter_context(finish_saves_on_error(track.checkpoints))
             until_the_end.enter_context(track.bar)
-        until_the_end.enter_context(watch.progress())
+        until_the_end.enter_context(supervisor.expect_progress())
         for i, track in enumerate(tracks):  # a run that was stopped after its last update, or in its last evaluation
             reason = finished_before(run=track.run, done=track.done)
             if reason:
@@ -180,7 +187,7 @@ def train_together(
         if any(track.running and track.done.evaluation_due for track in tracks):
             look(state, start, due(runs[0], start), resumed=True)
         lengths, batches = runs[0].corpus.train.lengths, runs[0].batches
-        feed = until_the_end.enter_context(Feed(batches, stack.mesh, lengths, start, config.train.steps))
+        feed = until_the_end.enter_context(Prefetcher(batches, stack.mesh, lengths, start, config.train.steps))
         behind = None
         for step in range(start + 1, config.train.steps + 1):
             if not any(track.running for track in tracks):
@@ -192,7 +199,7 @@ def train_together(
             if behind:
                 _note_update(tracks, *behind)
             behind = step, fed, metrics
-            asked, now = watch.reached(), due(runs[0], step)
+            asked, now = supervisor.should_stop(), due(runs[0], step)
             if asked or now.evaluation or now.checkpoint or step == config.train.steps:
                 _note_update(tracks, *behind)
                 behind = None
@@ -214,7 +221,8 @@ def _note_update(tracks: list[_Track], step: int, fed, metrics) -> None:
 
 
 def _look(
-    tracks: list[_Track], state: TrainState, step: int, now: Due, *, watch: Watch, clock: Clock, shared: dict[str, float], ended,
+    tracks: list[_Track], state: TrainState, step: int, now: Due, *, supervisor: RunSupervisor, clock: Clock,
+    shared: dict[str, float], ended,
     asked=False, resumed=False,
 ) -> None:  # fmt: skip
     """What is due for the runs after an update: evaluations, checkpoints, ends. A stop in the middle of the evaluations
@@ -234,7 +242,7 @@ def _look(
             own = Stack.of_run(state, i, track.run)
             try:
                 with clock.measure("eval"):
-                    values = evaluate(now, track.run.config, own, track.valid_loss, track.score, watch)
+                    values = evaluate(now, track.run.config, own, track.valid_loss, track.score, supervisor)
             except StopRequested:
                 asked = True
         done.evaluation_due = now.evaluation and values is None
@@ -242,7 +250,7 @@ def _look(
             found[i] = note_metric(done, values, step, track.run.config.eval.metric)
             track.log.write(step, values)
     _share_out(tracks, clock, shared)
-    reasons = {i: _reason(tracks[i], step, watch.signal if asked else "") for i in looked}
+    reasons = {i: _reason(tracks[i], step, supervisor.signal if asked else "") for i in looked}
     finished = [i for i in looked if reasons[i] in ("patience", "steps")]
     for i in looked:
         track, run, done = tracks[i], tracks[i].run, tracks[i].done
@@ -258,7 +266,7 @@ def _look(
     for track in tracks:
         if asked and track.running:  # it was not looked at: it stands where it was restored
             track.outcome = Outcome(
-                Stack.of_run(state, tracks.index(track), track.run), step, watch.signal, track.seconds()
+                Stack.of_run(state, tracks.index(track), track.run), step, supervisor.signal, track.seconds()
             )
         if finished:
             on_disk(track.checkpoints, track.checkpoints.wait)

@@ -22,7 +22,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, names_in, numbered, read_if_there, write_whole
 from t2t_flax.locks import NAME as LOCK
@@ -73,11 +73,11 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 @contextlib.contextmanager
-def writing(workdir: epath.Path, command: str, pod: Pod | None = None) -> Iterator[None]:
+def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None) -> Iterator[None]:
     """Holds the lock of a workdir that `check_ours` has seen; of several processes the lead holds it for all. Files that
     killed writers had not finished are removed. Raises UserError, naming the process, where another one writes there.
     """
-    lock = lock_folder(workdir, command) if pod is None or pod.lead else None
+    lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
         if lock and not is_remote(workdir):
             _remove_unfinished(workdir)

@@ -11,12 +11,13 @@ from etils import epath
 from helpers.records import without_search
 from helpers.runs import start, tiny_run
 
-from t2t_flax.cli import train as command
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import Watch
+from t2t_flax import jobs
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.compare import read_record
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.workdir import adopt_config, completed
 
 QUICK = dict(log=dict(every_steps=10, tensorboard=False), decode=dict(beam_size=1, max_length_offset=2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
@@ -50,9 +51,9 @@ def copy(ended, tmp_path, monkeypatch):
 
 def finish(config, workdir, reason="patience"):
     """complete.json, and the records that it names."""
-    command.adopt_config(workdir, config)
-    with Watch(Pod(), config.distributed) as watch:
-        command.finish(config, workdir, loop.Outcome(None, 4, reason, {}), watch)
+    adopt_config(workdir, config)
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 
@@ -94,12 +95,12 @@ def test_without_a_metric_the_newest_checkpoint_is_judged_and_said_to_be(copy, m
 def test_a_complete_run_names_the_record_of_each_set(copy):
     config = config_of(copy)
     finish(config, copy)
-    said = command.completed(copy, config)
+    said = completed(copy, config)
     assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in said
     marker = json.loads((copy / "complete.json").read_text())
     del marker["records"]  # as older versions wrote it
     (copy / "complete.json").write_text(json.dumps(marker))
-    assert f"record: {copy}/eval/short-2-best.json" in command.completed(copy, config)
+    assert f"record: {copy}/eval/short-2-best.json" in completed(copy, config)
 
 
 def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache, monkeypatch):
@@ -107,7 +108,9 @@ def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache,
     import t2t_flax.training.setup as running
 
     without_search(monkeypatch)
-    monkeypatch.setattr(running, "assemble", functools.partial(running.assemble, devices=jax.devices()[:1]))
+    monkeypatch.setattr(
+        running, "set_up_training", functools.partial(running.set_up_training, devices=jax.devices()[:1])
+    )
     config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
@@ -120,8 +123,8 @@ def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache,
         return loaded
 
     monkeypatch.setattr(loading, "load", counted)
-    command.adopt_config(epath.Path(tmp_path), config)
-    with Watch(Pod(), config.distributed) as watch:
-        assert command._train(config, epath.Path(tmp_path), [], watch) == 0
+    adopt_config(epath.Path(tmp_path), config)
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        assert jobs._train(config, epath.Path(tmp_path), supervisor, []).finished
     held, parameters = seen
     assert held < parameters / 10

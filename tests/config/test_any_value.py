@@ -123,7 +123,7 @@ def test_an_integer_that_python_does_not_print_is_refused_too():
 
 def test_the_largest_seeds_differ_from_the_smallest_and_stored_ones_go_on_as_they_were():
     assert resolve(override(default_config(), {"seed.init": str(2**32 - 1)})).seed.init == 2**32 - 1
-    values = json.loads(to_json(Config()))
+    values = json.loads(to_json(Config())) | {"schema_version": 1}
     values["seed"] |= {"init": 2**32 + 5, "dropout": 2**64 + 7, "data": 2**40}
     assert from_json(json.dumps(values)).seed == Config().seed.__class__(init=5, dropout=7, data=2**40)
 

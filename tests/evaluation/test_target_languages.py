@@ -141,11 +141,11 @@ def test_a_model_that_cannot_be_downloaded_is_found_at_the_start(tmp_path, monke
 def test_a_parser_and_a_run_that_scores_nothing_need_no_tokenizer(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
-    from t2t_flax.cli.train import check_scores
+    from t2t_flax.jobs import check_metrics_available
 
     monkeypatch.setattr(ja, "MeCab", None)
     check_metrics(config_of("ja", task="parsing"))
-    check_scores(config_of("ja", valid="a,b"))
+    check_metrics_available(config_of("ja", valid="a,b"))
 
 
 def test_records_of_different_tokenizers_are_not_compared_by_sacrebleu(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from t2t_flax.monitoring.metrics_writer import read_metrics
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEYS = {
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "data.vocab_size": 300, "data.byte_fallback": False,

@@ -7,7 +7,7 @@ from etils import epath
 
 from helpers.configs import small_config
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.training.setup import assemble
+from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.workdir import adopt_config
 
 
@@ -34,4 +34,4 @@ def start(config, workdir, cache):
     adopt_config(epath.Path(workdir), config)
     corpus = prepare_corpus(config, workdir)
     with jax.default_device(jax.devices()[0]):
-        return assemble(config, epath.Path(workdir), corpus, devices=jax.devices()[:1])
+        return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:1])

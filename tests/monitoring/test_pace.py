@@ -29,7 +29,7 @@ def test_of_two_the_faster_is_the_measure():
 class Lead:
     """A lead among three, of which the others have said something."""
 
-    index, lead, count = 0, True, 3
+    index, is_lead, count = 0, True, 3
 
     def __init__(self, others):
         self.said = others

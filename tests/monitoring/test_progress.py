@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from t2t_flax.cli.arguments import decode_progress
+from t2t_flax.jobs import decode_progress
 from t2t_flax.monitoring.progress import Progress
 
 
@@ -29,8 +29,10 @@ def test_only_what_lies_between_two_batches_counts_as_hung():
         yield
         holds.append(False)
 
-    watch = SimpleNamespace(progress=progress, reached=lambda: False, pod=SimpleNamespace(lead=False))
-    with decode_progress(watch) as decoded:
+    supervisor = SimpleNamespace(
+        expect_progress=progress, should_stop=lambda: False, group=SimpleNamespace(is_lead=False)
+    )
+    with decode_progress(supervisor) as decoded:
         assert holds == []
         decoded(2, 4)
         assert holds == [True]

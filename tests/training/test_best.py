@@ -6,11 +6,11 @@ import pytest
 from etils import epath
 from helpers.runs import start, tiny_run
 
-from t2t_flax.distributed.watch import StopRequested
+from t2t_flax.distributed.supervisor import StopRequested
 from t2t_flax.errors import UserError
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.resume import Progressed
+from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.workdir import completed
 
 
@@ -75,7 +75,7 @@ def test_what_is_best_stays_the_same_in_a_run(tmp_path, cache):
 
 
 def test_a_metric_that_is_not_finite_is_no_better_and_hides_no_later_one():
-    done = Progressed()
+    done = TrainProgress()
     for step, (value, metric) in enumerate([(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1):
         assert loop.note_metric(done, {"valid_bleu": value}, step, "bleu") == metric
     assert (done.best_metric, done.best_step, done.evaluations_without_better) == (4.0, 4, 0)

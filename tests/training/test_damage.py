@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
-from t2t_flax.distributed.coordination import Pod
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
-from t2t_flax.training.resume import Progressed
+from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import init_state
 
@@ -234,14 +234,14 @@ def test_checkpoints_on_another_disk_are_set_aside_there(three, made, tmp_path, 
         write(tmp_path / "run" / "checkpoints", made, (3,))
 
 
-class HalfBlind(Pod):
+class HalfBlind(ProcessGroup):
     """Process 1 of two, whose lead says `told`; it says itself what `answers` says."""
 
     def __init__(self, told):
         super().__init__(1, 2)
         self.told, self.answers = told, []
 
-    def agree(self, what, mine="", seconds=0.0):
+    def all_gather(self, what, mine="", seconds=0.0):
         self.answers.append((what, mine))
         return [self.told.get(what, ""), mine]
 
@@ -251,11 +251,11 @@ class HalfBlind(Pod):
 
 def test_all_processes_take_what_process_0_lists(three, monkeypatch):
     """A network file system shows another host a new folder late, or one that is gone."""
-    pod = HalfBlind({"the checkpoints that there are": "[1, 2]"})
-    assert Checkpoints(three, pod=pod).steps() == [1, 2]
+    group = HalfBlind({"the checkpoints that there are": "[1, 2]"})
+    assert Checkpoints(three, group=group).steps() == [1, 2]
     monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
-        Checkpoints(three, pod=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
+        Checkpoints(three, group=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
 
 
 STEPS = st.integers(1, 40).flatmap(
@@ -299,9 +299,9 @@ def test_a_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
 
 def test_progress_of_another_version_is_read(made):
     """Fields of a later version are ignored, fields that are missing have their default."""
-    assert Progressed.from_json({"step": 7, "of_a_later_version": 1}) == Progressed(step=7)
-    full = Progressed(3, -1.5, 2, 1, True, False, {"step": 1.0})
-    assert Progressed.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
+    assert TrainProgress.from_json({"step": 7, "of_a_later_version": 1}) == TrainProgress(step=7)
+    full = TrainProgress(3, -1.5, 2, 1, True, False, {"step": 1.0})
+    assert TrainProgress.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
 
 
 @pytest.mark.parametrize(

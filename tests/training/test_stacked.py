@@ -11,13 +11,13 @@ from helpers.runs import tiny_run
 
 from t2t_flax.config.scalars import share_a_program
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.distributed.coordination import Pod
-from t2t_flax.distributed.watch import StopRequested, Watch
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.filesystem import numbered
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.setup import assemble
+from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.vectorized import Stack, train_together, trial_mesh
 from t2t_flax.training.workdir import adopt_config
@@ -45,7 +45,9 @@ def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
         workdir = epath.Path(tmp_path / name / str(i))
         adopt_config(workdir, config)
-        runs.append(assemble(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]]))
+        runs.append(
+            set_up_training(config, workdir, prepare_corpus(config, workdir), devices=[devices[i % len(devices)]])
+        )
     return runs
 
 
@@ -205,12 +207,12 @@ def test_used_up_patience_is_remembered(tmp_path, cache):
 def test_a_stop_in_the_middle_of_the_evaluations_leaves_all_at_the_same_update(tmp_path, cache):
     """The first run was evaluated, the second not: both are saved there, and the second begins with it."""
 
-    class Stopping(Watch):
+    class Stopping(RunSupervisor):
         """Asks for a stop after so many batches of evaluations."""
 
         calls, allowed = 0, 0
 
-        def stop_here(self):
+        def raise_if_stopping(self):
             self.calls += 1
             if self.calls > self.allowed:
                 self.signal = "SIGTERM"
@@ -224,10 +226,10 @@ def test_a_stop_in_the_middle_of_the_evaluations_leaves_all_at_the_same_update(t
     loss = loop.validation_loss(runs[0])
     loss(init(runs[0]), lambda: counted.append(1))
     for allowed in (len(counted), 0):  # then in what is made up at the start
-        with Stopping(Pod(), runs[0].config.distributed) as watch:
-            watch.allowed = allowed
-            outcomes = train_together(runs, [None] * 2, say=lambda _: None, watch=watch)
-        assert watch.calls == allowed + 1
+        with Stopping(ProcessGroup(), runs[0].config.distributed) as supervisor:
+            supervisor.allowed = allowed
+            outcomes = train_together(runs, [None] * 2, say=lambda _: None, supervisor=supervisor)
+        assert supervisor.calls == allowed + 1
         assert [(outcome.step, outcome.finished) for outcome in outcomes] == [(4, False)] * 2
     outcomes = train_together(runs, [None] * 2, say=lambda _: None)
     assert [outcome.reason for outcome in outcomes] == ["steps"] * 2

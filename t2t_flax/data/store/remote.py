@@ -56,7 +56,7 @@ def upload(local: Path, folder: epath.PathLike) -> None:
     if not is_remote(folder):
         return
     meta = (local / "meta.json").read_text()
-    if read_meta(folder) == json.loads(meta):  # uploaded by another host
+    if read_meta(folder) == read_meta(local):  # uploaded by another host
         return
     (folder / "meta.json").unlink(missing_ok=True)
     for name in FILES:

@@ -136,7 +136,7 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError says that this is another file)
-        return meta
+        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # its first name
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{folder} is not a token store, or a damaged one (no readable meta.json); "

@@ -33,9 +33,7 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
                 raise
             except Exception as error:  # whatever the library of that kind raises for a damaged file
                 raise UserError(f"{path} is damaged: {kind.__name__} cannot read it ({error})") from error
-    raise UserError(
-        f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote"
-    )
+    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote")
 
 
 class TokenizerPair:

@@ -14,8 +14,8 @@ from num2words import num2words
 
 from t2t_flax.data.sources import toy as shipped
 from t2t_flax.errors import UserError
+from tools.toy_corpus import __main__ as generator
 from tools.toy_corpus import corpus as toy
-from tools.toy_corpus.__main__ import compressed, text
 from tools.toy_corpus import draws, facts, grammar, lexicon, numbers, sentences
 from tools.toy_corpus.grammar import ER, MODALS, PRONOUNS, Subject, act, kin, named, the
 from tools.toy_corpus.lexicon import ACCUSATIVE, ADJECTIVES, DATIVE, NOMINATIVE, PERSONS, PLACES, THINGS, Phrase
@@ -249,5 +249,5 @@ def test_shipped_files_are_generated_byte_for_byte(tmp_path):
         pytest.skip(f"the shipped files are of {', '.join(shipped.GENERATOR)}; installed: {', '.join(installed)}")
     for split, count in shipped.COUNTS.items():
         with lzma.open(shipped.path_of(split)) as file:
-            assert file.read() == text(toy.pairs(split, count))
-    assert lzma.decompress(compressed("test")) == text(toy.pairs("test", shipped.COUNTS["test"]))
+            assert file.read() == generator.text(toy.pairs(split, count))
+    assert lzma.decompress(generator.compressed("test")) == generator.text(toy.pairs("test", shipped.COUNTS["test"]))

@@ -1,6 +1,6 @@
 """What watches over a run beside its main thread: signals, the other processes, and updates that do not come.
 
-A run asks `reached()` after each update and each step of an evaluation, all processes in the same order. A signal to one
+A run asks `should_stop()` after each update and each step of an evaluation, all processes in the same order. A signal to one
 process makes all of them get True at the same call: each proposes the first call that it has not passed yet, and the
 latest proposal is taken.
 """
@@ -18,7 +18,7 @@ import time
 from etils import epath
 
 from t2t_flax.config import Distributed
-from t2t_flax.distributed.coordination import Pod, PodError
+from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError
 from t2t_flax.errors import FAILURE, STOPPED
 from t2t_flax.filesystem import write_whole
 
@@ -29,15 +29,15 @@ class StopRequested(Exception):
     """All processes have agreed to stop here."""
 
 
-class Watch:
+class RunSupervisor:
     """Context of a command. `say(text)`: a line on standard error of this process."""
 
-    def __init__(self, pod: Pod, config: Distributed, *, stacks: epath.Path | None = None):
-        self.pod, self._config, self._stacks = pod, config, stacks
+    def __init__(self, group: ProcessGroup, config: Distributed, *, stacks: epath.Path | None = None):
+        self.group, self._config, self._stacks = group, config, stacks
         self.signal = ""
         """Name of the signal that asked for a stop, on whichever process."""
         self._lock = threading.Lock()
-        self._calls = 0  # of reached()
+        self._calls = 0  # of should_stop()
         self._proposal: int | None = None
         self._published = False
         self._agreed: int | None = None
@@ -51,7 +51,7 @@ class Watch:
         self._before: dict[int, object] = {}
 
     def __enter__(self):
-        self._coordinator = self.pod.name_of(0)  # asked now, for it may not answer later
+        self._coordinator = self.group.name_of(0)  # asked now, for it may not answer later
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -60,7 +60,7 @@ class Watch:
             for number in (signal.SIGTERM, signal.SIGINT):
                 # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
                 self._before[number] = signal.signal(number, lambda *_: None)
-        threads = [self._watch] + ([self._listen] if self.pod.count > 1 else [])
+        threads = [self._watch] + ([self._listen] if self.group.count > 1 else [])
         self._threads = [threading.Thread(target=t, daemon=True, name=f"watch{t.__name__}") for t in threads]
         for thread in self._threads:
             thread.start()
@@ -78,7 +78,7 @@ class Watch:
         for end in self._pipe:
             os.close(end)
 
-    def reached(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to stop here: True at the same call on all processes. Also the sign that the run makes progress."""
         with self._lock:
             self._calls += 1
@@ -88,16 +88,16 @@ class Watch:
             return False
         if self._agreed is None:
             limit = self._config.heartbeat_timeout
-            self._agreed = max(int(self.pod.get(f"stop/at/{i}", limit)) for i in range(self.pod.count))
+            self._agreed = max(int(self.group.get(f"stop/at/{i}", limit)) for i in range(self.group.count))
         return calls >= self._agreed
 
-    def stop_here(self) -> None:
-        """Raises StopRequested where `reached()`."""
-        if self.reached():
+    def raise_if_stopping(self) -> None:
+        """Raises StopRequested where `should_stop()`."""
+        if self.should_stop():
             raise StopRequested
 
     @contextlib.contextmanager
-    def giving_up(self, what: str):
+    def exit_on_signal(self, what: str):
         """Work that cannot be interrupted (a compilation), which may take long: a signal ends the process with 75, and
         `hang_timeout` does not hold, unless `progress()` is entered within.
         """
@@ -111,7 +111,7 @@ class Watch:
             self._alive_at, self._progressing = time.monotonic(), progressing
 
     @contextlib.contextmanager
-    def without_hang_timeout(self):
+    def suspend_hang_timeout(self):
         """Work that is not interrupted and may compile, such as the first save; a signal waits until it is done."""
         progressing, self._progressing = self._progressing, False
         try:
@@ -120,8 +120,8 @@ class Watch:
             self._alive_at, self._progressing = time.monotonic(), progressing
 
     @contextlib.contextmanager
-    def progress(self):
-        """Within it, `reached()` is called again and again; `hang_timeout` holds."""
+    def expect_progress(self):
+        """Within it, `should_stop()` is called again and again; `hang_timeout` holds."""
         self._alive_at, self._progressing = time.monotonic(), True
         try:
             yield
@@ -130,27 +130,27 @@ class Watch:
 
     def say(self, text: str) -> None:
         """A line on standard error, with this process's name where it is one of several."""
-        name = f"process {self.pod.index}: " if self.pod.count > 1 else ""
+        name = f"process {self.group.index}: " if self.group.count > 1 else ""
         print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
 
-    def tell_failure(self, code: int, text: str) -> None:
+    def broadcast_failure(self, code: int, text: str) -> None:
         """Lets the other processes know why this one is about to end with `code`."""
-        if self.pod.count > 1:
-            with contextlib.suppress(PodError):
-                self.pod.put(f"news/failed/{self.pod.index}", f"{code} {text}")
+        if self.group.count > 1:
+            with contextlib.suppress(ProcessGroupError):
+                self.group.put(f"news/failed/{self.group.index}", f"{code} {text}")
                 time.sleep(2 * _TICK)
 
     def silent(self, seconds: float) -> list[int]:
         """The processes whose beat has not changed for so long."""
         now = time.monotonic()
-        return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self.pod.index]
+        return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self.group.index]
 
-    def who_is_gone(self) -> str:
+    def find_dead_processes(self) -> str:
         """After a collective failed: waits for the news of a process that says why it ends, or for beats that stop."""
         self._suspicious = True
         time.sleep(4 * _TICK)
         gone = self.silent(2.5 * _TICK)
-        return f"to {', '.join(map(self.pod.name_of, gone))}" if gone else "to which is not known"
+        return f"to {', '.join(map(self.group.name_of, gone))}" if gone else "to which is not known"
 
     def _watch(self) -> None:
         while not self._ended.is_set():
@@ -166,26 +166,26 @@ class Watch:
             self._check_coordinator()
 
     def _ask_to_stop(self, name: str) -> None:
-        """Proposes the next call of `reached()`, which then waits until all have proposed theirs."""
+        """Proposes the next call of `should_stop()`, which then waits until all have proposed theirs."""
         with self._lock:
             if self.signal:
                 return
             self.signal, self._asked_at = name, time.monotonic()
             self._proposal = self._calls + 1
-        if self.pod.count == 1:
+        if self.group.count == 1:
             self._publish()
         self._wake.set()
 
     def _publish(self) -> None:
         """Tells the others. A call into the coordinator may block, so `_watch` leaves this to `_listen`."""
         if self.signal and not self._published:
-            self.pod.put("news/stop", self.signal)
-            self.pod.put(f"stop/at/{self.pod.index}", str(self._proposal))
+            self.group.put("news/stop", self.signal)
+            self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
             self._published = True
 
     def _check_grace(self) -> None:
         what = self._giving_up
-        grace = 2.5 * _TICK if self.pod.count > 1 else 0.0  # the others must have heard of it
+        grace = 2.5 * _TICK if self.group.count > 1 else 0.0  # the others must have heard of it
         if self.signal and what and time.monotonic() - self._asked_at >= grace:
             self.say(
                 f"{self.signal} while {what}: given up; what was saved before stands. Give the same command again."
@@ -202,7 +202,7 @@ class Watch:
     def _check_coordinator(self) -> None:
         """Process 0 looks for silent processes; the others for a silent process 0, which JAX would only abort."""
         limit, quiet = self._config.heartbeat_timeout, time.monotonic() - self._news_at
-        if self.pod.count > 1 and not self.pod.lead and quiet > limit:
+        if self.group.count > 1 and not self.group.is_lead and quiet > limit:
             self._end_with_stacks(
                 f"{self._coordinator}, the coordinator, silent for {quiet:.0f} s (config.distributed.heartbeat_timeout)."
             )
@@ -216,8 +216,8 @@ class Watch:
         print(stacks, file=sys.stderr, flush=True)
         if self._stacks:
             with contextlib.suppress(Exception):
-                write_whole(self._stacks / f"process-{self.pod.index}.txt", f"{why}\n{stacks}")
-        if self.pod.count > 1 and self.pod.lead:
+                write_whole(self._stacks / f"process-{self.group.index}.txt", f"{why}\n{stacks}")
+        if self.group.count > 1 and self.group.is_lead:
             time.sleep(
                 3 * _TICK
             )  # JAX ends the others as soon as the coordinator is gone: theirs must be written first
@@ -225,18 +225,18 @@ class Watch:
 
     def late(self) -> str:
         """Who keeps the others waiting, in a sentence, as far as the beats tell."""
-        if self.pod.count == 1:
+        if self.group.count == 1:
             return "There is one process."
-        if time.monotonic() - self._news_at > 4 * _TICK and self.pod.index:
+        if time.monotonic() - self._news_at > 4 * _TICK and self.group.index:
             return "Late: process 0, the coordinator, does not answer."
         silent = self.silent(2.5 * _TICK)
         if silent:
-            return f"Late: {', '.join(map(self.pod.name_of, silent))}, silent."
-        calls = {i: int(beat.split()[0]) for i, (beat, _) in self._peers.items()} | {self.pod.index: self._calls}
+            return f"Late: {', '.join(map(self.group.name_of, silent))}, silent."
+        calls = {i: int(beat.split()[0]) for i, (beat, _) in self._peers.items()} | {self.group.index: self._calls}
         behind = [i for i, n in sorted(calls.items()) if n == min(calls.values())]
         if len(behind) == len(calls):
             return "No process is behind another: all wait in the same place."
-        return f"Late: {', '.join(map(self.pod.name_of, behind))}."
+        return f"Late: {', '.join(map(self.group.name_of, behind))}."
 
     def _listen(self) -> None:
         """Beats, and the news of the others. A call into the coordinator may block here, never in `_watch`."""
@@ -247,37 +247,39 @@ class Watch:
             beat += 1
             try:
                 self._publish()
-                self.pod.put(f"beat/{self.pod.index}", f"{self._calls} {beat}")
-                news = self.pod.entries("news")
+                self.group.put(f"beat/{self.group.index}", f"{self._calls} {beat}")
+                news = self.group.entries("news")
                 if self._needs_beats():
                     self._read_beats()
-            except PodError:
+            except ProcessGroupError:
                 continue
             self._news_at = time.monotonic()
             if "stop" in news:
                 self._ask_to_stop(news["stop"])  # published with the next beat, which it brings forward
             for name, text in news.items():
                 kind, _, who = name.partition("/")
-                if kind == "failed" and int(who) != self.pod.index:
+                if kind == "failed" and int(who) != self.group.index:
                     code, _, why = text.partition(" ")
-                    self.say(f"ends because {self.pod.name_of(int(who))} did: {why}")
-                    if self.pod.lead:
+                    self.say(f"ends because {self.group.name_of(int(who))} did: {why}")
+                    if self.group.is_lead:
                         time.sleep(2 * _TICK)  # without the coordinator the others would hear nothing
                     end(int(code))
-            silent = self.silent(self._config.heartbeat_timeout) if self.pod.lead else []
+            silent = self.silent(self._config.heartbeat_timeout) if self.group.is_lead else []
             if silent:
-                why = f"{', '.join(map(self.pod.name_of, silent))} silent for {self._config.heartbeat_timeout} s"
-                self.tell_failure(FAILURE, why)
+                why = f"{', '.join(map(self.group.name_of, silent))} silent for {self._config.heartbeat_timeout} s"
+                self.broadcast_failure(FAILURE, why)
                 self._end_with_stacks(f"{why} (config.distributed.heartbeat_timeout).")
 
     def _needs_beats(self) -> bool:
-        """All the time on one process; on the others where something seems wrong: a pod has many hosts."""
+        """All the time on one process; on the others where something seems wrong: a group has many hosts."""
         quiet, limit = time.monotonic() - self._alive_at, self._config.hang_timeout
-        return self.pod.lead or self._suspicious or bool(self._progressing and limit and quiet > min(limit / 2, 30.0))
+        return (
+            self.group.is_lead or self._suspicious or bool(self._progressing and limit and quiet > min(limit / 2, 30.0))
+        )
 
     def _read_beats(self) -> None:
         now = time.monotonic()
-        for who, beat in self.pod.entries("beat").items():
+        for who, beat in self.group.entries("beat").items():
             before = self._peers.get(int(who))
             if before is None or before[0] != beat:
                 self._peers[int(who)] = (beat, now)

@@ -1,0 +1,187 @@
+"""The Python API: what the commands do, as functions.
+
+`config` is a preset's name, a config file (`FILE.py[:variant]`, or a run's config.json), an edited
+`t2t_flax.config.default_config()`, or a resolved `Config`; `overrides` is `{"model.dropout": 0.2}`. Mistakes raise
+`t2t_flax.errors.UserError`. Settings of the process (`mesh.cpu_devices`, the allocator, the compile cache) take effect only
+before JAX touches a device: call these functions before other JAX code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from t2t_flax.errors import OK, UserError
+
+if TYPE_CHECKING:  # nothing heavy is imported before it is needed
+    import ml_collections
+    from etils import epath
+
+    from t2t_flax.config import Config
+    from t2t_flax.distributed.supervisor import RunSupervisor
+    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.jobs import TrainResult
+
+    ConfigLike = str | os.PathLike[str] | Config | ml_collections.ConfigDict
+
+
+def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> TrainResult:
+    """Trains, or resumes what the workdir holds, evaluates at the end, and returns how it ended.
+
+    Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM and Ctrl-C stop the
+    run after a checkpoint (`result.finished` is then False); the same call goes on. Raises UserError, and
+    `t2t_flax.training.divergence.NonFiniteUpdate` where an update was not finite.
+    """
+    from etils import epath
+
+    from t2t_flax import jobs
+    from t2t_flax.filesystem import check_workdir
+
+    resolved, path = resolve(config, overrides), epath.Path(workdir)
+    check_workdir(path)
+    notes = _prepare_process(resolved)
+    return _as_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
+
+
+def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """Trains the tokenizer and writes the token stores of a run, as `train` does when they are missing.
+
+    Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`.
+    """
+    from etils import epath
+
+    from t2t_flax import jobs
+
+    corpus = jobs.prepare(resolve(config, overrides), epath.Path(workdir))
+    stores = {"train": corpus.train, "valid": corpus.valid}
+    return {split: store.num_pairs for split, store in stores.items() if store is not None}
+
+
+def evaluate(
+    workdir: epath.PathLike,
+    split: str = "test",
+    *,
+    step: int | None = None,
+    average: int = 0,
+    best: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval.
+
+    split: "valid", "test" (every set of config.data.test) or the name of a test set. step, average, best: as in `load`.
+    Returns the records by name of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
+    """
+    from t2t_flax import jobs
+    from t2t_flax.data.dataset import sets_of
+    from t2t_flax.evaluation.restore import load as load_run
+    from t2t_flax.evaluation.restore import stored_config
+
+    texts = _as_text(overrides)
+    config = stored_config(workdir, texts)
+    sets = sets_of(config, split)
+    jobs.check_metrics_available(config)
+    _prepare_process(config)
+
+    def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
+        with supervisor.exit_on_signal("evaluating"):
+            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=supervisor.group)
+            return {name: jobs.evaluate_set(loaded, name, supervisor)[1] for name in sets}
+
+    return _as_job(config, body)
+
+
+def load(
+    workdir: epath.PathLike,
+    *,
+    step: int | None = None,
+    average: int = 0,
+    best: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
+
+    The parameters are those of the newest checkpoint, of checkpoint `step`, the mean of the last `average` up to it, or the
+    `best` by eval.metric. The result has `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it
+    decodes: `{"decode.beam_size": 8}`.
+    """
+    from t2t_flax.evaluation.restore import load as load_run
+
+    return load_run(workdir, step=step, average=average, best=best, overrides=_as_text(overrides))
+
+
+def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
+    """Parameters by group, FLOPs per token, batches, learning rates and memory of a run of this config, as text."""
+    resolved = resolve(config, overrides)
+    _prepare_process(resolved)
+    from t2t_flax.training.model_summary import describe
+
+    return describe(resolved)
+
+
+def plan(
+    config: ConfigLike,
+    topology: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    decode: bool = True,
+) -> dict[str, Any]:
+    """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
+    device; returns memory, FLOPs, traffic, collectives and the predicted step time, as `plan --json` writes them.
+    """
+    from t2t_flax.planning import plan as planning
+    from t2t_flax.planning import topology as topologies
+
+    machines = topologies.parse_all([topology])
+    if len(machines) != 1:
+        raise UserError(f"topology = {topology!r} names {len(machines)} machines: name one, for example 'v5e-16'.")
+    return planning.make_plan(resolve(config, overrides), machines[0], store="", decode=decode)
+
+
+def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
+    from t2t_flax import config as config_lib
+    from t2t_flax.config.validation import check_trainable
+
+    texts = _as_text(overrides)
+    if isinstance(config, str | os.PathLike):
+        return config_lib.load_config(os.fspath(config), texts)
+    if isinstance(config, config_lib.Config):
+        config = config_lib.to_config_dict(config)
+    resolved = config_lib.resolve(config_lib.override(config, texts))
+    check_trainable(resolved)
+    return resolved
+
+
+def _as_text(overrides: Mapping[str, Any] | None) -> dict[str, str]:
+    """Overrides as the command line has them; their types are checked by the keys."""
+    return {key: value if isinstance(value, str) else str(value) for key, value in (overrides or {}).items()}
+
+
+def _prepare_process(config: Config) -> list[str]:
+    from t2t_flax.process_setup import prepare_process
+
+    try:
+        return prepare_process(config)
+    except RuntimeError:  # JAX has begun to use its devices
+        raise UserError(
+            f"config.mesh.cpu_devices = {config.mesh.cpu_devices} must be set before JAX touches a device: make this the first "
+            "JAX call of the process, or set mesh.cpu_devices = 1."
+        ) from None
+
+
+def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.Path | None = None) -> Any:
+    """`body(supervisor)` in this process, or in this one of several; returns its result."""
+    from t2t_flax.distributed.job import run_job
+
+    results: list[Any] = []
+
+    def job(supervisor: RunSupervisor) -> int:
+        results.append(body(supervisor))
+        return OK
+
+    run_job(config.distributed, job, stacks=stacks)
+    return results[0]
+
+
+__all__: Sequence[str] = ("evaluate", "explain", "load", "plan", "prepare", "resolve", "train")

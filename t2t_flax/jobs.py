@@ -1,0 +1,253 @@
+"""Train, prepare and evaluate a run from start to end: what the command line and the Python API both call.
+
+Each function runs in every process of a run, and the processes agree through the `supervisor` that they are given.
+"""
+
+import contextlib
+import dataclasses
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup, check_shared
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.filesystem import check_workdir, write_whole
+from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """How a training ended.
+
+    reason: "steps" (all updates done), "patience" (stopped early), or the name of the signal that stopped it. records: the
+    evaluation record of each test set; empty where the run was stopped or has no test set.
+    """
+
+    workdir: epath.Path
+    step: int
+    reason: str
+    records: dict[str, epath.Path]
+
+    @property
+    def finished(self) -> bool:
+        return self.reason in ("steps", "patience")
+
+
+def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str] = ()) -> TrainResult:
+    """Trains to the end, or from where the workdir stands, and writes the evaluation records.
+
+    notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
+    where the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
+    """
+    group = supervisor.group
+    if group.is_lead:
+        check_ours(workdir)
+    check_shared(group, workdir, "--workdir")
+    if _completed(workdir, config, group):
+        return _stored_result(workdir)
+    with contextlib.ExitStack() as stack:
+        with supervisor.exit_on_signal("waiting for the lock of the workdir"):
+            stack.enter_context(writing(workdir, "train", group))
+        if _completed(workdir, config, group):  # by the process that held the lock until now
+            return _stored_result(workdir)
+        check_metrics_available(config)
+        if group.is_lead:
+            adopt_config(workdir, config)
+        group.barrier("config", group.MINUTES)
+        return _train(config, workdir, supervisor, notes)
+
+
+def prepare(config: Config, workdir: epath.Path) -> Any:
+    """Trains the tokenizer and writes the token stores; returns the `data.dataset.Corpus`. Existing stores are reused."""
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
+
+    check_workdir(workdir)
+    check_ours(workdir)
+    check_sources(config)
+    with writing(workdir, "prepare"):
+        adopt_config(workdir, config, train=False)
+        with split_progress() as progress:
+            return prepare_corpus(config, workdir, progress)
+
+
+def check_metrics_available(config: Config) -> None:
+    """Raises UserError for a package or model that the run's metrics need, before training instead of after it."""
+    from t2t_flax.evaluation.scores import check_metrics
+
+    if config.data.test or config.data.valid and config.eval.decode_every_steps:
+        check_metrics(config)
+
+
+def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
+    """Whether the run is complete, as process 0 sees it; prints its summary."""
+    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
+    if message:
+        group.say(message)
+    return bool(message)
+
+
+def _stored_result(workdir: epath.Path) -> TrainResult:
+    marker = json.loads((workdir / "complete.json").read_text())
+    records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
+    paths = {name: workdir / "eval" / file for name, file in records.items()}
+    return TrainResult(workdir, marker["step"], marker["reason"], paths)
+
+
+def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
+    import jax
+
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.training.divergence import NonFiniteUpdate, mark, unmark
+    from t2t_flax.training.loop import train as train_loop
+    from t2t_flax.training.setup import describe_shapes, set_up_training
+    from t2t_flax.training.train_state import count_params
+
+    group, say = supervisor.group, supervisor.group.say
+    with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
+        if group.is_lead:
+            check_sources(config)
+        corpus = prepare_corpus(config, workdir, progress if group.is_lead else None, group)
+    run = set_up_training(config, workdir, corpus)
+    sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
+    device = jax.devices()[0]
+    counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
+    say(
+        f"{config.data.train}: {corpus.train.describe()}\n"
+        f"model: {count_params(run.abstract.params, config, *sizes):,} parameters, vocabulary "
+        f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
+        f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "
+        f"epoch, shapes {describe_shapes(run.batches.shapes)}\n"
+        f"devices: {jax.device_count()} x {device.device_kind}{_processes(group)}, mesh {dict(run.mesh.shape)}, Python "
+        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in notes)
+    )
+    if group.is_lead:
+        unmark(workdir)
+    try:
+        outcome = train_loop(run, validation_score(run), say, supervisor)
+    except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
+        if group.is_lead:
+            mark(workdir, error)
+        raise
+    say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
+    outcome = dataclasses.replace(outcome, state=None)  # frees the devices' memory for the final evaluation
+    if not outcome.finished:
+        say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
+        return TrainResult(workdir, outcome.step, outcome.reason, {})
+    with supervisor.exit_on_signal("evaluating at the end"):
+        records = finish(config, workdir, outcome, supervisor)
+        group.barrier("finished")
+    return TrainResult(workdir, outcome.step, outcome.reason, records)
+
+
+def _processes(group: ProcessGroup) -> str:
+    return f" of {group.count} processes" if group.count > 1 else ""
+
+
+def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSupervisor) -> dict[str, epath.Path]:
+    """The final evaluation: a record for each test set, then complete.json. Returns the records' paths.
+
+    It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that stopped
+    early is evaluated at its best checkpoint.
+    """
+    from t2t_flax.data.dataset import sets_of
+    from t2t_flax.evaluation.restore import load
+
+    records, texts, group = {}, [], supervisor.group
+    if config.data.test:
+        average = config.checkpoint.average_last
+        best = outcome.reason == "patience" and not average
+        data = config.data  # places on this machine are taken from the command line, never from the stored config
+        places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
+        why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
+        if best and loaded.metric is not None:
+            why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
+        for name in sets_of(config, "test"):
+            path, _, text = evaluate_set(loaded, name, supervisor, why=why)
+            records[name] = path
+            texts.append(text)
+            group.say(f"record: {path}")
+    marker = {
+        "step": outcome.step,
+        "reason": outcome.reason,
+        "record": next((path.name for path in records.values()), None),
+        "records": {name: path.name for name, path in records.items()},
+        "summary": "\n".join(texts),
+        "seconds": outcome.seconds,
+    }
+    if group.is_lead:
+        write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    return records
+
+
+def evaluate_set(
+    loaded: Any, name: str, supervisor: RunSupervisor, *, why: str = ""
+) -> tuple[epath.Path, dict[str, Any], str]:
+    """Decodes and scores one test set and prints samples and scores.
+
+    Returns (path of the record, the record, its summary).
+    """
+    from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
+
+    with decode_progress(supervisor) as progress:
+        record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
+    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
+    text = summary(record)
+    supervisor.group.say(text)
+    return path_of(loaded, record), record, text
+
+
+def print_samples(triples: list, count: int, say: Callable[[str], None] = print) -> None:
+    """Source, reference and output of `count` sentences, spread over the set."""
+    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
+        source, reference, output = triples[i]
+        say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
+    say("")
+
+
+@contextlib.contextmanager
+def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
+    """Progress bars for tokenising, one split after the other: `progress(split)` returns the callback of its bar."""
+    from t2t_flax.monitoring.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+
+        def bar_of(split: str) -> Callable[[int, int | None], None]:
+            bar = None
+
+            def update(done: int, total: int | None) -> None:
+                nonlocal bar
+                if bar is None:
+                    stack.close()
+                    bar = stack.enter_context(Progress(f"tokenise {split}", total, unit="pairs"))
+                bar.update(done, line_every=3.0)
+
+            return update
+
+        yield bar_of
+
+
+@contextlib.contextmanager
+def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of decoded sentences. Each batch also tells the hang watchdog that this process is alive."""
+    from t2t_flax.monitoring.progress import Progress
+
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def update(done: int, total: int) -> None:
+            supervisor.should_stop()
+            if not bars:  # no ETA: short sentences are decoded first
+                bar = Progress("decode", total, unit="sentences", quiet=not supervisor.group.is_lead, eta=False)
+                bars.append(stack.enter_context(bar))
+                stack.enter_context(supervisor.expect_progress())
+            bars[0].update(done)
+            if done >= total:
+                stack.close()
+
+        yield update

@@ -1,0 +1,68 @@
+"""The Python API: one small run, from config to records."""
+
+import json
+
+import pytest
+
+import t2t_flax
+from t2t_flax.config import default_config, load_config
+from t2t_flax.errors import UserError
+
+KEYS = {
+    "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:10", "data.vocab_size": 300,
+    "data.byte_fallback": False, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256,
+    "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
+    "model.pad_vocab_to_multiple": 8, "train.steps": 4, "train.compile_cache": "", "eval.every_steps": 2,
+    "checkpoint.every_steps": 2, "log.tensorboard": False, "decode.beam_size": 2, "decode.max_length_offset": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return t2t_flax.train("aiayn_base", tmp_path_factory.mktemp("api") / "run", KEYS)
+
+
+def test_train_returns_the_records_it_wrote(result):
+    assert result.finished and (result.step, result.reason) == (4, "steps")
+    record = json.loads(result.records["test"].read_text())
+    assert record["counts"]["sentences"] == 10 and "signature" in record["scores"]["sacrebleu"]
+
+
+def test_complete_run_is_returned_as_it_is(result):
+    again = t2t_flax.train("aiayn_base", result.workdir, KEYS)
+    assert again == result
+
+
+def test_evaluate_scores_other_splits_and_averages(result):
+    records = t2t_flax.evaluate(result.workdir, "valid", average=2)
+    assert records["valid"]["checkpoint"]["averaged"] == [4, 2] and records["valid"]["counts"]["sentences"] == 20
+
+
+def test_loaded_run_translates_scores_and_attends(result):
+    run = t2t_flax.load(result.workdir, step=2, overrides={"decode.n_best": 2})
+    assert len(run.translate(["It is late.", ""])) == 2 and run.steps == (2,)
+    assert run.score([("It is late.", "Es ist spät.")])[0].log_prob < 0
+    assert run.attend("It is late.", "Es ist spät.").cross.shape[:2] == (1, 2)
+
+
+def test_prepare_returns_the_pairs_of_each_split(tmp_path):
+    assert t2t_flax.prepare("aiayn_base", tmp_path / "run", KEYS) == {"train": 300, "valid": 20}
+
+
+def test_explain_takes_every_form_of_a_config(tmp_path):
+    config = load_config("aiayn_base")
+    edited = default_config()
+    edited.train.steps = config.train.steps
+    texts = {t2t_flax.explain("aiayn_base"), t2t_flax.explain(config)}
+    assert len(texts) == 1 and "63,0" in texts.pop()
+    assert "parameters" in t2t_flax.explain(edited, {"model.d_model": 64})
+
+
+def test_mistakes_name_the_key(tmp_path):
+    with pytest.raises(UserError, match="unknown config key 'model.dropuot'. Did you mean 'model.dropout'"):
+        t2t_flax.train("aiayn_base", tmp_path / "run", {"model.dropuot": 0.1})
+    with pytest.raises(UserError, match="expected one of"):
+        t2t_flax.explain("aiayn_base", {"model.norm_placement": "middle"})
+    with pytest.raises(UserError, match="no preset|unknown preset|There is no"):
+        t2t_flax.explain("aiayn_bsae")
+    assert not (tmp_path / "run").exists()
