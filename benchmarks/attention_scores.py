@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.record import machine, publish
-from t2t_flax.models.attention import SCORES, weights_of
+from t2t_flax.models.attention import SCORES
+from t2t_flax.models.masks import masked_softmax
 
 KEYS, QUERIES = 32, 4096
 
@@ -28,7 +29,7 @@ def program(score: str, rows: int, length: int, heads: int, d_k: int):
     params = jax.jit(module.init)(jax.random.key(3), q, k)
 
     def loss(params, q, k, v):
-        weights = weights_of(module.apply(params, q, k), jnp.ones((1, 1, 1, length), bool))
+        weights = masked_softmax(module.apply(params, q, k), jnp.ones((1, 1, 1, length), bool))
         return jnp.sum(jnp.einsum("bnts,bsnh->btnh", weights, v) ** 2)
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(params, q, k, v).compile(), (params, q, k, v)
@@ -59,12 +60,12 @@ def main() -> None:
     args = parser.parse_args()
     widths = [int(x) for x in args.d_k.split(",")]
     programs = {(s, d): program(s, args.rows, args.length, args.heads, d) for d in widths for s in SCORES}
-    times = {place: [] for place in programs}
+    times = {case: [] for case in programs}
     for _ in range(args.rounds + 1):
-        for place, (compiled, inputs) in programs.items():
+        for case, (compiled, inputs) in programs.items():
             began = time.perf_counter()
             jax.block_until_ready(compiled(*inputs))
-            times[place].append((time.perf_counter() - began) * 1e3)
+            times[case].append((time.perf_counter() - began) * 1e3)
     rows = [
         {
             "score": score,

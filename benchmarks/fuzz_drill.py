@@ -1,11 +1,11 @@
-"""Gives thousands of mistaken commands, config files, corpora and damaged runs to the command line: each must end with an
-exit code of its own and a message, and nothing that was there may be lost.
+"""Fuzzes the command line with wrong commands, config files, corpora and damaged runs. Each case must end with a documented
+exit code and a message, without a traceback, and must lose no existing file.
 
 python -m benchmarks.fuzz_drill --cases=10000 --seed=0 --log=benchmarks/results/fuzz_drill.log
-python -m benchmarks.fuzz_drill --seed=0 --case=1234          this case again, with all that it prints
+python -m benchmarks.fuzz_drill --seed=0 --case=1234          one case again, with all its output
 
-A case is a function of (seed, number). It runs `t2t_flax.__main__.main` in a forked process of its own, in a folder of its
-own, so that a crash or an endless loop is a finding and not the end of the drill. Exit code 1 here where there is a finding.
+A case is a function of (seed, number). It runs `t2t_flax.__main__.main` in a forked process and its own folder, so that a crash
+or an endless loop is a finding and does not end the drill. Exit code 1 if there is any finding.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _FRAME = re.compile(r'File "[^"]*?((?:t2t_flax|benchmarks)/[^"]+)", line (\d+), 
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The content of each file and link below the folder, by its path in it; of folders, that they are there."""
+    """Content hash of each file and link below the folder, by relative path; folders are listed too."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -53,7 +53,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Names of what is gone or changed."""
+    """Paths that were removed or changed."""
     return sorted(name for name in before if after.get(name) != before[name])
 
 
@@ -64,7 +64,7 @@ def prepare_template(folder: Path) -> None:
     command = [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"the run of the drill could not be trained:\n{done.stdout}{done.stderr}")
+        sys.exit(f"training the drill's run failed:\n{done.stdout}{done.stderr}")
     foreign = folder / "foreign"
     (foreign / "tokenizer").mkdir(parents=True)
     (foreign / "checkpoints").mkdir()
@@ -78,7 +78,7 @@ def prepare_template(folder: Path) -> None:
 
 
 def import_all() -> None:
-    """What the commands import, once for all cases; starts no backend of JAX."""
+    """Imports what the commands need, once for all cases; starts no JAX backend."""
     import t2t_flax.cli.train_together  # noqa: F401
     import t2t_flax.evaluation.checkpoint_average  # noqa: F401
     import t2t_flax.evaluation.evaluate  # noqa: F401
@@ -91,7 +91,7 @@ def import_all() -> None:
 
 
 def run_forked(case: Case, cwd: Path, timeout: float) -> tuple[int | None, str]:
-    """(exit code, or None after the time; minus the signal that ended it), and what it printed."""
+    """(exit code, None after a timeout, -N for signal N; the output)."""
     output = cwd.parent / "output.txt"
     child = os.fork()
     if child == 0:
@@ -120,10 +120,10 @@ def _in_child(case: Case, cwd: Path, output: Path) -> None:
     try:
         os.setsid()
         os.chdir(cwd)
-        given = cwd.parent / "input.txt"
-        given.write_bytes(case.stdin)
+        stdin = cwd.parent / "input.txt"
+        stdin.write_bytes(case.stdin)
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
-            os.dup2(os.open(given if number == 0 else output, flags, 0o644), number)
+            os.dup2(os.open(stdin if number == 0 else output, flags, 0o644), number)
         os.dup2(1, 2)
         from t2t_flax.__main__ import main
 
@@ -141,9 +141,9 @@ def _in_child(case: Case, cwd: Path, output: Path) -> None:
 
 
 def judge(case: Case, code: int | None, printed: str, timeout: float) -> str:
-    """What is wrong with how the case ended; empty where nothing is."""
+    """What is wrong with the exit of a case; empty if nothing is."""
     if code is None:
-        return f"no end within {timeout:.0f} s"
+        return f"did not end within {timeout:.0f} s"
     if code < 0:
         return f"ended by signal {-code}"
     if "Traceback (most recent call last)" in printed:
@@ -156,12 +156,12 @@ def judge(case: Case, code: int | None, printed: str, timeout: float) -> str:
     if code not in ALLOWED:
         return f"exit code {code}"
     if code and not printed.strip():
-        return f"exit code {code} without a word"
+        return f"exit code {code} without a message"
     return ""
 
 
 class Sandbox:
-    """The folder of a worker: the template's copy, made good again after a case that changed it."""
+    """A worker's copy of the template folder, restored after each case that changed it."""
 
     def __init__(self, template: Path, folder: Path):
         self._template, self.cwd = template, folder / "cwd"
@@ -202,27 +202,27 @@ class Sandbox:
 
     @staticmethod
     def _loss(case: Case, before: dict[str, str], after: dict[str, str]) -> str:
-        gone = lost(before, after)
+        lost_names = lost(before, after)
         if case.argv[:1] in (
             ["train"],
             ["sweep"],
             ["prepare"],
-        ):  # these write in a run of ours; what it has learned stays
-            kept = set(after.values())
-            gone = [
+        ):  # these write into a run; its checkpoints and tokenizer must stay
+            remaining = set(after.values())
+            lost_names = [
                 name
-                for name in gone
+                for name in lost_names
                 if not name.startswith("run/")
                 or name.startswith("run/tokenizer")
                 or name.startswith("run/checkpoints/")
                 and "/metrics/" not in name
-                and before[name] not in kept
+                and before[name] not in remaining
             ]
         else:  # an evaluation leaves records and stores
-            gone = [name for name in gone if not name.startswith(("run/eval", "run/data", "run/stacks"))]
-        gone = [name for name in gone if name not in case.overwrites]
-        if gone:
-            return f"lost or changed: {', '.join(gone[:4])}{' ...' if len(gone) > 4 else ''}"
+            lost_names = [name for name in lost_names if not name.startswith(("run/eval", "run/data", "run/stacks"))]
+        lost_names = [name for name in lost_names if name not in case.overwrites]
+        if lost_names:
+            return f"lost or changed: {', '.join(lost_names[:4])}{' ...' if len(lost_names) > 4 else ''}"
         added = [name for name in set(after) - set(before) if name.startswith("foreign/")]
         if added and any(word.rstrip("/").endswith("=foreign") for word in case.argv):
             return f"written into a folder that is no run: {', '.join(sorted(added)[:4])}"
@@ -230,7 +230,7 @@ class Sandbox:
 
 
 def work(worker: int, jobs: int, args: argparse.Namespace, template: Path, folder: Path, results: Path) -> None:
-    """The cases worker, worker + jobs, ... one after the other, a JSON line each."""
+    """Runs cases worker, worker + jobs, ... in turn; writes a JSON line for each."""
     sandbox = Sandbox(template, folder)
     with results.open("w") as file:
         for number in range(worker, args.cases, jobs):
@@ -247,7 +247,7 @@ def work(worker: int, jobs: int, args: argparse.Namespace, template: Path, folde
 
 
 def report(lines: list[dict[str, Any]], args: argparse.Namespace, seconds: float) -> str:
-    """Counts by command and exit code, and every kind of finding with its cases."""
+    """Counts by command and exit code; every kind of finding with its cases."""
     codes = sorted({str(line["code"]) for line in lines})
     counts = collections.Counter((line["command"], str(line["code"])) for line in lines)
     out = [
@@ -272,14 +272,14 @@ def report(lines: list[dict[str, Any]], args: argparse.Namespace, seconds: float
 
 
 def main() -> int:
-    """Runs the drill; 1 where something was found."""
+    """Runs the drill; returns 1 if there is any finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--case", type=int, help="run only this case")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds of a case")
-    parser.add_argument("--log", help="where the counts and findings go, besides standard output")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds per case")
+    parser.add_argument("--log", help="also write the report to this file")
     args = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     began = time.monotonic()

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.filesystem import numbered
+from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -158,13 +158,13 @@ def phase_of(workdir: Path, name: str) -> tuple[str, int]:
         return "starting", step
     if saving:
         return f"saving {saving[-1]}", step
-    if step == STEPS and numbered(workdir / "checkpoints")[-1:] == [STEPS]:
+    if step == STEPS and list_numbers(workdir / "checkpoints")[-1:] == [STEPS]:
         return "final evaluation", step
     every = [keys.get("eval.every_steps", 0), keys.get("eval.decode_every_steps", 0)]
     evaluated = any("valid_nll" in line or "valid_bleu" in line for line in lines if line["step"] == step)
     if step and any(n and step % n == 0 for n in every) and not evaluated:
         return "evaluating", step
-    newest = max(numbered(workdir / "checkpoints"), default=0)
+    newest = max(list_numbers(workdir / "checkpoints"), default=0)
     return (
         "training" if step > newest else "preparing, compiling or training" if step else "preparing or compiling"
     ), step
@@ -207,9 +207,9 @@ def resumed(workdir: Path) -> str:
 
 def assert_same(one: Path, other: Path) -> None:
     """Raises Difference, naming what differs."""
-    steps = numbered(one / "checkpoints")
-    if numbered(other / "checkpoints") != steps:
-        raise Difference(f"checkpoints {steps} and {numbered(other / 'checkpoints')}")
+    steps = list_numbers(one / "checkpoints")
+    if list_numbers(other / "checkpoints") != steps:
+        raise Difference(f"checkpoints {steps} and {list_numbers(other / 'checkpoints')}")
     for step in steps:
         a, b = (json.loads((w / "checkpoints" / str(step) / "meta/metadata").read_text()) for w in (one, other))
         for key in ("checksums", "scheduled", "config", "digests", "step"):

@@ -28,9 +28,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.record import machine
 from t2t_flax.config import Model
-from t2t_flax.filesystem import write_whole
-from t2t_flax.models.mixers import make_mixer
-from t2t_flax.monitoring.flops import mixer_products
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.mixers import MIXERS, make_mixer
 
 WINDOW, WIDTH = 17, 3
 LAYERS: dict[str, dict[str, Any]] = {
@@ -74,12 +74,18 @@ def layer_of(config: Model, depth: int = 0) -> tuple[Callable, Any]:
     """(function of (params, x [B, n, D]), params) of a mixer over rows of one segment."""
     module = make_mixer(config, jnp.dtype("float32"), causal=is_causal(config), depth=depth)
 
-    def apply(params, x):
-        return module.apply(params, x, jnp.ones(x.shape[:2], jnp.int32), None)
+    def one_segment(x):
+        positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
+        return x, MixerInputs(jnp.ones(x.shape[:2], jnp.int32), positions)
 
-    shape = jnp.zeros((1, 4, config.d_model))
-    init = jax.jit(lambda key: module.init(key, shape, jnp.ones((1, 4), jnp.int32), None))
-    return apply, init(jax.random.key(0))
+    init = jax.jit(lambda key: module.init(key, *one_segment(jnp.zeros((1, 4, config.d_model)))))
+    return lambda params, x: module.apply(params, *one_segment(x)), init(jax.random.key(0))
+
+
+def forward_flops(config: Model, n: int) -> float:
+    """Of the matrix products over one row of n positions, by the mixer's formula."""
+    mixer, _ = MIXERS[config.mixer]
+    return 2 * mixer.multiply_adds(config, n, n * n, causal=is_causal(config))
 
 
 def dependence(config: Model, n: int, depth: int = 0) -> np.ndarray:
@@ -103,7 +109,7 @@ def layers_to_connect(config: Model, n: int) -> int:
 
 
 def dependent_chain(config: Model, n: int) -> int:
-    """Longest chain of steps that wait for each other in the layer's program: the turns of its loops, else 1."""
+    """Longest chain of sequential steps in the layer's program: the iterations of its loops, or 1."""
     apply, params = layer_of(config)
     jaxpr = jax.make_jaxpr(apply)(params, jax.ShapeDtypeStruct((1, n, config.d_model), jnp.float32))
     return max(1, _chain(jaxpr.jaxpr))
@@ -113,15 +119,15 @@ def _chain(jaxpr) -> int:
     depth: dict[Any, int] = {}
     for eqn in jaxpr.eqns:
         before = max((depth.get(v, 0) for v in eqn.invars if not hasattr(v, "val")), default=0)
-        inner = max((_chain(sub) for sub in _programs(eqn.params)), default=0)
+        inner = max((_chain(sub) for sub in _subprograms(eqn.params)), default=0)
         if eqn.primitive.name == "while":
-            raise NotImplementedError("the turns of a `while` are not known before it runs")
+            raise NotImplementedError("the number of iterations of a `while` loop is unknown before it runs")
         own = eqn.params["length"] * max(1, inner) if eqn.primitive.name == "scan" else inner
         depth |= dict.fromkeys(eqn.outvars, before + own)
     return max(depth.values(), default=0)
 
 
-def _programs(params: dict[str, Any]):
+def _subprograms(params: dict[str, Any]):
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else [value]:
             if hasattr(item, "jaxpr"):
@@ -136,7 +142,7 @@ def path_length(config: Model, n: int) -> int:
 
 
 def measure(configs: dict[str, Model], lengths: list[int], batch: int, rounds: int) -> dict[str, dict[int, float]]:
-    """Milliseconds of forward and backward by layer and n; in each round every one takes its turn."""
+    """Milliseconds of forward and backward by layer and n; the layers take turns in each round."""
     programs = {}
 
     def build(name, n):
@@ -147,19 +153,19 @@ def measure(configs: dict[str, Model], lengths: list[int], batch: int, rounds: i
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = dict(pool.map(lambda pair: build(*pair), [(name, n) for name in configs for n in lengths]))
-    turns, times = {}, {place: [] for place in programs}
-    for place, (program, inputs) in programs.items():
+    repeats, times = {}, {case: [] for case in programs}
+    for case, (program, inputs) in programs.items():
         jax.block_until_ready(program(*inputs))
         began = time.perf_counter()
         jax.block_until_ready(program(*inputs))
-        turns[place] = max(1, int(0.01 / (time.perf_counter() - began)))
+        repeats[case] = max(1, int(0.01 / (time.perf_counter() - began)))
     for _ in range(rounds):
-        for place, (program, inputs) in programs.items():
+        for case, (program, inputs) in programs.items():
             began = time.perf_counter()
-            for _ in range(turns[place]):
+            for _ in range(repeats[case]):
                 out = program(*inputs)
             jax.block_until_ready(out)
-            times[place].append((time.perf_counter() - began) / turns[place] * 1e3)
+            times[case].append((time.perf_counter() - began) / repeats[case] * 1e3)
     return {name: {n: statistics.median(times[name, n]) for n in lengths} for name in configs}
 
 
@@ -210,10 +216,7 @@ def main() -> None:
                 "formula": path_formula(small, args.path_n),
                 "measured": path_length(small, args.path_n),
             },
-            "forward_flops": {
-                str(d): [2 * mixer_products(shape(name, d), n, n * n, causal=is_causal(small)) for n in lengths]
-                for d in widths
-            },
+            "forward_flops": {str(d): [forward_flops(shape(name, d), n) for n in lengths] for d in widths},
             "milliseconds": {},
         }
     for d in widths:
@@ -228,8 +231,8 @@ def main() -> None:
         "layers": layers, "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "machine": machine(),
     }  # fmt: skip
-    write_whole(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
-    write_whole(Path(args.out) / "layer_types.png", draw(record, Figure))
+    atomic_write(Path(args.out) / "layer_types.json", (json.dumps(record, indent=2) + "\n").encode())
+    atomic_write(Path(args.out) / "layer_types.png", draw(record, Figure))
     n, d = lengths[-1], str(widths[-1])
     print(f"\n{'layer':13} {'per layer':11} {'products':15} {'MFLOP':>8} {'ms':>8} {'chain':>6} {'path':>5}/formula")
     for name, layer in layers.items():

@@ -1,4 +1,4 @@
-"""Records of measurements: where they were made, and where they go."""
+"""Benchmark records: the machine they were measured on, and writing them."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 
 def machine() -> dict[str, str | int]:
@@ -22,8 +22,8 @@ def machine() -> dict[str, str | int]:
 
 
 def publish(record: dict[str, Any], out: str | None) -> None:
-    """Prints a record, and writes it to the file `out`, if one is named."""
+    """Prints a record; also writes it to the file `out`, if given."""
     text = json.dumps(record, indent=2) + "\n"
     if out:
-        write_whole(out, text)
+        atomic_write(out, text)
     print(text)

@@ -16,11 +16,11 @@ from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
 from t2t_flax.config import load_config
 from t2t_flax.evaluation.compare import read_record
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.results import Row, curve, rows
-from t2t_flax.sweeps.trials import command
+from t2t_flax.sweeps.results import Row, learning_curve, rows
+from t2t_flax.sweeps.trials import train_command
 from t2t_flax.tasks.brackets import NAMES, bracket_counts, f1
 from t2t_flax.tasks.trees import UNKNOWN_TAG, leaves, read_trees
 
@@ -47,7 +47,7 @@ def table3_record(sweep: Path) -> dict[str, Any]:
 
 def _found(folder: Folder, row: Row) -> dict[str, Any]:
     records = [read_record(result.record) for result in row.results]
-    curves = [curve(folder, result.name) for result in row.results]
+    curves = [learning_curve(folder, result.name) for result in row.results]
     return {
         "row": row.name,
         "overrides": row.overrides,
@@ -58,7 +58,7 @@ def _found(folder: Folder, row: Row) -> dict[str, Any]:
         "valid_nll_last": [round(points[-1][1], 4) for points in curves],
         "valid_nll_best": [round(min(nll for _, nll in points), 4) for points in curves],
         "seconds": [result.seconds for result in row.results],
-        "against_base": row.against,
+        "against_base": row.comparison,
     }
 
 
@@ -73,7 +73,7 @@ def parsing_record(path: Path) -> dict[str, Any]:
         given["train.steps"] = str(config["train"]["steps"])
     return {
         "what": "a small parser on the CRAFT treebank, labelled F1 on its dev split",
-        "command": command("configs/parsing.py", given, {}, "runs/parsing"),
+        "command": train_command("configs/parsing.py", given, {}, "runs/parsing"),
         "note": "other programs ran on the two cores beside the training for a part of it",
         "seconds": {key: round(value, 1) for key, value in marker["seconds"].items()},
         "updates": marker["step"],
@@ -132,7 +132,7 @@ def main() -> None:
         publish(table3_record(Path(args.table3)), str(TABLE3))
     if args.parsing:
         publish(parsing_record(Path(args.parsing)), str(PARSING))
-    write_whole(args.page, page())
+    atomic_write(args.page, page())
 
 
 if __name__ == "__main__":

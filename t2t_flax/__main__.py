@@ -4,22 +4,22 @@ import errno
 import importlib
 import sys
 
-from t2t_flax.errors import FAILURE, NO_ROOM, OK, USER_ERROR, UserError
+from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
 
 COMMANDS = {
-    "train": "train, or resume what the workdir holds; ends with an evaluation record",
+    "train": "train a config, or resume the run in a workdir; ends with an evaluation record",
     "evaluate": "decode and score a split with a trained run; writes a record",
-    "translate": "lines in, translations out",
-    "prepare": "tokenise the data of a config ahead of training",
+    "translate": "translate lines of text with a trained run",
+    "prepare": "train the tokenizer and tokenise the data of a config before training",
     "score": "log-probability of given pairs",
-    "attend": "attention of every layer and head for a pair, as arrays and a picture",
-    "average": "the mean of checkpoints as a workdir of its own",
-    "sweep": "many trials of a config, and the table of what they found",
-    "plan": "compile for a machine that need not be there; memory, collectives, predicted time",
-    "explain": "what a run will be, and in what it leaves a preset; every config key",
+    "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
+    "average": "write the mean of checkpoints as a workdir of its own",
+    "sweep": "train many variants of a config, and compare their results in a table",
+    "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
+    "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",
 }
 
-# A path that is a folder and should be a file, or the other way round, and so on: no restart will help.
+# Errors of the path itself, such as a folder where a file is expected: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
 
 
@@ -49,14 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t2t_flax {argv[0]}: {error}", file=sys.stderr)
         return USER_ERROR
-    except BrokenPipeError:  # the reader of our output has gone, as in `| head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `| head`
         sys.stderr.close()
         return FAILURE
     except OSError as error:
-        from t2t_flax.filesystem import is_full
+        from t2t_flax.filesystem import is_write_refused
 
-        if is_full(error):
-            print(f"t2t_flax {argv[0]}: {error}. {NO_ROOM}", file=sys.stderr)
+        if is_write_refused(error):
+            print(f"t2t_flax {argv[0]}: {error}. {WRITE_HINT}", file=sys.stderr)
             return USER_ERROR
         if error.errno in _WRONG_PATH:
             print(f"t2t_flax {argv[0]}: {error}. Give another path.", file=sys.stderr)
@@ -65,11 +65,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """The commands, a line each."""
+    """The list of commands, one per line."""
     lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        ["usage: python -m t2t_flax COMMAND ...", ""] + lines + ["", "`python -m t2t_flax COMMAND --help` tells more."]
-    )
+    hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command."
+    return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 
 
 if __name__ == "__main__":

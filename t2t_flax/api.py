@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from t2t_flax.errors import OK, UserError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
     from t2t_flax.evaluation.restore import Loaded
     from t2t_flax.jobs import TrainResult
 
-    ConfigLike = str | os.PathLike[str] | Config | ml_collections.ConfigDict
+    ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
 
 
 def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> TrainResult:

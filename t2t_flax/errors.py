@@ -2,10 +2,10 @@
 
 OK, FAILURE, USER_ERROR = 0, 1, 2
 DIVERGED = 3
-"""A loss, gradient or parameter was not finite. The run is deterministic, so restarting it unchanged cannot help."""
+"""A loss, gradient or parameter was not finite. The run is deterministic: restarting it unchanged cannot help."""
 STOPPED = 75
-"""By a signal, everything saved: the same command goes on (EX_TEMPFAIL of sysexits.h)."""
-NO_ROOM = "Make room, or see to the permission, and give the same command again."
+"""Stopped by a signal with everything saved: the same command resumes (EX_TEMPFAIL of sysexits.h)."""
+WRITE_HINT = "Free disk space or fix the permissions, then rerun the same command."
 
 
 class UserError(Exception):
@@ -16,9 +16,15 @@ class UserError(Exception):
 
 
 _OPTIONAL = {"gcs": "gcsfs", "s3": "s3fs", "sweep": "optuna submitit", "plan": "'jax[tpu]'"}
-"""Packages by the extra of pyproject.toml that brings them."""
+"""Packages by the extra of pyproject.toml that installs them."""
+
+
+def first_line(error: BaseException, *, limit: int = 300) -> str:
+    """The first line of an error's message, at most `limit` characters; its type where it has no message."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:limit]
 
 
 def install_hint(extra: str) -> str:
-    """The commands that install an optional part, for the end of an error message. t2t_flax itself is not on PyPI."""
+    """Commands that install an optional part, to end an error message with. t2t_flax itself is not on PyPI."""
     return f"pip install -e '.[{extra}]' in the checkout, or pip install {_OPTIONAL[extra]}"

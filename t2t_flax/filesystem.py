@@ -1,36 +1,38 @@
-"""Files that are whole or not there, on local disk and in object stores (`gs://...`, through fsspec)."""
+"""Files and folders that appear whole or not at all, on local disk and in object stores (`gs://...`, through fsspec)."""
 
 import contextlib
 import errno
 import os
 import re
+import shutil
 import sys
 import uuid
+from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from t2t_flax.errors import UserError, install_hint
+from t2t_flax.errors import UserError, first_line, install_hint
 
-# Listings that fsspec remembers would hide what another host has written since. It reads this when it is imported.
+# A cached listing would hide files that another host has written since. fsspec reads this when it is imported.
 os.environ.setdefault("FSSPEC_GCS", '{"use_listings_cache": false}')
 if "fsspec.config" in sys.modules:
     sys.modules["fsspec.config"].conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
 
-_PASSING = (
+_TRANSIENT = (
     "UNAVAILABLE",
     "DEADLINE_EXCEEDED",
     "RESOURCE_EXHAUSTED",
     "PERMISSION_DENIED",
-    "Forbidden",  # as gcsfs words a 403
+    "Forbidden",  # gcsfs for 403
     "UNAUTHENTICATED",
     "ABORTED:",
 )
-_PASSING_NUMBERS = (
+_TRANSIENT_NUMBERS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
 )  # fmt: skip
-_OS_ERROR = re.compile(r"\[OS error (\d+)")  # as TensorStore words it
-_FULL = (
+_OS_ERROR = re.compile(r"\[OS error (\d+)")  # in the messages of TensorStore
+_REFUSED = (
     "No space left",
     "quota",
     "Quota",
@@ -40,7 +42,7 @@ _FULL = (
     "Forbidden",
     "Read-only file",
 )
-_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSED_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 _INSTALL = {
@@ -53,7 +55,7 @@ _INSTALL = {
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Whether the path lies in an object store, where a file cannot be renamed, appended to or memory-mapped."""
+    """Whether the path is in an object store, where a file cannot be renamed, appended to or memory-mapped."""
     return "://" in os.fspath(path)
 
 
@@ -65,33 +67,32 @@ def check_reachable(path: epath.PathLike) -> None:
         epath.Path(path).exists()
     except ImportError as error:
         scheme = os.fspath(path).partition("://")[0]
-        remedy = _INSTALL.get(scheme) or f"install what fsspec needs for {scheme}://, which is not tested"
+        remedy = _INSTALL.get(scheme) or f"install the fsspec package for {scheme}:// (not tested)"
         raise UserError(f"{path} needs a package that is not installed ({error}): {remedy}.") from None
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UserError(
-            f"{path} cannot be reached ({first}). Is the bucket there, and may this account use it (gcloud auth "
-            "application-default login, or the service account of the machine)?"
+            f"{path} cannot be reached ({first_line(error)}). Does the bucket exist, and may this account use it (gcloud "
+            "auth application-default login, or the service account of the machine)?"
         ) from error
 
 
 def check_workdir(path: epath.PathLike) -> None:
-    """Raises UserError where no run can live: in object stores other than gs://, to which Orbax writes no checkpoints, and
-    as `check_reachable`.
+    """Raises UserError where a run cannot be stored: in object stores other than gs://, to which Orbax cannot write
+    checkpoints, and as `check_reachable`.
     """
     scheme, remote, _ = os.fspath(path).partition("://")
     if remote and scheme not in ("gs", "gcs"):
         raise UserError(
             f"--workdir={path}: checkpoints can be written to a file system or to gs://, not to {scheme}://. Mount the "
-            "bucket (Mountpoint for S3, rclone mount), or copy the finished folder there; only data.train and the like, "
-            "and data.cache, may name files there."
+            "bucket (Mountpoint for S3, rclone mount), or copy the finished folder there; only the text (data.train ...) "
+            "and data.cache may be there."
         )
     check_reachable(path)
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether an error of reading or writing comes from the storage or the memory of the moment, and says nothing about
-    the file: a disk or network that fails, a store that does not answer or refuses the account, too little memory.
+def is_transient(error: BaseException) -> bool:
+    """Whether an error comes from the state of the storage or the memory, not from the file: a failing disk or network,
+    a store that does not answer or refuses the account, too little memory.
     """
     if isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError):
         return True
@@ -99,23 +100,23 @@ def is_passing(error: BaseException) -> bool:
         return True
     if type(error).__module__.partition(".")[0] in ("requests", "aiohttp", "urllib3"):
         return True
-    told = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
-    return any(word in str(error) for word in _PASSING) or not told.isdisjoint(_PASSING_NUMBERS)
+    numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
+    return any(word in str(error) for word in _TRANSIENT) or not numbers.isdisjoint(_TRANSIENT_NUMBERS)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error of writing is one that its user can mend: no room left, a quota, a limit, no permission."""
-    return any(word in str(error) for word in _FULL) or getattr(error, "errno", None) in _FULL_NUMBERS
+def is_write_refused(error: BaseException) -> bool:
+    """Whether a failed write is for the user to fix: no space left, a quota, a size limit, no permission."""
+    return any(word in str(error) for word in _REFUSED) or getattr(error, "errno", None) in _REFUSED_NUMBERS
 
 
 def fsync_file(path: epath.PathLike) -> None:
-    """Returns when the content of a local file is on the disk itself; an object in a store is safe once it is written."""
+    """Returns when the content of a local file is on the disk; an object in a store is safe once it is written."""
     if not is_remote(path):
         _fsync(path)
 
 
 def fsync_folder(path: epath.PathLike) -> None:
-    """Returns when the names in a local folder (files made, renamed, removed) are on the disk itself."""
+    """Returns when the names in a local folder (files created, renamed, removed) are on the disk."""
     if is_remote(path) or os.name != "posix":
         return
     try:
@@ -126,7 +127,7 @@ def fsync_folder(path: epath.PathLike) -> None:
 
 
 def fsync_tree(folder: epath.PathLike) -> None:
-    """`fsync_file` and `fsync_folder` for all that lies in a local folder; what another process removes is left out."""
+    """`fsync_file` and `fsync_folder` for everything in a local folder; files that another process removes are skipped."""
     if is_remote(folder):
         return
     for parent, _, names in os.walk(folder, topdown=False):
@@ -145,9 +146,9 @@ def _fsync(path: epath.PathLike) -> None:
         os.close(descriptor)
 
 
-def read_if_there(path: epath.PathLike) -> str | None:
-    """The text of a file; None where there is none. Unlike `exists`, which is False for any error, raises OSError for a
-    disk or a network that fails.
+def read_if_exists(path: epath.PathLike) -> str | None:
+    """The text of a file; None where there is none. Raises OSError for a failing disk or network, for which `exists` would
+    return False.
     """
     try:
         return epath.Path(path).read_text()
@@ -155,10 +156,10 @@ def read_if_there(path: epath.PathLike) -> str | None:
         return None
 
 
-def write_whole(path: epath.PathLike, data: str | bytes) -> None:
-    """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves what
-    was there before. Folders on the way are made. On local disk by a temporary name, synced before it gets its own; an
-    object appears whole by itself.
+def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
+    """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves the old
+    content. Creates parent folders. On local disk the file is written under a temporary name, synced and renamed; an object
+    in a store appears whole by itself.
     """
     path = epath.Path(path)
     data = data.encode() if isinstance(data, str) else data
@@ -178,13 +179,52 @@ def write_whole(path: epath.PathLike, data: str | bytes) -> None:
         raise
 
 
-def numbered(folder: epath.PathLike) -> list[int]:
-    """The numbers that are names in a folder, such as checkpoints, ascending; none where there is no folder."""
-    return sorted(int(name) for name in names_in(folder) if name.isdigit())
+@contextlib.contextmanager
+def atomic_directory(
+    path: epath.PathLike, *, tag: str = "", keep: Callable[[], bool] = lambda: False
+) -> Iterator[epath.Path]:
+    """A new local folder to fill; gets the name `path` when the block ends without an error, after a sync to disk.
+
+    Until then it is `NAME.partial-[TAG-]HEX` beside it; after an error, or if the process is killed before the end,
+    `path` is what it was. A folder that is at `path` by then is replaced, unless `keep()` is true: then it stays, and the
+    new one is removed.
+    """
+    path = epath.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{tag + '-' if tag else ''}{uuid.uuid4().hex}")
+    partial.mkdir()
+    try:
+        yield partial
+        fsync_tree(partial)
+        _replace_folder(partial, path, keep)
+        fsync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def names_in(folder: epath.PathLike) -> list[str]:
-    """What a folder holds, sorted; nothing where there is no folder. Raises OSError for a disk or a network that fails."""
+def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
+    while True:
+        try:
+            os.rename(new, path)  # epath would refuse an empty folder and hide the errno
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if keep():
+            return
+        old = new.with_name(f"{new.name}-old")
+        with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
+            os.rename(path, old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def list_numbers(folder: epath.PathLike) -> list[int]:
+    """Names in a folder that are numbers, such as those of checkpoints, ascending; none where there is no folder."""
+    return sorted(int(name) for name in list_names(folder) if name.isdigit())
+
+
+def list_names(folder: epath.PathLike) -> list[str]:
+    """Names in a folder, sorted; none where there is no folder. Raises OSError for a failing disk or network."""
     folder = epath.Path(folder)
     if is_remote(folder) and not folder.exists():
         return []
@@ -205,7 +245,7 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
 
 
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Gives a folder another name, which must be free. In an object store its objects are copied one by one and removed."""
+    """Renames a folder; the new name must be free. In an object store its objects are copied one by one, then removed."""
     source, target = epath.Path(source), epath.Path(target)
     if is_remote(source):
         (store, name), (_, other) = _store_of(source), _store_of(target)

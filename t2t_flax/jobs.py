@@ -15,7 +15,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.filesystem import check_workdir, write_whole
+from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
 
@@ -181,7 +181,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         "seconds": outcome.seconds,
     }
     if group.is_lead:
-        write_whole(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+        atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
     return records
 
 

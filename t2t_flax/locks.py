@@ -22,7 +22,7 @@ import psutil
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, read_if_there, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
@@ -199,7 +199,7 @@ class Lease:
                 self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        write_whole(self._path, json.dumps(dataclasses.asdict(self._me) | {"beat": self._beats}) + "\n")
+        atomic_write(self._path, json.dumps(dataclasses.asdict(self._me) | {"beat": self._beats}) + "\n")
         self._beats += 1
 
     def _renew(self) -> None:
@@ -214,14 +214,14 @@ class Lease:
 
 
 def _take_lease(path: epath.Path, command: str, what: str, say: Callable[[str], None]) -> Lease:
-    text = read_if_there(path)
+    text = read_if_exists(path)
     found = _parse(text or "")
     if text is not None and not (found and found.gone):
         say(f"{what} has a lock of {found or 'another process'}; looking whether it is alive, at most {LAPSE:.0f} s")
         began = time.monotonic()
         while time.monotonic() - began < LAPSE:
             time.sleep(min(1.0, BEAT / 4))
-            now = read_if_there(path)
+            now = read_if_exists(path)
             if now is None:
                 break
             if now != text:
@@ -236,7 +236,7 @@ def _take_lease(path: epath.Path, command: str, what: str, say: Callable[[str], 
 
 
 def _read(path: epath.PathLike) -> Holder | None:
-    return _parse(read_if_there(path) or "")
+    return _parse(read_if_exists(path) or "")
 
 
 def _parse(text: str) -> Holder | None:

@@ -30,7 +30,7 @@ def prepare_process(config: Config) -> list[str]:
     if platform == "cpu" and config.train.cpu_allocator:
         done.append(keep_freed_memory())
     if platform == "gpu" and config.train.deterministic:
-        done.append(only_deterministic_kernels())
+        done.append(use_deterministic_kernels())
     import jax
 
     if config.mesh.cpu_devices > 1:  # of the CPU alone, so no harm is done where JAX then finds an accelerator
@@ -59,7 +59,7 @@ def keep_freed_memory() -> str:
     return "allocator: freed memory is kept (train.cpu_allocator)"
 
 
-def only_deterministic_kernels() -> str:
+def use_deterministic_kernels() -> str:
     """Adds XLA's flag for GPUs to XLA_FLAGS, which it reads when it starts: no atomic adds, and no autotuning, which may choose
     another kernel in another process.
     """
@@ -83,7 +83,7 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
-def in_child(*words: str) -> int:
+def run_in_child(*words: str) -> int:
     """The exit code of `python -m t2t_flax WORDS` in a process of its own; STOPPED where this one was asked to end, upon
     which the child is ended too.
     """

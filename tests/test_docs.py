@@ -12,7 +12,7 @@ PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md", ROOT / "launch" / 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if target.startswith(("http", "#")):
             continue
@@ -24,14 +24,20 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_keys_that_are_named_exist(page):
+def test_named_keys_exist(page):
     groups = {key.split(".")[0] for key in fields()}
     for key in re.findall(r"`(?:--config\.)?([a-z]+\.[a-z_0-9]+)[^`]*`", page.read_text()):
         if key.split(".")[0] in groups and not key.endswith((".py", ".json", ".md")):
             assert key in fields(), f"{page.name} names {key}"
 
 
-def test_all_forty_rows_are_there_each_with_a_test():
+def test_fidelity_page_has_forty_rows_with_tests():
     rows = re.findall(r"^\| (\d+) \|(.*)$", (ROOT / "docs" / "fidelity.md").read_text(), re.M)
     assert [int(number) for number, _ in rows] == list(range(1, 41))
     assert all("](../tests/" in row for _, row in rows)
+
+
+def test_api_page_is_generated_from_the_docstrings():
+    from tools.api_docs import PAGE, page
+
+    assert PAGE.read_text() == page(), "run `python -m tools.api_docs`"

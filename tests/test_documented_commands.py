@@ -1,7 +1,7 @@
-"""Every command of README and docs runs as it stands, after the README's install and nothing else, in the order of the page.
+"""Every command in README and docs runs as written after the README's install, in the order of the page.
 
-What would take long is made short by overrides at the end of a command, and text that the reader would bring is a stand-in.
-A command of a new kind fails here until `shortened` knows what to do with it.
+Long commands are shortened by overrides at their end; the reader's own text is replaced by a stand-in.
+A new kind of command fails here until `shortened` handles it.
 """
 
 import gzip
@@ -151,25 +151,27 @@ def run(folder: Path, command: str) -> str:
     [(page, command) for page in PAGES for command in commands_of(page)],
     ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70],
 )
-def test_a_command_runs_as_it_stands(folder, page, command):
+def test_documented_command_runs(folder, page, command):
     short = shortened(command)
     if short:
         run(folder, short)
 
 
-def test_the_python_examples_run(folder):
+def test_documented_python_runs(folder):
     for page in PAGES:
+        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
+            continue
         for number, program in enumerate(programs_of(page)):
             (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
             run(folder, f"python example{number}.py")
 
 
-def test_what_the_commands_promise_is_there(folder):
+def test_documented_outputs_exist(folder):
     for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/index.html"):
         assert (folder / name).exists(), name
 
 
-def test_the_pages_hold_the_commands_that_are_looked_for():
+def test_commands_are_found_in_the_pages():
     """So that a change of their form does not empty this test."""
     found = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
     assert found >= {
@@ -188,4 +190,4 @@ def test_the_pages_hold_the_commands_that_are_looked_for():
         "pip install -r requirements.txt && python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy",
         "pip install -r requirements.txt && python -m pytest",
     ]
-    assert len(programs_of("README.md")) == 2
+    assert len(programs_of("README.md")) == len(programs_of("docs/sweeps.md")) == 1

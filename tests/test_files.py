@@ -1,4 +1,4 @@
-"""A file is whole or not there."""
+"""Files and folders appear whole or not at all; errors are sorted by what the user can do."""
 
 import errno
 import os
@@ -6,21 +6,22 @@ import os
 import pytest
 from etils import epath
 
-from t2t_flax import filesystem as files
-from t2t_flax.filesystem import is_full, is_passing, write_whole
+from t2t_flax import filesystem
+from t2t_flax.errors import UserError, first_line
+from t2t_flax.filesystem import atomic_directory, atomic_write, is_transient, is_write_refused
 
 
-def test_text_and_bytes_are_written_and_folders_made(tmp_path):
+def test_atomic_write_writes_text_and_bytes_and_creates_folders(tmp_path):
     path = tmp_path / "a" / "b"
-    write_whole(path, "é\n")
+    atomic_write(path, "é\n")
     assert path.read_bytes() == b"\xc3\xa9\n"
-    write_whole(str(path), b"\x00")
+    atomic_write(str(path), b"\x00")
     assert path.read_bytes() == b"\x00" and [p.name for p in path.parent.iterdir()] == ["b"]
 
 
-def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
+def test_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
     path = tmp_path / "a"
-    write_whole(path, "before")
+    atomic_write(path, "before")
     kind = type(epath.Path(path))
 
     def full(self, data):
@@ -30,12 +31,12 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch)
 
     monkeypatch.setattr(kind, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(path, "after")
+        atomic_write(path, "after")
     assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 class HttpError(Exception):
-    """As gcsfs raises it."""
+    """Like the one of gcsfs."""
 
     def __init__(self, code: int):
         super().__init__(f"an answer with status {code}")
@@ -43,19 +44,19 @@ class HttpError(Exception):
 
 
 @pytest.mark.parametrize("code", [401, 403, 408, 429, 500, 502, 503, 504])
-def test_a_store_that_does_not_answer_says_nothing_about_the_file(code):
-    assert is_passing(HttpError(code))
+def test_http_errors_of_a_store_are_transient(code):
+    assert is_transient(HttpError(code))
 
 
 @pytest.mark.parametrize(
     "error", [HttpError(404), HttpError(412), ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")]
 )
-def test_what_does_say_something_about_it(error):
-    assert not is_passing(error) and not is_full(error)
+def test_errors_of_the_file_itself_are_not_transient(error):
+    assert not is_transient(error) and not is_write_refused(error)
 
 
-def test_a_file_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
-    """And its folder after that: a power cut leaves the old file or the new one, never an empty one."""
+def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    """Then its folder: a power cut leaves the old file or the new one, never an empty one."""
     calls = []
     paths = {}
     real_open, real_fsync = os.open, os.fsync
@@ -67,27 +68,85 @@ def test_a_file_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "fsync", lambda d: (calls.append((paths[d], (tmp_path / "a").exists())), real_fsync(d)))
-    files.write_whole(tmp_path / "a", "x")
+    filesystem.atomic_write(tmp_path / "a", "x")
     assert [(path.split(".partial-")[0], there) for path, there in calls] == [
         (str(tmp_path / "a"), False),
         (str(tmp_path), True),
     ]
 
 
-def test_a_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
-    """`exists` is False for any error: a run whose checkpoints cannot be listed would begin anew."""
+def test_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
+    """Otherwise a run whose checkpoints cannot be listed would start from scratch."""
 
     def fail(*args, **keys):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    assert files.numbered(tmp_path / "none") == [] and files.read_if_there(tmp_path / "none") is None
+    assert filesystem.list_numbers(tmp_path / "none") == [] and filesystem.read_if_exists(tmp_path / "none") is None
     for name in ("listdir", "scandir", "stat"):
         monkeypatch.setattr(os, name, fail)
     with pytest.raises(OSError, match="Stale"):
-        files.numbered(tmp_path)
+        filesystem.list_numbers(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE])
-def test_a_disk_or_network_that_fails_now_says_nothing_about_the_file(number):
-    assert is_passing(OSError(number, os.strerror(number)))
-    assert is_passing(ValueError(f"Error opening file [OS error {number}: {errno.errorcode[number]}]"))
+def test_errors_of_a_failing_disk_or_network_are_transient(number):
+    assert is_transient(OSError(number, os.strerror(number)))
+    assert is_transient(ValueError(f"Error opening file [OS error {number}: {errno.errorcode[number]}]"))
+
+
+def files_in(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def fill(folder, text):
+    with atomic_directory(folder) as partial:
+        (partial / "a").write_text(text)
+        assert not folder.exists() or files_in(folder) != {"a": text}
+
+
+def test_atomic_directory_appears_complete_and_replaces_an_old_one(tmp_path):
+    folder = tmp_path / "parent" / "store"
+    fill(folder, "one")
+    assert files_in(folder) == {"a": "one"}
+    fill(folder, "two")
+    assert files_in(folder) == {"a": "two"} and [p.name for p in folder.parent.iterdir()] == ["store"]
+
+
+def test_failed_atomic_directory_leaves_the_old_one_alone(tmp_path):
+    fill(tmp_path / "store", "one")
+    with pytest.raises(OSError, match="full"), atomic_directory(tmp_path / "store") as partial:
+        (partial / "a").write_text("two")
+        raise OSError("full")
+    assert files_in(tmp_path / "store") == {"a": "one"} and [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_atomic_directory_keeps_one_that_appeared_meanwhile(tmp_path):
+    folder = tmp_path / "store"
+    with atomic_directory(folder, tag="host", keep=lambda: files_in(folder) == {"a": "theirs"}) as partial:
+        assert partial.name.startswith("store.partial-host-")
+        (partial / "a").write_text("ours")
+        fill(folder, "theirs")
+    assert files_in(folder) == {"a": "theirs"} and [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_atomic_directory_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        filesystem, "_fsync", lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists()))
+    )
+    with atomic_directory(tmp_path / "s") as partial:
+        (partial / "a").write_text("x")
+    assert synced == [("a", False), (partial.name, False), (tmp_path.name, True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError("one\ntwo"), "one"),
+        (UserError("  \n one "), "one"),
+        (ValueError(), "ValueError"),
+        (KeyError("k"), "'k'"),
+    ],
+)
+def test_first_line_of_an_error(error, line):
+    assert first_line(error) == line and first_line(error, limit=2) == line[:2]

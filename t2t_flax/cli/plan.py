@@ -5,7 +5,7 @@ import json
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 
 def run(argv: list[str]) -> int:
@@ -46,5 +46,5 @@ def run(argv: list[str]) -> int:
     if len(plans) > 1:
         print(report.table(plans))
     if args.json:
-        write_whole(args.json, json.dumps(plans, indent=1) + "\n")
+        atomic_write(args.json, json.dumps(plans, indent=1) + "\n")
     return 0

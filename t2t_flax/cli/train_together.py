@@ -14,8 +14,8 @@ from t2t_flax.config import Config
 from t2t_flax.config.scalars import can_train_together, share_a_program
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.errors import DIVERGED, NO_ROOM, OK, STOPPED, USER_ERROR, UserError
-from t2t_flax.filesystem import is_full
+from t2t_flax.errors import DIVERGED, OK, STOPPED, USER_ERROR, WRITE_HINT, UserError
+from t2t_flax.filesystem import is_write_refused
 from t2t_flax.jobs import check_metrics_available, finish
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
@@ -97,7 +97,7 @@ if __name__ == "__main__":
         print(f"t2t_flax train_together: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except OSError as error:
-        if not is_full(error):
+        if not is_write_refused(error):
             raise
-        print(f"t2t_flax train_together: {error}. {NO_ROOM}", file=sys.stderr)
+        print(f"t2t_flax train_together: {error}. {WRITE_HINT}", file=sys.stderr)
         sys.exit(USER_ERROR)

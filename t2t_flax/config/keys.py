@@ -1,11 +1,106 @@
-"""A config key: a dataclass field that carries its meaning."""
+"""A config key: a dataclass field with its meaning, and the text and values that it accepts."""
 
-from dataclasses import field
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
 from typing import Any
 
+from t2t_flax.errors import UserError
 
-def key(default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False) -> Any:
-    """A dataclass field that carries its meaning, unit and range (`low` and `high` are inclusive)."""
-    return field(
-        default=default, metadata=dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable)
-    )
+_LARGEST = {int: 2**31 - 1, float: 1e30}
+"""What int32 and float32 hold: the bounds of a key that names none."""
+
+
+def key(
+    default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False
+) -> Any:  # fmt: skip
+    """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
+
+    mutable: may change when a run is resumed.
+    """
+    about = dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable)
+    return dataclasses.field(default=default, metadata=about)
+
+
+def type_name(item: dataclasses.Field) -> str:
+    """A key's type for people: `int`, `float or none`, `one of post, pre`."""
+    if item.metadata["choices"]:
+        return "one of " + ", ".join(item.metadata["choices"])
+    if typing.get_origin(item.type) is tuple:
+        return "(" + ", ".join(t.__name__ for t in _types(item)) + ")"
+    names = {bool: "true or false", str: "text"}
+    return names.get(item.type) or getattr(item.type, "__name__", "float or none")
+
+
+def _types(item: dataclasses.Field) -> tuple[type, ...]:
+    return typing.get_args(item.type) or (item.type,)
+
+
+def parse_value(name: str, item: dataclasses.Field, text: str) -> Any:
+    """The value that `--config.NAME=TEXT` means. Raises UserError for text that is not of the key's type."""
+    types = _types(item)
+    try:
+        if typing.get_origin(item.type) is tuple:
+            parts = text.strip("()").split(",")
+            return tuple(cast(part) for cast, part in zip(types, parts, strict=True))
+        if type(None) in types and text.lower() == "none":
+            return None
+        if item.type is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return types[0](text.replace("_", "") if item.type is int else text)
+    except (ValueError, KeyError):
+        shown = show(text, quote=False)
+        raise UserError(f"--config.{name}={shown}: expected {type_name(item)}.") from None
+
+
+def check_value(name: str, item: dataclasses.Field, value: Any) -> Any:
+    """The value in the key's type. Raises UserError, naming the key, for another type or a value out of range."""
+    types, meta, shown = _types(item), item.metadata, f"config.{name} = {show(value)}"
+    if typing.get_origin(item.type) is tuple:
+        ok = isinstance(value, tuple | list) and [type(v) for v in value] == list(types)
+        value = tuple(value) if ok else value
+    elif float in types and type(value) is int and abs(value) <= 2**53:
+        ok, value = True, float(value)
+    else:
+        ok = type(value) in types
+    if not ok or (meta["choices"] and value not in meta["choices"]):
+        raise UserError(f"{shown}: expected {type_name(item)} ({meta['doc']}).")
+    if isinstance(value, str):
+        _check_text(shown, value)
+        return value
+    for number in value if isinstance(value, tuple) else (value,):
+        if number is not None:
+            _check_range(shown, number, meta)
+    return value + 0.0 if type(value) is float else value  # -0.0 becomes 0.0
+
+
+def _check_range(shown: str, number: int | float, meta: Mapping[str, Any]) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise UserError(f"{shown}: must be a finite number ({meta['doc']}).")
+    largest = _LARGEST.get(type(number))
+    low = meta["low"] if meta["low"] is not None or largest is None else -largest
+    high = meta["high"] if meta["high"] is not None else largest
+    if low is not None and number < low:
+        raise UserError(f"{shown}: must be at least {low} ({meta['doc']}).")
+    if high is not None and number > high:
+        raise UserError(f"{shown}: must be at most {high} ({meta['doc']}).")
+
+
+def _check_text(shown: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{shown}: not valid Unicode text.") from None
+    if any(character < " " for character in value):
+        raise UserError(f"{shown}: contains a control character (a line break, a NUL ...).")
+
+
+def show(value: Any, *, quote: bool = True) -> str:
+    """A value for a message, in at most about two hundred printable characters."""
+    try:
+        text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
+    except Exception:  # an int with more digits than Python prints, or a user's own object
+        text = f"a value of type {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 200 else f"{text[:150]} ... ({len(text):,} characters)"

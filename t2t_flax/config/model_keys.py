@@ -12,6 +12,12 @@ class Model:
     d_model: int = key(512, "width of every sub-layer and embedding (3.1)", low=2, high=2**16)
     d_ff: int = key(2048, "inner width of the feed-forward sub-layer (3.3)", low=1, high=2**20)
     num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1, high=2**12)
+    num_kv_heads: int = key(
+        0,
+        "heads of keys and values, each for num_heads / num_kv_heads heads of queries; 0 = num_heads, 1 = multi-query",
+        low=0,
+        high=2**12,
+    )
     d_k: int = key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
     d_v: int = key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
     dropout: float = key(0.1, "P_drop on each sub-layer's output before the residual sum (5.4)", low=0.0, high=0.99)
@@ -20,8 +26,15 @@ class Model:
     )
     dropout_attention: float = key(0.0, "rate on attention weights; the paper has none", low=0.0, high=0.99)
     dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
+    feed_forward: str = key(
+        "dense",
+        "activation(x W1 + b1) W2 + b2 (3.3), or gated: (activation(x W) * x V) W2, without biases",
+        choices=("dense", "gated"),
+    )
     activation: str = key(
-        "relu", "between the two feed-forward products (3.3); gelu in its tanh form", choices=("relu", "gelu", "swish")
+        "relu",
+        "of the feed-forward sub-layer (3.3); gelu in its tanh form; gated with swish is SwiGLU, with gelu GEGLU",
+        choices=("relu", "gelu", "swish"),
     )
     attention_score: str = key(
         "scaled_dot",
@@ -45,21 +58,26 @@ class Model:
         "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as fairseq",
         choices=("xavier", "xavier_qkv_rsqrt2"),
     )
+    norm_type: str = key(
+        "layernorm", "LayerNorm (paper, 3.1), or RMSNorm: no mean, no bias", choices=("layernorm", "rmsnorm")
+    )
     norm_placement: str = key(
-        "post", "LayerNorm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
+        "post", "norm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
     )
     final_norm: str = key(
         "auto",
-        "LayerNorm at the end of each stack; auto = with pre-norm only",
+        "norm at the end of each stack; auto = with pre-norm only",
         choices=("auto", "both", "none"),
     )
-    norm_eps: float = key(1e-6, "epsilon of LayerNorm; the paper names none", low=1e-12, high=1e-1)
+    norm_eps: float = key(1e-6, "epsilon of the norms; the paper names none", low=1e-12, high=1e-1)
     position: str = key(
         "sinusoid_interleaved",
-        "positions added to the embeddings (3.5); halves = all sines, then all cosines, as tensor2tensor lays them out",
-        choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
+        "vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor), or in "
+        "self-attention: rotary turns queries and keys, alibi subtracts the distance from the scores",
+        choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "rotary", "alibi", "none"),
     )
     position_offset: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
+    rope_theta: float = key(10000.0, "base of the wavelengths of rotary positions", low=1.0, high=1e12)
     max_positions: int = key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
     tie_embeddings: str = key(
         "all",
@@ -86,3 +104,14 @@ class Model:
         low=1,
         high=2**16,
     )
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """(d_k, d_v) of a head (3.2.2)."""
+        width = self.d_model // self.num_heads
+        return self.d_k or width, self.d_v or width
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_kv_heads or self.num_heads

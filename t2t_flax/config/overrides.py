@@ -1,19 +1,16 @@
-"""From keys and overrides to a checked, frozen `Config`, and to and from JSON."""
+"""From keys and overrides to a checked, frozen `Config`, to and from JSON, and how two configs differ."""
 
 import dataclasses
 import difflib
 import json
-import math
-import typing
 from typing import Any
 
 import ml_collections
 
-from t2t_flax.config import renamed, schema
+from t2t_flax.config import keys, renamed, schema
 from t2t_flax.config.renamed import SCHEMA_VERSION
 from t2t_flax.config.schema import Config
-from t2t_flax.config.sharding_rules import sharding_rules
-from t2t_flax.config.test_sets import parse_test_sets
+from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
 
 _FIELDS = schema.fields()
@@ -51,7 +48,7 @@ def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: di
     values = _groups_of(config)
     for name, text in renamed.current_overrides(overrides).items():
         group, item = _known(name).split(".")
-        values.setdefault(group, {})[item] = _parse(name, text)
+        values.setdefault(group, {})[item] = keys.parse_value(name, _FIELDS[name], text)
     return values
 
 
@@ -59,14 +56,14 @@ def _groups_of(config: Any) -> dict[str, Any]:
     """A copy, two levels deep. Raises UserError for what is not groups of keys."""
     given = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(given, dict):
-        raise UserError(f"expected a config (default_config(), edited), got {_shown(given)}.")
+        raise UserError(f"expected a config (default_config(), edited), got {keys.show(given)}.")
     for group, items in given.items():
         if group not in _GROUPS:
             near = difflib.get_close_matches(str(group), _GROUPS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"config has no group {_shown(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
+            raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
         if not isinstance(items, dict):
-            raise UserError(f"config.{group} is a group of keys, not a value: got {_shown(items)}.")
+            raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
     return {group: renamed.current_items(group, items) for group, items in given.items()}
 
 
@@ -77,12 +74,16 @@ def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
         for item in items:
             _known(f"{group}.{item}")
     groups = {
-        group: cls(**{item: _check(f"{group}.{item}", value) for item, value in given.get(group, {}).items()})
+        group: cls(**{item: _checked(f"{group}.{item}", value) for item, value in given.get(group, {}).items()})
         for group, cls in _GROUPS.items()
     }
     resolved = Config(**groups)
-    _check_combinations(resolved)
+    check_combinations(resolved)
     return resolved
+
+
+def _checked(name: str, value: Any) -> Any:
+    return keys.check_value(name, _FIELDS[name], value)
 
 
 def to_json(config: Config) -> str:
@@ -121,21 +122,30 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def frozen_differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences that a resumed run must not have: keys that are not `mutable`."""
+def immutable_differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:
+    """The differences in keys that a resumed run must not change."""
     return {k: v for k, v in differences(stored, given).items() if not _FIELDS[k].metadata["mutable"]}
+
+
+def format_differences(
+    differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  "
+) -> str:  # fmt: skip
+    """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`. first, second: what `in the
+    workdir` and `now` are here."""
+    return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
 
 
 def check_value(name: str, text: str) -> None:
     """Raises UserError where the key is unknown, or the text is not a value of it by type, choices and range."""
     ((name, text),) = renamed.current_overrides({name: text}).items()
-    _check(_known(name), _parse(name, text))
+    item = _FIELDS[_known(name)]
+    keys.check_value(name, item, keys.parse_value(name, item, text))
 
 
 def _known(name: str) -> str:
     if name not in _FIELDS:
         last = name.split(".")[-1]
-        name = _shown(name, quote=False)
+        name = keys.show(name, quote=False)
         near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75) or [
             k for k in _FIELDS if k.endswith("." + last)
         ]
@@ -143,213 +153,3 @@ def _known(name: str) -> str:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(f"unknown config key {name!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
     return name
-
-
-def type_name(name: str) -> str:
-    """A key's type in words: `int`, `float or none`, `one of post, pre`."""
-    item = _FIELDS[name]
-    if item.metadata["choices"]:
-        return "one of " + ", ".join(item.metadata["choices"])
-    if typing.get_origin(item.type) is tuple:
-        return "(" + ", ".join(t.__name__ for t in typing.get_args(item.type)) + ")"
-    return {bool: "true or false", str: "text"}.get(item.type) or getattr(item.type, "__name__", "float or none")
-
-
-def _types(name: str) -> tuple[type, ...]:
-    return typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
-
-
-def _parse(name: str, text: str) -> Any:
-    kind = _FIELDS[name].type
-    try:
-        if typing.get_origin(kind) is tuple:
-            parts = text.strip("()").split(",")
-            if len(parts) != len(_types(name)):
-                raise ValueError
-            return tuple(cast(part) for cast, part in zip(_types(name), parts, strict=True))
-        if type(None) in _types(name) and text.lower() == "none":
-            return None
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-        return _types(name)[0](text.replace("_", "") if kind is int else text)
-    except (ValueError, KeyError):
-        raise UserError(f"--config.{name}={_shown(text, quote=False)}: expected {type_name(name)}.") from None
-
-
-# What int32 and float32 hold: the bounds of a key that names none.
-_LARGEST = {int: 2**31 - 1, float: 1e30}
-
-
-def _check(name: str, value: Any) -> Any:
-    """The value in the key's type. Raises UserError, naming the key, for another type and what is out of range."""
-    item, kinds = _FIELDS[name], _types(name)
-    meta, shown = item.metadata, f"config.{name} = {_shown(value)}"
-    if typing.get_origin(item.type) is tuple:
-        ok = isinstance(value, tuple | list) and [type(v) for v in value] == list(kinds)
-        value = tuple(value) if ok else value
-    elif float in kinds and type(value) is int and abs(value) <= 2**53:
-        ok, value = True, float(value)
-    else:
-        ok = type(value) in kinds
-    if not ok or (meta["choices"] and value not in meta["choices"]):
-        raise UserError(f"{shown}: expected {type_name(name)} ({meta['doc']}).")
-    if isinstance(value, str):
-        _check_text(shown, value)
-        return value
-    for number in value if isinstance(value, tuple) else (value,):
-        if number is not None:
-            _check_range(shown, number, meta)
-    return value + 0.0 if type(value) is float else value  # -0.0 is 0.0
-
-
-def _check_range(shown: str, number: int | float, meta: Any) -> None:
-    if isinstance(number, float) and not math.isfinite(number):
-        raise UserError(f"{shown}: must be a finite number ({meta['doc']}).")
-    largest = _LARGEST.get(type(number))
-    low = meta["low"] if meta["low"] is not None or largest is None else -largest
-    high = meta["high"] if meta["high"] is not None else largest
-    if low is not None and number < low:
-        raise UserError(f"{shown}: must be at least {low} ({meta['doc']}).")
-    if high is not None and number > high:
-        raise UserError(f"{shown}: must be at most {high} ({meta['doc']}).")
-
-
-def _check_text(shown: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{shown}: is not valid Unicode text.") from None
-    if any(character < " " for character in value):
-        raise UserError(f"{shown}: holds a control character (a line break, a NUL ...).")
-
-
-def _shown(value: Any, *, quote: bool = True) -> str:
-    """A value for a message, in at most some hundred printable characters."""
-    try:
-        text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
-    except Exception:  # an int of more digits than Python prints, or an object of the user's
-        text = f"a value of type {type(value).__name__}"
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 200 else f"{text[:150]} ... ({len(text):,} characters)"
-
-
-def _check_combinations(c: Config) -> None:
-    m, d = c.model, c.data
-    if (not m.d_k or not m.d_v) and m.d_model % m.num_heads:
-        raise UserError(
-            f"config.model.d_model = {m.d_model} is not a multiple of config.model.num_heads = {m.num_heads}: "
-            "choose another number of heads, or set model.d_k and model.d_v."
-        )
-    if m.position.startswith("sinusoid") and m.d_model % 2:
-        raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
-    _check_mixer(m)
-    if m.tie_embeddings == "all" and not d.joint_vocabulary:
-        raise UserError(
-            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot share one "
-            "matrix. Use model.tie_embeddings = 'decoder'."
-        )
-    if d.batch_tokens // d.batch_groups < 2 * d.max_length:
-        raise UserError(
-            f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
-            f"longest pairs (config.data.max_length = {d.max_length})."
-        )
-    if d.batch_groups > 1 and d.batch_size_counts == "real_tokens":
-        raise UserError(
-            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_size_counts = padded_tokens: real tokens need "
-            "no groups."
-        )
-    if d.batch_groups > 1 and d.batching == "buckets":
-        raise UserError(
-            f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
-            "config.data.batching = packed."
-        )
-    if d.tokenizer == "subword_nmt" and not d.tokenizer_model:
-        raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
-    if m.position_offset and not m.position.startswith("sinusoid"):
-        raise UserError(
-            f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
-        )
-    if m.position == "learned" and d.max_length > m.max_positions:
-        raise UserError(
-            f"config.model.max_positions = {m.max_positions} learned positions cannot serve "
-            f"config.data.max_length = {d.max_length}."
-        )
-    parse_test_sets(d.test)
-    _check_schedule(c.optimizer)
-    if c.eval.metric == "loss" and not (c.eval.every_steps or c.eval.every_epochs):
-        raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
-    if c.decode.strategy == "beam" and c.decode.n_best > c.decode.beam_size:
-        raise UserError(
-            f"config.decode.n_best = {c.decode.n_best} is more than config.decode.beam_size = {c.decode.beam_size}."
-        )
-    if c.decode.strategy == "greedy" and c.decode.n_best > 1:
-        raise UserError(f"config.decode.n_best = {c.decode.n_best}: greedy search has one output; use beam or sample.")
-    if [c.mesh.data, c.mesh.fsdp, c.mesh.tensor].count(-1) > 1 or 0 in (c.mesh.data, c.mesh.fsdp, c.mesh.tensor):
-        raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
-    sharding_rules(c.mesh.rules)
-    first, last = c.log.profile_steps
-    if first > last or (first < 1 and (first, last) != (0, 0)):
-        raise UserError(
-            f"config.log.profile_steps = {c.log.profile_steps}: "
-            + (
-                "the first update comes after the last."
-                if first > last
-                else "updates are counted from 1; (0, 0) = none."
-            )
-        )
-    if (
-        c.eval.metric in ("bleu", "f1")
-        and not c.eval.decode_every_steps
-        and (c.eval.patience or c.checkpoint.keep_best > 1)
-    ):
-        raise UserError(
-            f"config.eval.metric = '{c.eval.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
-        )
-    _check_task(c)
-
-
-def _check_task(c: Config) -> None:
-    d = c.data
-    if c.eval.metric in ("bleu", "f1") and (c.eval.metric == "f1") != (d.task == "parsing"):
-        raise UserError(f"config.eval.metric = '{c.eval.metric}' is not the score of config.data.task = {d.task}.")
-    if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
-        raise UserError(
-            "config.data.task = parsing has words on one side and symbols of trees on the other: set data.joint_vocabulary = "
-            "false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
-        )
-    if d.task == "parsing" and d.on_too_long == "truncate":
-        raise UserError(
-            "config.data.on_too_long = 'truncate' would leave trees that are not over their sentences: use drop with "
-            "config.data.task = parsing."
-        )
-
-
-def _check_schedule(o: schema.Optimizer) -> None:
-    """Keys of another schedule would silently do nothing."""
-    for name, schedules in (("lr_scale", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
-                            ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
-        value = getattr(o, name)
-        if o.schedule not in schedules and value != getattr(schema.Optimizer, name):
-            raise UserError(
-                f"config.optimizer.{name} = {value} is for {' and '.join(schedules)}; config.optimizer.schedule = {o.schedule}."
-            )
-
-
-def _check_mixer(m: schema.Model) -> None:
-    if m.attention_window and m.attention_window % 2 == 0:
-        raise UserError(
-            f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
-            "middle as after it."
-        )
-    if m.attention_window and m.mixer != "attention":
-        raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
-    if m.conv_kernel_size % 2 == 0:
-        raise UserError(
-            f"config.model.conv_kernel_size = {m.conv_kernel_size} is even: the encoder's convolution is symmetric."
-        )
-    if m.conv_kernel_size != schema.Model.conv_kernel_size and not m.mixer.endswith("conv"):
-        raise UserError(f"config.model.conv_kernel_size is for convolutions; config.model.mixer = {m.mixer}.")
-    if m.mixer in ("lstm", "gru") and m.d_model % 2:
-        raise UserError(
-            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
-        )

@@ -1,17 +1,17 @@
-"""Every configuration key: its type, meaning, default, unit and range, here and, for the model and the machine, in
-`model_keys` and `machine_keys`.
+"""Every configuration key with its type, meaning, default, unit and range; groups `model` and `optimizer` are in
+`model_keys` and `optimizer_keys`.
 
-Defaults are the base model of "Attention Is All You Need" (section numbers in parentheses are the paper's). A key with
-`mutable=True` may differ between the command line and the workdir when a run is resumed; any other difference is refused,
-because it would change what the run is.
+Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A key with
+`mutable=True` may change when a run is resumed; a change of any other key is an error, because it would be another run.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
 
 from t2t_flax.config.keys import key
-from t2t_flax.config.machine_keys import Distributed, Mesh
 from t2t_flax.config.model_keys import Model
+from t2t_flax.config.optimizer_keys import Optimizer
+from t2t_flax.config.sharding_rules import DEFAULT_RULES
 
 
 @dataclass(frozen=True)
@@ -95,35 +95,6 @@ class Data:
         "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",
         low=0,
         mutable=True,
-    )
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    schedule: str = key(
-        "noam",
-        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3); inverse_sqrt reaches peak_lr after "
-        "warm-up; constant stays there",
-        choices=("noam", "inverse_sqrt", "constant"),
-    )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
-    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, mutable=True)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
-    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, mutable=True)
-    b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
-    b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
-    eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
-    schedule_first_step: int = key(
-        1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
-    )
-    max_grad_norm: float = key(
-        0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, mutable=True
-    )
-    weight_decay: float = key(
-        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
-    )
-    ema_decay: float = key(
-        0.0, "moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
 
 
@@ -254,6 +225,63 @@ class Decode:
     batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, mutable=True)
     max_source_length: int = key(
         1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, mutable=True
+    )
+
+
+@dataclass(frozen=True)
+class Mesh:
+    data: int = key(-1, "devices along the batch, parameters replicated; -1 = those that remain", low=-1, mutable=True)
+    fsdp: int = key(1, "devices along the batch and the parameters; -1 = those that remain", low=-1, mutable=True)
+    tensor: int = key(1, "devices along heads, d_ff and vocabulary; -1 = those that remain", low=-1, mutable=True)
+    rules: str = key(
+        DEFAULT_RULES,
+        "which mesh axes divide which axis of the parameters and of their optimizer state; what is not named is not divided",
+        mutable=True,
+    )
+    fsdp_mode: str = key(
+        "full",
+        "what the fsdp axis divides: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
+        choices=("full", "zero1"),
+        mutable=True,
+    )
+    slices: int = key(
+        0,
+        "groups of devices that the data-centre network joins; only the data axis runs across them; 0 = as the devices "
+        "say",
+        low=0,
+        mutable=True,
+    )
+    cpu_devices: int = key(1, "devices that the CPU of each process is divided into", low=1, high=1024, mutable=True)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    initialization_timeout: int = key(
+        300,
+        "how long the processes of a run wait for each other at the start",
+        unit="seconds",
+        low=1,
+        high=10**6,
+        mutable=True,
+    )
+    heartbeat_timeout: int = key(
+        30,
+        "time without a heartbeat after which a process is considered dead",
+        unit="seconds",
+        low=3,
+        high=10**6,
+        mutable=True,
+    )
+    hang_timeout: int = key(
+        900,
+        "a run without an update or a step of an evaluation for this long is ended, and the stacks of its threads "
+        "are written; 0 = never",
+        unit="seconds",
+        low=0,
+        mutable=True,
+    )
+    straggler_share: float = key(
+        0.1, "a process that makes the others wait for more than this share of the time is named", low=0.0, mutable=True
     )
 
 

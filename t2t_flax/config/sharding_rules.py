@@ -7,9 +7,10 @@ LOGICAL_AXES = {
     "table": "columns of an embedding",
     "embed": "d_model of a matrix",
     "heads": "heads of an attention matrix",
+    "kv_heads": "heads of keys and values, if model.num_kv_heads makes them fewer; as heads where not named",
     "kv": "width of a head",
     "mlp": "d_ff",
-    "norm": "scales and biases of a LayerNorm",
+    "norm": "scales and biases of a norm",
     "position": "rows of learned positions",
 }
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -36,4 +37,5 @@ def sharding_rules(text: str) -> dict[str, tuple[str, ...]]:
                 f"config.mesh.rules: {part!r} names something else than {', '.join(MESH_AXES)}, joined by +."
             )
         rules[name] = chosen
+    rules.setdefault("kv_heads", rules.get("heads", ()))
     return {name: rules.get(name, ()) for name in LOGICAL_AXES}

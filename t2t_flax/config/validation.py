@@ -1,32 +1,188 @@
-"""What a run must have before its first update, so that it is not refused, or silently left out, after hours of training.
+"""Which values of config keys do not go together, a function for each group."""
 
-Stored runs are not held to it: they are there.
-"""
-
-from t2t_flax.config.schema import Config
+from t2t_flax.config.optimizer_keys import check_optimizer
+from t2t_flax.config.schema import Config, Log, Mesh, Model
+from t2t_flax.config.sharding_rules import sharding_rules
+from t2t_flax.config.test_sets import parse_test_sets
 from t2t_flax.errors import UserError
 
 
+def check_combinations(c: Config) -> None:
+    """Raises UserError for the first impossible combination of a config whose single values are valid."""
+    _check_model(c.model)
+    _check_data(c)
+    check_optimizer(c.optimizer)
+    _check_eval(c)
+    _check_decode(c)
+    _check_mesh(c.mesh)
+    _check_log(c.log)
+
+
+def _check_model(m: Model) -> None:
+    if (not m.d_k or not m.d_v) and m.d_model % m.num_heads:
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is not a multiple of config.model.num_heads = {m.num_heads}: "
+            "choose another number of heads, or set model.d_k and model.d_v."
+        )
+    if m.position.startswith("sinusoid") and m.d_model % 2:
+        raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
+    if m.position_offset and not m.position.startswith("sinusoid"):
+        raise UserError(
+            f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
+        )
+    _check_mixer(m)
+    _check_attention(m)
+
+
+def _check_mixer(m: Model) -> None:
+    if m.attention_window and m.attention_window % 2 == 0:
+        raise UserError(
+            f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
+            "middle as after it."
+        )
+    if m.attention_window and m.mixer != "attention":
+        raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
+    if m.conv_kernel_size % 2 == 0:
+        raise UserError(
+            f"config.model.conv_kernel_size = {m.conv_kernel_size} is even: the encoder's convolution is symmetric."
+        )
+    if m.conv_kernel_size != Model.conv_kernel_size and not m.mixer.endswith("conv"):
+        raise UserError(f"config.model.conv_kernel_size is for convolutions; config.model.mixer = {m.mixer}.")
+    if m.mixer in ("lstm", "gru") and m.d_model % 2:
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
+        )
+
+
+def _check_attention(m: Model) -> None:
+    if m.num_kv_heads and m.num_heads % m.num_kv_heads:
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
+        )
+    if m.num_kv_heads not in (0, m.num_heads) and m.attention_score == "additive":
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product; config.model.attention_score = additive."
+        )
+    if m.position in ("rotary", "alibi") and m.mixer != "attention":
+        raise UserError(
+            f"config.model.position = {m.position} acts in self-attention; config.model.mixer = {m.mixer} has none."
+        )
+    if m.position == "rotary" and (m.d_k or m.d_model // m.num_heads) % 2:
+        raise UserError(
+            "config.model.position = rotary turns pairs of features, but a head's width is odd: change config.model.d_k "
+            f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
+        )
+    if m.position == "rotary" and m.attention_score == "additive":
+        raise UserError(
+            "config.model.position = rotary needs a dot product, which alone depends on the distance then; "
+            "config.model.attention_score = additive."
+        )
+    if m.rope_theta != Model.rope_theta and m.position != "rotary":
+        raise UserError(
+            f"config.model.rope_theta = {m.rope_theta} is for rotary positions; config.model.position = {m.position}."
+        )
+
+
+def _check_data(c: Config) -> None:
+    d, m = c.data, c.model
+    if m.tie_embeddings == "all" and not d.joint_vocabulary:
+        raise UserError(
+            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "
+            "share one matrix. Use model.tie_embeddings = 'decoder'."
+        )
+    if d.batch_tokens // d.batch_groups < 2 * d.max_length:
+        raise UserError(
+            f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
+            f"longest pairs (config.data.max_length = {d.max_length})."
+        )
+    if d.batch_groups > 1 and d.batch_size_counts == "real_tokens":
+        raise UserError(
+            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_size_counts = padded_tokens: real "
+            "tokens need no groups."
+        )
+    if d.batch_groups > 1 and d.batching == "buckets":
+        raise UserError(
+            f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
+            "config.data.batching = packed."
+        )
+    if d.tokenizer == "subword_nmt" and not d.tokenizer_model:
+        raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
+    if m.position == "learned" and d.max_length > m.max_positions:
+        raise UserError(
+            f"config.model.max_positions = {m.max_positions} learned positions are fewer than "
+            f"config.data.max_length = {d.max_length}."
+        )
+    if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
+        raise UserError(
+            "config.data.task = parsing has words on one side and symbols of trees on the other: set "
+            "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
+        )
+    if d.task == "parsing" and d.on_too_long == "truncate":
+        raise UserError(
+            "config.data.on_too_long = 'truncate' would leave trees that do not match their sentences: use drop with "
+            "config.data.task = parsing."
+        )
+    parse_test_sets(d.test)
+
+
+def _check_eval(c: Config) -> None:
+    e = c.eval
+    if e.metric == "loss" and not (e.every_steps or e.every_epochs):
+        raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
+    if e.metric in ("bleu", "f1") and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
+        raise UserError(
+            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
+        )
+    if e.metric in ("bleu", "f1") and (e.metric == "f1") != (c.data.task == "parsing"):
+        raise UserError(f"config.eval.metric = '{e.metric}' is not the score of config.data.task = {c.data.task}.")
+
+
+def _check_decode(c: Config) -> None:
+    d = c.decode
+    if d.strategy == "beam" and d.n_best > d.beam_size:
+        raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
+    if d.strategy == "greedy" and d.n_best > 1:
+        raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
+
+
+def _check_mesh(m: Mesh) -> None:
+    sizes = [m.data, m.fsdp, m.tensor]
+    if sizes.count(-1) > 1 or 0 in sizes:
+        raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
+    sharding_rules(m.rules)
+
+
+def _check_log(log: Log) -> None:
+    first, last = log.profile_steps
+    if first > last:
+        raise UserError(f"config.log.profile_steps = {log.profile_steps}: the first update comes after the last.")
+    if first < 1 and (first, last) != (0, 0):
+        raise UserError(f"config.log.profile_steps = {log.profile_steps}: updates are counted from 1; (0, 0) = none.")
+
+
 def check_trainable(c: Config) -> None:
-    """Raises UserError where the config asks for evaluations that cannot take place, or for what only they decide."""
+    """Raises UserError where a new training would lack an evaluation that the config relies on.
+
+    Stored runs are not checked: they exist already.
+    """
     e = c.eval
     if e.decode_every_steps and not c.data.valid:
         raise UserError(
             f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
-    scored = e.metric in ("bleu", "f1")
-    known = e.decode_every_steps if scored else e.every_steps or e.every_epochs
-    if c.data.valid and known:
+    by_score = e.metric in ("bleu", "f1")
+    evaluated = e.decode_every_steps if by_score else e.every_steps or e.every_epochs
+    if c.data.valid and evaluated:
         return
     missing = "config.data.valid is empty"
     if c.data.valid:
-        missing = f"config.eval.{'decode_every_steps' if scored else 'every_steps and eval.every_epochs'} = 0"
-    for key, value, asked in (
+        missing = f"config.eval.{'decode_every_steps' if by_score else 'every_steps and eval.every_epochs'} = 0"
+    for name, value, needed in (
         ("eval.patience", e.patience, e.patience > 0),
         ("checkpoint.keep_best", c.checkpoint.keep_best, c.checkpoint.keep_best > 1),
     ):
-        if asked:
+        if needed:
             raise UserError(
-                f"config.{key} = {value} goes by eval.metric = {e.metric}, which is never computed: {missing}."
+                f"config.{name} = {value} goes by eval.metric = {e.metric}, which is never computed: {missing}."
             )

@@ -12,7 +12,7 @@ from etils import epath
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.scoring import PairIds, rows_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.models.transformer import Transformer
 
 KINDS = ("encoder", "decoder", "cross")
@@ -60,7 +60,7 @@ class AttentionMaps:
         buffer = io.BytesIO()
         labels = {name: np.array(getattr(self, name)) for name in LABELS}
         np.savez_compressed(buffer, **{kind: getattr(self, kind) for kind in KINDS}, **labels)
-        write_whole(path, buffer.getvalue())
+        atomic_write(path, buffer.getvalue())
 
     def draw(self, path: epath.PathLike) -> None:
         """A picture: a row of heads for each layer of each kind. Raises UserError where matplotlib is not installed."""
@@ -82,7 +82,7 @@ class AttentionMaps:
                 axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=epath.Path(path).suffix.removeprefix("."), dpi=120)
-        write_whole(path, buffer.getvalue())
+        atomic_write(path, buffer.getvalue())
 
 
 def check_picture(path: epath.PathLike) -> None:

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, first_line
 
 
 class ProcessGroupError(Exception):
@@ -95,7 +95,7 @@ class ProcessGroup:
         try:
             return call(*arguments, **named)
         except Exception as error:
-            raise ProcessGroupError(str(error).strip().splitlines()[0][:300]) from error
+            raise ProcessGroupError(first_line(error)) from error
 
 
 def broken_connection(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import end
-from t2t_flax.errors import FAILURE, UserError
+from t2t_flax.errors import FAILURE, UserError, first_line
 from t2t_flax.process_setup import ALONE
 
 _OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
@@ -66,7 +66,7 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> ProcessGro
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        cause = str(error).strip().splitlines()[0][:200]
+        cause = first_line(error, limit=200)
         raise NotTogether(
             f"{late if 'DEADLINE' in cause else 'this process could not join the others.'} ({cause})"
         ) from error

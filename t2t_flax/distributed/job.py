@@ -11,8 +11,8 @@ from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import broken_connection
 from t2t_flax.distributed.initialize import NotTogether, start
 from t2t_flax.distributed.supervisor import RunSupervisor, end
-from t2t_flax.errors import FAILURE, NO_ROOM, STOPPED, USER_ERROR, UserError
-from t2t_flax.filesystem import is_full
+from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError
+from t2t_flax.filesystem import is_write_refused
 
 
 def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks: epath.Path | None = None) -> int:
@@ -43,8 +43,8 @@ def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks
 
 def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
     """Says what happened, lets the others know, and ends this process."""
-    if isinstance(error, OSError) and is_full(error):
-        error = UserError(f"{error}. {NO_ROOM}")
+    if isinstance(error, OSError) and is_write_refused(error):
+        error = UserError(f"{error}. {WRITE_HINT}")
     if isinstance(error, UserError):
         supervisor.say(str(error))
         supervisor.broadcast_failure(USER_ERROR, str(error))

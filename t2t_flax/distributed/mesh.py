@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from t2t_flax.config import Config, Model
+from t2t_flax.config import Config
 from t2t_flax.config import Mesh as MeshConfig
 from t2t_flax.config.sharding_rules import MESH_AXES, sharding_rules
 from t2t_flax.errors import UserError
@@ -84,20 +84,20 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
 def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises UserError naming the key whose size the mesh cannot divide."""
     m, keys = config.model, {
-        "heads": "num_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model", "norm": "d_model",
-        "vocab": "pad_vocab_to_multiple", "position": "max_positions",
+        "heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model",
+        "norm": "d_model", "vocab": "pad_vocab_to_multiple", "position": "max_positions",
     }  # fmt: skip
+    widths = dict(zip(("model.d_k", "model.d_v"), m.head_widths, strict=True))
     for logical, axes in parameter_rules(config.mesh).items():
         by = math.prod(mesh.shape[axis] for axis in axes)
-        sizes = {f"model.{keys[logical]}": getattr(m, keys[logical])} if logical in keys else _widths(m)
+        sizes = {f"model.{keys[logical]}": getattr(m, keys[logical])} if logical in keys else widths
         for name, size in sizes.items():
             if by > 1 and size % by:
                 asking = " and ".join(f"mesh.{axis}" for axis in axes if mesh.shape[axis] > 1)
-                raise UserError(f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks for.")
-
-
-def _widths(m: Model) -> dict[str, int]:
-    return {"model.d_k": m.d_k or m.d_model // m.num_heads, "model.d_v": m.d_v or m.d_model // m.num_heads}
+                raise UserError(
+                    f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks for. "
+                    f"(`{logical}=` in config.mesh.rules leaves it whole on every device.)"
+                )
 
 
 def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from etils import epath
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError
 from t2t_flax.errors import FAILURE, STOPPED
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 _TICK = 1.0  # seconds between beats, and between looks at the news
 
@@ -216,7 +216,7 @@ class RunSupervisor:
         print(stacks, file=sys.stderr, flush=True)
         if self._stacks:
             with contextlib.suppress(Exception):
-                write_whole(self._stacks / f"process-{self.group.index}.txt", f"{why}\n{stacks}")
+                atomic_write(self._stacks / f"process-{self.group.index}.txt", f"{why}\n{stacks}")
         if self.group.count > 1 and self.group.is_lead:
             time.sleep(
                 3 * _TICK

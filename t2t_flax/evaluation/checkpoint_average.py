@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.parameters import Choice, Part, mean
 from t2t_flax.evaluation.restore import frame, stored_config
-from t2t_flax.filesystem import move_folder, names_in, write_whole
+from t2t_flax.filesystem import atomic_write, list_names, move_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.training.checkpoints import Checkpoints
@@ -31,15 +31,15 @@ def average(
     best: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> list[tuple[str, int]]:
-    """Writes the float32 mean of each workdir's `last` regular checkpoints, of its checkpoints `steps`, or of its `best`, to
-    `output`.
+    """Writes the float32 mean of each workdir's `last` regular checkpoints (up to the one of `steps`, if there is one), of its
+    checkpoints `steps`, or of its `best`, to `output`.
 
     Returns the (workdir, step) pairs that went in. Config and tokenizer are those of the first workdir. Raises UserError
     for an output that exists, unknown steps, and workdirs of another model or tokenizer (the keys are named).
     """
     output = epath.Path(output)
     _refuse_existing(output)
-    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--steps", list(steps))):
+    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"{what} names {twice} twice: it would weigh double.")
@@ -48,7 +48,7 @@ def average(
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
         if TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest != first.tokenizers.digest:
             raise UserError(f"{workdir} has another tokenizer than {workdirs[0]}: their parameters mean other tokens.")
-    choices = [Choice(step=step) for step in steps] or [Choice(average=last, best=best)]
+    choices = [Choice(step=step, average=last) for step in steps] or [Choice(average=last, best=best)]
     taken: list[tuple[str, int]] = []
 
     def parts() -> Iterator[Part]:
@@ -73,12 +73,12 @@ def _write(
     _check_leftovers(partial)
     lock = lock_folder(partial, "average", "--output")
     try:
-        for name in names_in(partial):
+        for name in list_names(partial):
             if name != LOCK:
                 path = partial / name
                 path.rmtree() if path.is_dir() else path.unlink()
         tokenizers.save(partial / "tokenizer")
-        write_whole(partial / "config.json", config_lib.to_json(config))
+        atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
         meta = {
             "step": max(step for _, step in taken),
@@ -111,7 +111,7 @@ def _refuse_existing(output: epath.Path) -> None:
 def _check_leftovers(partial: epath.Path) -> None:
     """Raises UserError where the folder holds anything but what a killed `average` has left."""
     ours = (LOCK, "config.json", "tokenizer", "checkpoints", TRAINED)
-    other = [name for name in names_in(partial) if name.partition(".partial-")[0] not in ours]
+    other = [name for name in list_names(partial) if name.partition(".partial-")[0] not in ours]
     if other:
         raise UserError(
             f"{partial} is in the way, and {other[0]} in it is not from `average`: move it elsewhere first."

@@ -21,7 +21,7 @@ from t2t_flax.evaluation.compare import task_of_record
 from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.evaluation.records import record_name
 from t2t_flax.evaluation.restore import Loaded
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
@@ -109,7 +109,7 @@ def evaluate(
     if jax.process_index() == 0:
         folder = loaded.workdir / "eval"
         for file, text in texts.items():
-            write_whole(folder / file, text)
+            atomic_write(folder / file, text)
         write_record(folder / f"{name}.json", record)
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
@@ -156,7 +156,7 @@ def summary(record: dict[str, Any]) -> str:
 
 def write_record(path: epath.Path, record: dict[str, Any]) -> None:
     """A record as a file that people can read."""
-    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    atomic_write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import numbered
+from t2t_flax.filesystem import list_numbers
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import changes_in
 from t2t_flax.training.damage import DamagedCheckpoint
@@ -40,7 +40,7 @@ class Choice:
     def asked(self, workdir: str | epath.Path) -> dict[str, Any]:
         """The choice with the checkpoints that there are, as JSON values: the same later means the same parameters."""
         asked: dict[str, Any] = {"step": self.step, "average": self.average}
-        asked["of"] = numbered(epath.Path(workdir) / "checkpoints")
+        asked["of"] = list_numbers(epath.Path(workdir) / "checkpoints")
         return asked | {name: True for name in ("best", "at_most") if getattr(self, name)}
 
 

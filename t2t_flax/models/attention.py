@@ -1,7 +1,9 @@
-"""Multi-head attention (3.2): of any queries over any memory, and one decoding step over the encoder output.
+"""Multi-head attention (3.2): over any memory, and self-attention as the mixer of a layer.
 
-Masks are bool, True = may attend. Scores and softmax are float32 whatever the compute type. A new kind of score is a
-row of SCORES; a new pattern is a mask. Self-attention, with or without a window, is `SelfAttention` in window.py.
+Scores and softmax are float32 whatever the compute type. A new kind of score is a row of SCORES.
+
+Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G heads of keys and values, H width
+of a head.
 """
 
 import flax.linen as nn
@@ -11,34 +13,14 @@ import jax.numpy as jnp
 from t2t_flax.config import Model
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Dropout, Noise
-
-_MASKED = -1e9  # finite, so that a row without any key (padding) gives numbers and not NaN
-
-
-def segment_mask(query_segment_BxT: jax.Array, key_segment_BxS: jax.Array) -> jax.Array:
-    """bool [B, 1, T, S]: same segment, and not padding (segment 0)."""
-    same = query_segment_BxT[:, :, None] == key_segment_BxS[:, None, :]
-    return (same & (key_segment_BxS > 0)[:, None, :])[:, None]
-
-
-def causal_mask(length: int) -> jax.Array:
-    """bool [1, 1, T, T]: a position sees itself and what is before it (3.1)."""
-    return jnp.tril(jnp.ones((length, length), bool))[None, None]
-
-
-def weights_of(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax over the keys (last axis), float32; masked keys get exactly 0, also where every key is masked."""
-    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1), 0.0)
-
-
-def widths(config: Model) -> tuple[int, int]:
-    """(d_k, d_v) of a head (3.2.2)."""
-    width = config.d_model // config.num_heads
-    return config.d_k or width, config.d_v or width
+from t2t_flax.models.local_attention import banded_attention, saves_work
+from t2t_flax.models.masks import causal_mask, masked_softmax, segment_mask, window_mask
+from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.positions import PositionBias, PositionRotation
 
 
 class DotScore(nn.Module):
-    """Q K^T (3.2.1), divided by sqrt(d_k) if `scaled`. q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]."""
+    """Q K^T, divided by sqrt(d_k) if `scaled` (3.2.1). q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]."""
 
     scaled: bool
 
@@ -48,9 +30,9 @@ class DotScore(nn.Module):
 
 
 class AdditiveScore(nn.Module):
-    """v^T tanh(q + k) in each head, of which 3.2.1 says that it is slower and takes more space. Axes as `DotScore`.
+    """v^T tanh(q + k) in each head; slower and larger than products, as 3.2.1 says. Axes as in `DotScore`.
 
-    q and k are projections already, so this is the network of Bahdanau et al. with its first matrix cut in two.
+    q and k are projections already: the network of Bahdanau et al. with its first matrix cut in two.
     """
 
     @nn.compact
@@ -69,24 +51,27 @@ SCORES = {
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V) (3.2.2); no biases by default."""
+    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V) (3.2.2); no biases by default.
+
+    With model.num_kv_heads each head of keys and values serves N / G heads of queries that follow each other.
+    """
 
     config: Model
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
         c = self.config
-        d_k, d_v = widths(c)
+        d_k, d_v = c.head_widths
         gain = 0.5**0.5 if c.kernel_init == "xavier_qkv_rsqrt2" else 1.0
 
-        def project(width):
-            shape, names = (c.d_model, c.num_heads, width), ("embed", "heads", "kv")
-            axes = dict(in_axis=(0,), out_axis=(1, 2))
-            return Einsum(
-                "...d,dnh->...nh", shape, names, **axes, use_bias=c.attention_bias, gain=gain, dtype=self.dtype
-            )
+        def project(heads, width):
+            # With fewer heads than the queries have, keys and values get an axis of their own in mesh.rules.
+            shape, axis = (c.d_model, heads, width), "heads" if heads == c.num_heads else "kv_heads"
+            axes = dict(in_axis=(0,), out_axis=(1, 2), use_bias=c.attention_bias, gain=gain, dtype=self.dtype)
+            return Einsum("...d,dnh->...nh", shape, ("embed", axis, "kv"), **axes)
 
-        self.query, self.key, self.value = project(d_k), project(d_k), project(d_v)
+        self.query = project(c.num_heads, d_k)
+        self.key, self.value = project(c.key_heads, d_k), project(c.key_heads, d_v)
         self.score = SCORES[c.attention_score]()
         shape, names = (c.num_heads, d_v, c.d_model), ("heads", "kv", "embed")
         axes = dict(in_axis=(0, 1), out_axis=(2,))
@@ -95,20 +80,131 @@ class MultiHeadAttention(nn.Module):
 
     def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: jax.Array, noise: Noise | None) -> jax.Array:
         """[B, T, D] queries over [B, S, D] memory under a bool mask [B, 1, T, S] -> [B, T, D]."""
-        k, v = self.keys_values(memory_BxSxD)
-        weights = self._weights(self.query(x_BxTxD), k, mask)
-        return self.out(jnp.einsum("bnts,bsnh->btnh", self.weight_dropout(weights, noise), v))
+        return self.over(x_BxTxD, *self.keys_values(memory_BxSxD), mask, noise)
 
     def keys_values(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[..., D] -> keys [..., N, d_k], values [..., N, d_v]."""
+        """[..., D] -> keys [..., G, d_k], values [..., G, d_v]."""
         return self.key(memory), self.value(memory)
 
-    def cross_step(self, x_BxKxD: jax.Array, k_BxSxNxH: jax.Array, v_BxSxNxH: jax.Array, mask_BxS: jax.Array):
-        """One decoding step over the encoder output, whose keys and values all beams of a sentence share."""
-        weights = self._weights(self.query(x_BxKxD), k_BxSxNxH, mask_BxS[:, None, None])
-        return self.out(jnp.einsum("bnks,bsnh->bknh", weights, v_BxSxNxH))
+    def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: jax.Array, noise: Noise | None = None) -> jax.Array:
+        """As `__call__`, over keys and values that are computed already. In decoding T is the beam."""
+        return self.out(self.attend(self.query(x_BxTxD), k_BxSxGxH, v_BxSxGxH, mask, noise=noise))
 
-    def _weights(self, q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
-        weights = weights_of(self.score(q, k), mask)
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array,
+        *,
+        bias: jax.Array | None = None,
+        noise: Noise | None = None,
+    ) -> jax.Array:
+        """softmax(score(q, k) + bias) v: q [..., T, N, d_k], k and v [..., S, G, width] -> [..., T, N, d_v].
+
+        `mask` and `bias` broadcast to [..., N, T, S]. The weights are kept as the intermediate "weights".
+        """
+        groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
+        scores = self.score(_join_groups(q, groups), k)
+        scores = scores.reshape(*scores.shape[:-3], q.shape[-2], queries, scores.shape[-1])
+        weights = masked_softmax(scores if bias is None else scores + bias, mask)
         self.sow("intermediates", "weights", weights)
-        return weights.astype(self.dtype)
+        weights = self.weight_dropout(weights.astype(self.dtype), noise)
+        weights = weights.reshape(*weights.shape[:-3], k.shape[-2], groups * queries, weights.shape[-1])
+        return _split_groups(jnp.einsum("...nts,...snh->...tnh", weights, v), groups)
+
+    @staticmethod
+    def multiply_adds(config: Model, queries: float, keys: float, pairs: float) -> float:
+        """Of `queries` over `keys` tokens, `pairs` of which are compared, with the four projections."""
+        d_k, d_v = config.head_widths
+        of_queries = (queries * config.d_model + pairs) * config.num_heads
+        return (of_queries + keys * config.d_model * config.key_heads) * (d_k + d_v)
+
+
+def _join_groups(q: jax.Array, groups: int) -> jax.Array:
+    """[..., T, N, H] -> [..., groups * T, N / groups, H]: the queries of heads that share a key, as one head's."""
+    if groups == 1:
+        return q
+    *batch, length, heads, width = q.shape
+    q = jnp.moveaxis(q.reshape(*batch, length, heads // groups, groups, width), -2, -4)
+    return q.reshape(*batch, groups * length, heads // groups, width)
+
+
+def _split_groups(x: jax.Array, groups: int) -> jax.Array:
+    """The inverse of `_join_groups`."""
+    if groups == 1:
+        return x
+    *batch, length, heads, width = x.shape
+    x = jnp.moveaxis(x.reshape(*batch, groups, length // groups, heads, width), -4, -2)
+    return x.reshape(*batch, length // groups, heads * groups, width)
+
+
+class SelfAttention(MultiHeadAttention):
+    """The mixer `attention`: within segments, in the decoder up to itself.
+
+    With model.attention_window = r a position sees those with |i - j| <= (r - 1) / 2.
+    """
+
+    causal: bool = False
+    depth: int = 0
+
+    def setup(self):
+        super().setup()
+        self.rotation, self.position_bias = PositionRotation(self.config), PositionBias(self.config)
+
+    def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
+        """[B, T, D] -> [B, T, D]. A window is computed in bands, except where short rows or weights that are
+        collected (`intermediates`) take the whole matrix.
+        """
+        length = x_BxTxD.shape[1]
+        reach = self._reach(length)
+        k, v = self.keys_values(x_BxTxD)
+        q, k = (self.rotation(y, inputs.positions) for y in (self.query(x_BxTxD), k))
+
+        def attend(q, k, v, mask, query_positions, key_positions):
+            bias = self.position_bias(query_positions, key_positions)
+            return self.attend(q, k, v, mask, bias=bias, noise=inputs.noise)
+
+        if saves_work(reach, length, causal=self.causal) and not self.is_mutable_collection("intermediates"):
+            rows = (q, k, v, inputs.segments, inputs.positions)
+            return self.out(banded_attention(attend, *rows, reach=reach, causal=self.causal))
+        mask = segment_mask(inputs.segments, inputs.segments)
+        mask = mask & causal_mask(length) if self.causal else mask
+        mask = mask & window_mask(length, reach) if reach < length - 1 else mask
+        return self.out(attend(q, k, v, mask, inputs.positions, inputs.positions))
+
+    def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, jax.Array]:
+        """Keys [B, K, T, G, d_k] and values [B, K, T, G, d_v], to be filled by `step`."""
+        shape = (batch, beams, length, self.config.key_heads)
+        d_k, d_v = self.config.head_widths
+        return {"key": jnp.zeros((*shape, d_k), self.dtype), "value": jnp.zeros((*shape, d_v), self.dtype)}
+
+    def step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
+        """One decoding step: writes the key and value at `position` and attends up to it.
+
+        Returns ([B, K, D], the new cache).
+        """
+        x_BxKx1xD, here_1 = x_BxKxD[:, :, None], jnp.asarray(position)[None]
+        k, v = self.keys_values(x_BxKx1xD)
+        q, k = (self.rotation(y, here_1) for y in (self.query(x_BxKx1xD), k))
+        cache = {
+            "key": jax.lax.dynamic_update_slice_in_dim(cache["key"], k, position, axis=2),
+            "value": jax.lax.dynamic_update_slice_in_dim(cache["value"], v, position, axis=2),
+        }
+        positions_T = jnp.arange(cache["key"].shape[2])
+        seen_T = (positions_T <= position) & (positions_T >= position - self._reach(len(positions_T)))
+        bias = self.position_bias(here_1, positions_T)
+        return self.out(self.attend(q, cache["key"], cache["value"], seen_T, bias=bias))[:, :, 0], cache
+
+    def _reach(self, length: int) -> int:
+        return (self.config.attention_window - 1) // 2 if self.config.attention_window else length
+
+    @staticmethod
+    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+        """4nd^2 + 2n^2 d of n tokens with d_k = d_v = d / h (Table 1), n r in place of n^2 with a window of r.
+
+        `pairs`: of tokens that could see each other. A masked product is computed too, so `causal` saves nothing.
+        """
+        if config.attention_window:
+            pairs = min(pairs, tokens * config.attention_window)
+        return MultiHeadAttention.multiply_adds(config, tokens, tokens, pairs)

@@ -1,11 +1,10 @@
-"""Tokens to vectors and back: the embedding table (3.4) and what is added at the bottom of a stack (3.5)."""
+"""Tokens to vectors and back (3.4), and the vector that stands before the first target."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models import positions
 
 EOS = 1
 
@@ -17,7 +16,7 @@ INITS = {
 
 
 class Embedding(nn.Module):
-    """Table [rows, d_model]; lookups are scaled by sqrt(d_model), logits are not (3.4), each switched by its key."""
+    """Table [rows, d_model]; by default lookups are scaled by sqrt(d_model) and logits are not (3.4)."""
 
     config: Model
     rows: int
@@ -40,27 +39,8 @@ class Embedding(nn.Module):
 
 
 def scale(x: jax.Array, config: Model) -> jax.Array:
-    """x times sqrt(d_model), where the config scales embeddings."""
+    """x times sqrt(d_model) where the config scales embeddings (3.4)."""
     return x * jnp.asarray(config.d_model**0.5, x.dtype) if config.embed_scale == "sqrt_d" else x
-
-
-class Position(nn.Module):
-    """int32 positions [...] -> what is added to the embeddings [..., D]; see `positions.KINDS`."""
-
-    config: Model
-    dtype: jnp.dtype = jnp.float32
-
-    @nn.compact
-    def __call__(self, position: jax.Array) -> jax.Array:
-        c = self.config
-        if c.position == "none":
-            return jnp.zeros((), self.dtype)
-        if c.position == "learned":
-            init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
-            table = self.param("table", init, (c.max_positions, c.d_model), jnp.float32)
-            # NaN beyond the table: JAX would silently clamp the index otherwise.
-            return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)
-        return positions.KINDS[c.position](position + c.position_offset, c.d_model).astype(self.dtype)
 
 
 class DecoderStart(nn.Module):

@@ -1,12 +1,14 @@
-"""Encoder and decoder layers (3.1): a mixer of positions, in the decoder attention over the source, feed-forward."""
+"""Encoder and decoder layers (3.1): self-attention or another mixer, attention over the source, feed-forward."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.models.attention import MultiHeadAttention
-from t2t_flax.models.dense import FeedForward, layer_norm
+from t2t_flax.models.dense import make_feed_forward, make_norm
 from t2t_flax.models.dropout import Dropout
+from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.mixers import make_mixer
 
 
@@ -17,17 +19,13 @@ class Residual(nn.Module):
     dtype: jnp.dtype
 
     def setup(self):
-        self.norm = layer_norm(self.config.norm_eps, self.dtype)
+        self.norm = make_norm(self.config, self.dtype)
         self.drop = Dropout(self.config.dropout)
 
     def __call__(self, x, sublayer, noise):
         if self.config.norm_placement == "pre":
             return x + self.drop(sublayer(self.norm(x)), noise)
         return self.norm(x + self.drop(sublayer(x), noise))
-
-
-def _feed_forward(c: Model, dtype: jnp.dtype) -> FeedForward:
-    return FeedForward(c.d_model, c.d_ff, c.dropout_ffn, c.activation, dtype)
 
 
 class EncoderLayer(nn.Module):
@@ -37,13 +35,13 @@ class EncoderLayer(nn.Module):
 
     def setup(self):
         self.mixer = make_mixer(self.config, self.dtype, causal=False, depth=self.depth)
-        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.feed_forward = make_feed_forward(self.config, self.dtype)
         self.residual_attention = Residual(self.config, self.dtype)
         self.residual_ffn = Residual(self.config, self.dtype)
 
-    def __call__(self, x, segments, noise):
-        x = self.residual_attention(x, lambda y: self.mixer(y, segments, noise), noise)
-        return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
+    def __call__(self, x_BxSxD: jax.Array, inputs: MixerInputs) -> jax.Array:
+        x = self.residual_attention(x_BxSxD, lambda y: self.mixer(y, inputs), inputs.noise)
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, inputs.noise), inputs.noise)
 
 
 class DecoderLayer(nn.Module):
@@ -54,26 +52,31 @@ class DecoderLayer(nn.Module):
     def setup(self):
         self.mixer = make_mixer(self.config, self.dtype, causal=True, depth=self.depth)
         self.cross_attention = MultiHeadAttention(self.config, self.dtype)
-        self.feed_forward = _feed_forward(self.config, self.dtype)
+        self.feed_forward = make_feed_forward(self.config, self.dtype)
         self.residual_attention = Residual(self.config, self.dtype)
         self.residual_cross = Residual(self.config, self.dtype)
         self.residual_ffn = Residual(self.config, self.dtype)
 
-    def __call__(self, x, memory, segments, cross_mask, noise):
-        x = self.residual_attention(x, lambda y: self.mixer(y, segments, noise), noise)
-        x = self.residual_cross(x, lambda y: self.cross_attention(y, memory, cross_mask, noise), noise)
+    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, inputs: MixerInputs, cross_mask) -> jax.Array:
+        noise = inputs.noise
+        x = self.residual_attention(x_BxTxD, lambda y: self.mixer(y, inputs), noise)
+        x = self.residual_cross(x, lambda y: self.cross_attention(y, memory_BxSxD, cross_mask, noise), noise)
         return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
 
     def step(self, x_BxKxD, self_cache, cross_cache, source_mask_BxS, position):
-        new_cache = {}
+        """One decoding step: ([B, K, D], the mixer's new cache)."""
+        new_cache = None
 
         def mixer(y):
-            out, new_cache["self"] = self.mixer.step(y, self_cache, position)
+            nonlocal new_cache
+            out, new_cache = self.mixer.step(y, self_cache, position)
             return out
 
         def cross_attention(y):
-            return self.cross_attention.cross_step(y, cross_cache["key"], cross_cache["value"], source_mask_BxS)
+            return self.cross_attention.over(
+                y, cross_cache["key"], cross_cache["value"], source_mask_BxS[:, None, None]
+            )
 
         x = self.residual_attention(x_BxKxD, mixer, None)
         x = self.residual_cross(x, cross_attention, None)
-        return self.residual_ffn(x, lambda y: self.feed_forward(y, None), None), new_cache["self"]
+        return self.residual_ffn(x, lambda y: self.feed_forward(y, None), None), new_cache

@@ -1,24 +1,28 @@
-"""What may stand in place of self-attention (Table 1): recurrent and convolutional layers, one table.
+"""What mixes positions in a layer (Table 1): self-attention, recurrent and convolutional layers, one table.
 
-A mixer has `__call__(x_BxTxD, segments_BxT, noise)` over packed rows, in which no segment may influence another;
-`empty_cache(batch, beams, length)`; and `step(x_BxKxD, cache, position)`, one decoding step, which returns the output
-and the new cache (axes: see `decoding.stages`). In the decoder it is causal.
+A mixer is a flax module with the fields (config, dtype, causal, depth), `depth` being the number of layers below:
+
+    __call__(x_BxTxD, inputs)             packed rows [B, T, D]; no segment may influence another
+    empty_cache(batch, beams, length)     what incremental decoding keeps (axes: see `decoding.search_loop`)
+    step(x_BxKxD, cache, position)        one decoding step: ([B, K, D], the new cache)
+    multiply_adds(config, tokens, pairs, causal=)   static: of the matrix products, with projections, over `tokens`
+                                          tokens, of which `pairs` pairs lie in the same segment
+
+In the decoder it is causal. A new one is a class, a row of MIXERS and a word in the choices of model.mixer.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
+from t2t_flax.models.attention import SelfAttention
 from t2t_flax.models.dense import Einsum
-from t2t_flax.models.dropout import Noise
-from t2t_flax.models.local_attention import SelfAttention
+from t2t_flax.models.mixer_inputs import MixerInputs
 
-CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-# A dilated stack begins again at 1 once its layers connect a row of this many positions, as ByteNet's does.
+# Dilations start again at 1 once the layers connect a row of this many positions, as in ByteNet.
 LONGEST_DILATED = 256
 
 
@@ -31,6 +35,10 @@ class Recurrent(nn.Module):
     config: Model
     dtype: jnp.dtype
     causal: bool
+    depth: int = 0
+
+    Cell: ClassVar[type[nn.RNNCellBase]]
+    GATES: ClassVar[int]
 
     def setup(self):
         d = self.config.d_model
@@ -44,7 +52,7 @@ class Recurrent(nn.Module):
 
         # Half of d_model need not divide among devices.
         rows = "embed" if width == self.config.d_model else None
-        return CELLS[self.config.mixer](
+        return self.Cell(
             width,
             kernel_init=named(nn.initializers.xavier_uniform(), "embed", "kv"),
             recurrent_kernel_init=named(nn.initializers.orthogonal(), rows, "kv"),
@@ -52,9 +60,9 @@ class Recurrent(nn.Module):
             dtype=self.dtype,
         )
 
-    def __call__(self, x_BxTxD: jax.Array, segments_BxT: jax.Array, noise: Noise | None) -> jax.Array:
+    def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
         """[B, T, D] -> [B, T, D]."""
-        changes = segments_BxT[:, 1:] != segments_BxT[:, :-1]
+        changes = inputs.segments[:, 1:] != inputs.segments[:, :-1]
         first_BxT = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
         out = _run(self.forward, x_BxTxD, first_BxT)
         if not self.causal:
@@ -71,16 +79,29 @@ class Recurrent(nn.Module):
         state, out = self.forward(cache["state"], x_BxKxD)
         return out.astype(self.dtype), {"state": state}
 
+    @classmethod
+    def multiply_adds(cls, config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+        """2 * gates * n d^2; the two half-width directions of the encoder take 3/4 of it."""
+        return tokens * 2 * cls.GATES * config.d_model**2 * (1.0 if causal else 0.75)
+
+
+class LSTM(Recurrent):
+    Cell, GATES = nn.OptimizedLSTMCell, 4
+
+
+class GRU(Recurrent):
+    Cell, GATES = nn.GRUCell, 3
+
 
 def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False) -> jax.Array:
     """Outputs [B, T, width] of the cell along time; where `reset` the state is zero before the step."""
 
-    def turn(cell, carry, inputs):
+    def step(cell, carry, inputs):
         x_BxD, reset_B = inputs
         return cell(jax.tree.map(lambda y: jnp.where(reset_B[:, None], 0, y), carry), x_BxD)
 
     scan = nn.scan(
-        turn, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1, reverse=reverse
+        step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1, reverse=reverse
     )
     start = cell.initialize_carry(jax.random.key(0), x_BxTxD[:, 0].shape)
     return scan(cell, start, (x_BxTxD, reset_BxT))[1]
@@ -95,7 +116,7 @@ class Convolution(nn.Module):
     config: Model
     dtype: jnp.dtype
     causal: bool
-    dilation: int = 1
+    depth: int = 0
 
     def setup(self):
         c = self.config
@@ -110,18 +131,24 @@ class Convolution(nn.Module):
         )
 
     @property
+    def dilation(self) -> int:
+        """Distance between the positions that one output sees."""
+        return 1
+
+    @property
     def offsets(self) -> list[int]:
-        """Where the k inputs of a position lie, relative to it."""
+        """The k inputs of a position, relative to it."""
         k = self.config.conv_kernel_size
         first = 1 - k if self.causal else -(k // 2)
         return [(first + j) * self.dilation for j in range(k)]
 
-    def __call__(self, x_BxTxD: jax.Array, segments_BxT: jax.Array, noise: Noise | None) -> jax.Array:
+    def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
         """[B, T, D] -> [B, T, D]."""
-        place = jnp.arange(x_BxTxD.shape[1])
+        index = jnp.arange(x_BxTxD.shape[1])
+        segments_BxT = inputs.segments
 
         def tap(offset):
-            inside = (place + offset >= 0) & (place + offset < len(place))
+            inside = (index + offset >= 0) & (index + offset < len(index))
             own_BxT = inside & (jnp.roll(segments_BxT, -offset, axis=1) == segments_BxT)
             return jnp.where(own_BxT[..., None], jnp.roll(x_BxTxD, -offset, axis=1), 0)
 
@@ -135,16 +162,27 @@ class Convolution(nn.Module):
         """One decoding step. Returns ([B, K, D], the new cache)."""
         x_BxKx1xD = x_BxKxD.astype(self.dtype)[:, :, None]
         inputs = jax.lax.dynamic_update_slice_in_dim(cache["input"], x_BxKx1xD, position, axis=2)
-        places = position + jnp.array(self.offsets)
-        taken = jnp.where((places >= 0)[:, None], jnp.take(inputs, jnp.maximum(places, 0), axis=2), 0)
-        return self.taps(taken), {"input": inputs}
+        index = position + jnp.array(self.offsets)
+        seen = jnp.where((index >= 0)[:, None], jnp.take(inputs, jnp.maximum(index, 0), axis=2), 0)
+        return self.taps(seen), {"input": inputs}
+
+    @staticmethod
+    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+        """k n d^2."""
+        return tokens * config.conv_kernel_size * config.d_model**2
+
+
+class DilatedConvolution(Convolution):
+    @property
+    def dilation(self) -> int:
+        return dilation(self.config.conv_kernel_size, self.depth)
 
 
 def dilation(width: int, depth: int) -> int:
     """Dilation of the layer above `depth` others: width^depth (ByteNet), so that n positions take log_width(n) layers.
 
     That is exact in the causal form, whose offsets are the digits of a distance in base `width`. The symmetric form
-    takes up to about twice as many from one end of a row to the other: what lies beyond an end carries nothing on.
+    takes up to about twice as many from one end of a row to the other: paths that leave the row are lost.
     """
     levels = 1
     while width**levels < LONGEST_DILATED:
@@ -152,18 +190,17 @@ def dilation(width: int, depth: int) -> int:
     return width ** (depth % levels)
 
 
-# (config, dtype, causal, depth) -> the mixer; its name is a part of the parameters' names.
-MIXERS: dict[str, Callable[[Model, jnp.dtype, bool, int], nn.Module]] = {
-    "attention": lambda c, dtype, causal, depth: SelfAttention(c, dtype, causal, name="self_attention"),
-    "lstm": lambda c, dtype, causal, depth: Recurrent(c, dtype, causal, name="recurrence"),
-    "gru": lambda c, dtype, causal, depth: Recurrent(c, dtype, causal, name="recurrence"),
-    "conv": lambda c, dtype, causal, depth: Convolution(c, dtype, causal, name="convolution"),
-    "dilated_conv": lambda c, dtype, causal, depth: Convolution(
-        c, dtype, causal, dilation(c.conv_kernel_size, depth), name="convolution"
-    ),
+# Class, and the name under which a layer's parameters hold it.
+MIXERS: dict[str, tuple[type[nn.Module], str]] = {
+    "attention": (SelfAttention, "self_attention"),
+    "lstm": (LSTM, "recurrence"),
+    "gru": (GRU, "recurrence"),
+    "conv": (Convolution, "convolution"),
+    "dilated_conv": (DilatedConvolution, "convolution"),
 }
 
 
 def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
     """The mixer of a layer above `depth` others, causal in the decoder."""
-    return MIXERS[config.mixer](config, dtype, causal, depth)
+    mixer, name = MIXERS[config.mixer]
+    return mixer(config, dtype, causal, depth, name=name)

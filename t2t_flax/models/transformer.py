@@ -15,21 +15,21 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models.attention import segment_mask
-from t2t_flax.models.dense import layer_norm
+from t2t_flax.models.dense import make_norm
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.embeddings import DecoderStart, Embedding, Position
+from t2t_flax.models.embeddings import DecoderStart, Embedding
 from t2t_flax.models.layers import DecoderLayer, EncoderLayer
+from t2t_flax.models.masks import segment_mask
+from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.positions import PositionVectors
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:
-    """The context in which matrix products of float32 arrays are traced at this `jax.default_matmul_precision`; None
-    leaves JAX's default.
-    """
+    """Context in which float32 matrix products are traced at this `jax.default_matmul_precision`; None = JAX's default."""
     return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
 
-def _at_its_precision(method: Callable) -> Callable:
+def _with_matmul_precision(method: Callable) -> Callable:
     @functools.wraps(method)
     def traced(self, *args, **kwargs):
         with products(self.matmul_precision):
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
         if c.output_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             self.output_bias = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
-        self.source_positions, self.target_positions = (Position(c, self.dtype) for _ in range(2))
+        self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
         if self.remat != "none":
@@ -79,14 +79,14 @@ class Transformer(nn.Module):
         self.encoder = [encoder_layer(c, self.dtype, i) for i in range(c.num_encoder_layers)]
         self.decoder = [decoder_layer(c, self.dtype, i) for i in range(c.num_decoder_layers)]
         if self.final_norm:
-            self.encoder_norm = layer_norm(c.norm_eps, self.dtype)
-            self.decoder_norm = layer_norm(c.norm_eps, self.dtype)
+            self.encoder_norm = make_norm(c, self.dtype)
+            self.decoder_norm = make_norm(c, self.dtype)
         rate = c.dropout if c.dropout_embed is None else c.dropout_embed
         self.source_dropout, self.target_dropout = Dropout(rate), Dropout(rate)
 
     @property
     def final_norm(self) -> bool:
-        """Whether each stack ends in a LayerNorm: with pre-norm nothing else would normalise what the softmax sees."""
+        """Whether each stack ends in a norm: with pre-norm nothing else normalises what the softmax sees."""
         return self.config.final_norm == "both" or (
             self.config.final_norm == "auto" and self.config.norm_placement == "pre"
         )
@@ -98,37 +98,38 @@ class Transformer(nn.Module):
         """
         return self.logits(self.hidden(batch, noise))
 
-    @_at_its_precision
+    @_with_matmul_precision
     def hidden(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """What the logits are made of: decoder output [B, T, D]."""
+        """Decoder output [B, T, D], from which `logits` makes the logits."""
         memory_BxSxD = self.encode(batch["source"], batch["source_segments"], batch["source_positions"], noise)
         return self.decode(memory_BxSxD, batch, noise)
 
-    @_at_its_precision
+    @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); no position mixes with padding."""
         embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
         x = embedding(source_BxS) + self.source_positions(positions_BxS)
         x = _constrain(self.source_dropout(x, noise))
+        inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
-            x = _constrain(layer(x, segments_BxS, noise))
+            x = _constrain(layer(x, inputs))
         return self.encoder_norm(x) if self.final_norm else x
 
-    @_at_its_precision
+    @_with_matmul_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """Decoder output [B, T, D] for known targets, which are shifted right (3.1), in each segment on its own."""
+        """Decoder output [B, T, D] for known targets, shifted right in each segment (3.1)."""
         embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
         first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
         x = jnp.where(first[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(position)
         x = _constrain(self.target_dropout(x, noise))
-        cross_mask = segment_mask(segments, batch["source_segments"])
+        inputs, cross_mask = MixerInputs(segments, position, noise), segment_mask(segments, batch["source_segments"])
         for layer in self.decoder:
-            x = _constrain(layer(x, memory_BxSxD, segments, cross_mask, noise))
+            x = _constrain(layer(x, memory_BxSxD, inputs, cross_mask))
         return self.decoder_norm(x) if self.final_norm else x
 
-    @_at_its_precision
+    @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] -> float32 logits [..., V rows]; rows beyond the vocabulary are never predicted."""
         logits = getattr(self, self.output_params[0]).logits(x)
@@ -137,16 +138,16 @@ class Transformer(nn.Module):
 
     @property
     def output_params(self) -> tuple[str, ...]:
-        """Names of the parameters that `logits` takes."""
+        """Names of the top-level parameters that `logits` reads."""
         names = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}
         return (names[self.config.tie_embeddings], *(("output_bias",) if self.config.output_bias else ()))
 
-    @_at_its_precision
+    @_with_matmul_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
         """Encodes sources (one a row, zero-padded) and returns the cache for `decode_step`.
 
-        `cache["cross"]`: each layer's keys and values [B, S, N, H] of the encoder output, made once and shared by the
-        beams, and the source mask; `cache["self"]`: what each layer's mixer keeps of the targets, empty yet.
+        `cache["cross"]`: each layer's keys and values [B, S, G, H] of the encoder output, computed once and shared by
+        the beams, and the source mask; `cache["self"]`: each mixer's cache of the targets, empty.
         """
         mask_BxS = source_BxS > 0
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)  # padding may go beyond a learned table
@@ -156,7 +157,7 @@ class Transformer(nn.Module):
         own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]
         return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
 
-    @_at_its_precision
+    @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""
         embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding

@@ -1,6 +1,7 @@
-"""FLOPs by formula, and their share of a peak that is known: a data sheet's, or one that was measured.
+"""FLOPs by formula, and their share of a known peak: a data sheet's or a measured one.
 
-XLA's own count takes a loop's body once and is per device, so it is not used.
+Mixers and feed-forward layers state their own multiply-adds. XLA's count is not used: it counts the body of a loop once,
+and is per device.
 """
 
 import time
@@ -10,6 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
+from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.dense import FEED_FORWARDS
+from t2t_flax.models.mixers import MIXERS
 
 # Dense bfloat16 TFLOP/s of one JAX device, from the vendors' data sheets.
 DATA_SHEET_TFLOPS = {
@@ -29,10 +33,10 @@ DATA_SHEET_TFLOPS = {
 
 
 class Tokens(NamedTuple):
-    """Tokens of an update, and the sums of products of lengths over which attention runs.
+    """Tokens of an update, and the pairs of tokens that attention compares.
 
-    Real: of each pair, so `cross` is the sum of S_i * T_i. Padded: of each row. `target_self` counts both triangles,
-    which is what a masked product computes.
+    Real: summed over sentence pairs i, so `cross` is the sum of S_i * T_i. Padded: over rows. `target_self` counts both
+    triangles: a masked product computes both.
     """
 
     source: float
@@ -42,55 +46,26 @@ class Tokens(NamedTuple):
     cross: float
 
 
-def mixer_products(model: Model, tokens: float, pairs: float, *, causal: bool) -> float:
-    """Multiply-adds of one layer's mixer: with n tokens and n^2 pairs those of the table in section 4, projections
-    included.
-
-    attention 4nd^2 + 2n^2 d, with a window of r 4nd^2 + 2rnd (r counts both sides in the decoder too, as `pairs` does);
-    LSTM 8nd^2, GRU 6nd^2, of which the two half-width directions of the encoder take 3/4; convolution knd^2.
-    """
-    d, heads = model.d_model, model.num_heads
-    if model.mixer == "attention":
-        d_k, d_v = _widths(model)
-        pairs = min(pairs, tokens * model.attention_window) if model.attention_window else pairs
-        return (tokens * 2 * d + pairs) * heads * (d_k + d_v)
-    if model.mixer in _GATES:
-        return tokens * 2 * _GATES[model.mixer] * d * d * (1.0 if causal else 0.75)
-    if model.mixer not in ("conv", "dilated_conv"):
-        raise ValueError(f"no formula for the products of model.mixer = {model.mixer!r}")
-    return tokens * model.conv_kernel_size * d * d
-
-
-_GATES = {"lstm": 4, "gru": 3}
-
-
-def _widths(model: Model) -> tuple[int, int]:
-    width = model.d_model // model.num_heads
-    return model.d_k or width, model.d_v or width
-
-
 def forward_flops(model: Model, vocab: int, tokens: Tokens) -> float:
     """FLOPs (2 per multiply-add) of the matrix products of one forward pass. The backward pass takes twice as many."""
-    d, per_pair = model.d_model, model.num_heads * sum(_widths(model))
-    ffn = 2 * d * model.d_ff
-    encoder = mixer_products(model, tokens.source, tokens.source_self, causal=False) + tokens.source * ffn
-    decoder = mixer_products(model, tokens.target, tokens.target_self, causal=True) + tokens.target * ffn
-    # Cross-attention: queries and output of each target, keys and values of each source token.
-    decoder += (tokens.target * d + tokens.source * d + tokens.cross) * per_pair
-    total = model.num_encoder_layers * encoder + model.num_decoder_layers * decoder + tokens.target * d * vocab
-    return 2.0 * total
+    mixer, feed_forward = MIXERS[model.mixer][0], FEED_FORWARDS[model.feed_forward]
+    encoder = mixer.multiply_adds(model, tokens.source, tokens.source_self, causal=False)
+    encoder += feed_forward.multiply_adds(model, tokens.source)
+    decoder = mixer.multiply_adds(model, tokens.target, tokens.target_self, causal=True)
+    decoder += MultiHeadAttention.multiply_adds(model, tokens.target, tokens.source, tokens.cross)
+    decoder += feed_forward.multiply_adds(model, tokens.target)
+    logits = tokens.target * model.d_model * vocab
+    return 2.0 * (model.num_encoder_layers * encoder + model.num_decoder_layers * decoder + logits)
 
 
 def data_sheet_peak(device: jax.Device) -> float | None:
-    """FLOP/s of a known device, else None: an unknown peak is not guessed."""
+    """FLOP/s of a known device, else None."""
     kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 
 
 def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
-    """FLOP/s of one device in a square matrix product of the compute type, at this `jax.default_matmul_precision`; the
-    best of several.
-    """
+    """FLOP/s of one device in a square product of this type and `jax.default_matmul_precision`; the best of three."""
     size = size or (1024 if jax.default_backend() == "cpu" else 8192)
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
@@ -104,7 +79,7 @@ def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str |
 
 
 def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
-    """`mfu_hardware_measured` and so on: FLOP/s of all and of real tokens, over each known peak of all devices."""
+    """`mfu_hardware_measured`, ...: FLOP/s of all tokens and of real ones, over each known peak of all devices."""
     return {
         f"mfu_{name}_{kind}": flops / seconds / peak
         for kind, peak in peaks.items()

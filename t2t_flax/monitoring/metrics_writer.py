@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import is_remote, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote
 from t2t_flax.monitoring import mirror
 
 log = logging.getLogger("t2t_flax")
@@ -24,7 +24,7 @@ class MetricsWriter:
         workdir = epath.Path(workdir)
         lines, whole = _read(workdir / "metrics.jsonl")
         if not whole:
-            write_whole(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
+            atomic_write(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
         # A change of the config at `resume_step` came after that checkpoint: the run that goes on writes it again.
         # So does an evaluation that the checkpoint does not know of.
         again = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
@@ -37,7 +37,7 @@ class MetricsWriter:
         folder = epath.Path(self._mirror.local) if self._mirror else workdir
         path = folder / "metrics.jsonl"
         if self._mirror or path.exists() and path.read_bytes() != kept.encode():
-            write_whole(path, kept)
+            atomic_write(path, kept)
         self._file = path.open("a")
         self._board = None
         if tensorboard:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 SECONDS = 20.0
 """Between two sendings of files that have changed."""
@@ -35,7 +35,7 @@ class Mirror:
                 about = path.stat()
                 state = about.st_size, about.st_mtime_ns
                 if self._sent.get(path) != state:
-                    write_whole(self.remote / path.relative_to(self.local).as_posix(), path.read_bytes())
+                    atomic_write(self.remote / path.relative_to(self.local).as_posix(), path.read_bytes())
                     self._sent[path] = state
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.decoding.aot import compile_search
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, first_line
 from t2t_flax.planning import hlo
 from t2t_flax.planning.collectives import collectives
 from t2t_flax.planning.places import Places
@@ -65,7 +65,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
     try:
         return list(topologies.get_topology_desc(name, platform="tpu", **told).devices)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"--topology={topology.name}: the TPU compiler does not accept {name}: {reason}") from None
 
 
@@ -120,7 +120,7 @@ def _guarded(compile_, subject: Subject) -> dict[str, Any]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         needed, there = (float(used[i]) * _UNITS[used[i + 1].upper()] for i in (1, 3)) if used else (None, None)
-        return {"fits": False, "needed_bytes": needed, "available_bytes": there, "said": str(error).splitlines()[0]}
+        return {"fits": False, "needed_bytes": needed, "available_bytes": there, "said": first_line(error)}
     return {"fits": True} | facts(compiled, subject) | {"compile_seconds": time.perf_counter() - start}
 
 

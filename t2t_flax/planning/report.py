@@ -7,6 +7,7 @@ from t2t_flax.planning.chips import CHIPS, GIB, HOP_SECONDS
 from t2t_flax.planning.plan import RESERVED
 from t2t_flax.planning.roofline import sent_bytes
 from t2t_flax.planning.topology import Topology
+from t2t_flax.tables import text_table
 
 MIB = 2.0**20
 
@@ -43,13 +44,8 @@ _HEAD = (
 
 def table(plans: list[dict[str, Any]]) -> str:
     """One line a machine."""
-    rows = [_HEAD, *map(_row, plans)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    lines = []
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join(cells))
-    return "\n".join([*lines, "Times, rates and hours are predictions (rooflines: the least that is possible)."])
+    lines = text_table(_HEAD, list(map(_row, plans)), right=_HEAD[1:])
+    return "\n".join([lines, "Times, rates and hours are predictions (rooflines: the least that is possible)."])
 
 
 def _row(plan: dict[str, Any]) -> tuple[str, ...]:

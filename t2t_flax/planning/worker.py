@@ -11,7 +11,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def main() -> int:
         found = {"user_error": str(error)}
     except Exception:
         found = {"failure": traceback.format_exc()}
-    write_whole(request["answer"], json.dumps(found))
+    atomic_write(request["answer"], json.dumps(found))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Many runs of one config: what varies, who trains what, and the table at the end."""
+"""Hyperparameter sweeps: search spaces, trials, the workers that train them, and a report with significance."""

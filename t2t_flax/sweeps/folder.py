@@ -1,14 +1,14 @@
-"""A sweep's folder: what it is made of, and how far each trial has come. Workers on several hosts may share it.
+"""A sweep's folder, which workers on several hosts may share.
 
-sweep.json            the sweep: config, overrides, rows, seeds, the code that made it
-base.json             of a search: the config with what all trials override
+sweep.json            the sweep: config, overrides, rows, seeds, the code that created it
+base.json             of an adaptive search: the config before the search's overrides
 configs/TRIAL.json    the resolved config of a trial
-trials/TRIAL/         its workdir, as `train` makes it
-logs/TRIAL.log        what its attempts printed
-attempts/TRIAL.jsonl  when each began and how it ended
-claims/TRIAL          locked by whoever trains it now
-data/                 tokenised stores, shared by all
-asked/                trials of a search, in the order in which it proposed them
+trials/TRIAL/         its workdir, as `train` writes it; complete.json there marks it as complete
+logs/TRIAL.log        the output of all its attempts
+status/TRIAL.json     the number of its attempts, and why it failed or was pruned
+claims/TRIAL          locked by the process that trains it
+data/                 tokenized corpora, shared by all trials
+proposals/            trials of an adaptive search, in the order of proposal
 """
 
 import contextlib
@@ -16,47 +16,60 @@ import dataclasses
 import fcntl
 import json
 import os
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax import locks
-from t2t_flax.config import scalars
+from t2t_flax.config import Config, scalars
 from t2t_flax.config.renamed import current_overrides
-from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_full, numbered
-from t2t_flax.sweeps.trials import is_folder_name
+from t2t_flax.errors import USER_ERROR, UserError
+from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
+from t2t_flax.sweeps.space import Search
+from t2t_flax.sweeps.trials import Trial, is_folder_name
+from t2t_flax.version import __version__, source_digest
 
-COMPLETE, FAILED, PRUNED, STOPPED = "complete", "failed", "pruned", "stopped"
-MISTAKE = "mistake"
-"""How an attempt ended that a user must see to; it counts as failed until a worker is started anew."""
-DIVERGED = "diverged"
-"""How an attempt ended at an update that was not finite: the trial has failed for good, for it would diverge again."""
-ELSEWHERE = "elsewhere"
-"""One more attempt, on another host, at what a mistake ended."""
-HOSTS = 3
-"""So many hosts may find the same mistake before it is believed."""
+COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
 ENDED = (COMPLETE, FAILED, PRUNED)
-KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
-"""Of sweep.json."""
+SWEEP_KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
+_LOCK = "sweep.lock"
 
 
-Claim = locks.FileLock
-"""The right to train a trial. The training process inherits the lock: it ends when both have ended, however they end."""
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What became of a trial's attempts; written by the worker that holds its claim.
+
+    start_step: newest checkpoint when the last attempt began. unresolved: attempts in a row, the last one included, that
+    began at that step and of which no worker saw the end. failures: attempts that failed since the last that did not.
+    outcome: FAILED or PRUNED, or empty. exit_code: of the last failure. digests: source code that trained it.
+    """
+
+    attempts: int = 0
+    start_step: int = 0
+    unresolved: int = 0
+    failures: int = 0
+    failed_in_stack: bool = False
+    outcome: str = ""
+    reason: str = ""
+    exit_code: int = 0
+    digests: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The paths of a sweep, and what lies there."""
+    """The paths of a sweep, and the state of its trials."""
 
     path: Path
 
     @property
     def base(self) -> Path:
         return self.path / "base.json"
+
+    @property
+    def proposals(self) -> Path:
+        older = self.path / "asked"  # the name in older sweeps
+        return older if older.exists() else self.path / "proposals"
 
     def workdir(self, name: str) -> Path:
         return self.path / "trials" / name
@@ -67,110 +80,81 @@ class Folder:
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
 
-    def attempts(self, name: str) -> list[dict[str, Any]]:
-        """The ends of a trial's attempts, and `{"event": "begin"}` for each; the oldest first. A line that a full disk or a
-        crash of its host cut short is left out.
-        """
-        path, found = self._attempts(name), []
-        for line in path.read_text(errors="replace").split("\n") if path.exists() else []:
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+    def read_config(self, name: str) -> Config:
+        return config_lib.from_json(self.config(name).read_text())
 
-    def note(self, name: str, **values: Any) -> None:
-        """One line more in attempts/TRIAL.jsonl. Raises UserError where the disk is full."""
-        path = self._attempts(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"time": round(time.time(), 1), "host": socket.gethostname()} | values) + "\n"
+    def write_config(self, trial: Trial) -> None:
+        atomic_write(self.config(trial.name), config_lib.to_json(trial.config))
+
+    def status(self, name: str) -> Status:
+        text = read_if_exists(self.path / "status" / f"{name}.json")
+        if text is None:
+            return _status_of_events(self.path / "attempts" / f"{name}.jsonl")
         try:
-            with path.open("ab+") as file:
-                if file.tell() and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
-                    line = "\n" + line  # the last line was cut short
-                file.write(line.encode())
-        except OSError as error:
-            if not is_full(error):
-                raise
+            return Status(**json.loads(text))
+        except (ValueError, TypeError) as error:
             raise UserError(
-                f"{path} cannot be written ({error.strerror}): make room, then give the same command."
+                f"{self.path}/status/{name}.json is damaged ({error}): remove it to retry the trial."
             ) from None
 
-    def _attempts(self, name: str) -> Path:
-        return self.path / "attempts" / f"{name}.jsonl"
+    def set_status(self, name: str, status: Status, **changes: Any) -> Status:
+        """Stores `status` with the changes, and returns it; only for the holder of the trial's claim."""
+        status = dataclasses.replace(status, **changes)
+        atomic_write(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
+        return status
 
     def state(self, name: str) -> str:
-        """`complete`, `failed` for good, `pruned`, `stopped` (saved, goes on later), or `waiting`."""
+        """COMPLETE, FAILED, PRUNED, STOPPED (can resume from a checkpoint) or WAITING."""
         if self._has_marker(name):
             return COMPLETE
-        lines = self.attempts(name)
-        outcomes = [line["event"] for line in lines]
-        if {PRUNED, "pruning"} & {line["event"] for line in _since_asked(lines)}:
-            return PRUNED
-        last = next((event for event in reversed(outcomes) if event != "begin"), None)
-        if last in ("given up", MISTAKE, DIVERGED):
-            return FAILED
-        return STOPPED if outcomes and (self.workdir(name) / "checkpoints").exists() else "waiting"
+        status = self.status(name)
+        if status.outcome:
+            return status.outcome
+        return STOPPED if status.attempts and (self.workdir(name) / "checkpoints").exists() else WAITING
 
-    def ended(self, name: str) -> bool:
-        """Whether this host has nothing more to do for the trial."""
-        return self.state(name) in ENDED and not self.mistaken_elsewhere(name)
-
-    def mistaken_elsewhere(self, name: str) -> bool:
-        """Whether a mistake ended it on a few other hosts, which may lack a mount, and this one may try."""
-        lines = _since_asked(self.attempts(name))
-        if self._has_marker(name) or not lines or lines[-1]["event"] != MISTAKE:
-            return False
-        hosts = {line["host"] for line in lines if line["event"] == MISTAKE}
-        return socket.gethostname() not in hosts and len(hosts) < HOSTS
+    def displayed_state(self, name: str) -> str:
+        """`running` while a worker trains it, else its state."""
+        state = self.state(name)
+        return "running" if state not in ENDED and self.holder(name) else state
 
     def _has_marker(self, name: str) -> bool:
-        """By the folder's list, which NFS asks its server for anew; that a file was not there it would remember."""
+        """Looks in the directory listing, which NFS revalidates; it caches that a file did not exist."""
         try:
             return "complete.json" in os.listdir(self.workdir(name))
         except FileNotFoundError:
             return False
 
-    def failures(self, name: str) -> int:
-        """Attempts by itself that failed since the last that did not, or since somebody asked for new ones."""
-        count = 0
-        for line in self.attempts(name):
-            if line["event"] == FAILED and not line.get("together"):
-                count += 1
-            elif line["event"] == STOPPED and line.get("asked", True) or line["event"] == "try again":
-                count = 0
-        return count
+    def newest_step(self, name: str) -> int:
+        """The update of the newest checkpoint; 0 without one."""
+        return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
 
-    def lost(self, name: str) -> int:
-        """Attempts in a row that ended without being asked to and with no checkpoint more than they began with: their
-        worker died with them, or somebody else stopped them.
-        """
-        count, at = 0, self.newest(name)
-        for line in reversed(self.attempts(name)):
-            if line["event"] == "begin" and line.get("at") == at:
-                count += 1
-            elif line["event"] != STOPPED or line.get("asked", True):
-                break
-        return count
+    def unresolved_attempts(self, name: str) -> int:
+        """Attempts in a row that ended unseen and without a new checkpoint: they may have crashed their worker."""
+        status = self.status(name)
+        return status.unresolved if self.newest_step(name) == status.start_step else 0
 
-    def try_again(self, name: str, *, given_up: bool) -> None:
-        """Opens a failed trial: one that a mistake ended (a missing file, a full disk), or one that was given up, too."""
-        events = [line["event"] for line in self.attempts(name)]
-        if self.state(name) == FAILED and (given_up or events[-1] == MISTAKE):
-            self.note(name, event="try again")
+    def retry(self, name: str, *, all_failures: bool) -> None:
+        """Reopens a trial that failed with a user error (a missing file, a full disk); with `all_failures`, any failed one."""
+        claim = self.claim(name) if self.state(name) == FAILED else None
+        if claim:
+            status = self.status(name)
+            if all_failures or status.exit_code == USER_ERROR:
+                self.set_status(name, status, outcome="", reason="", exit_code=0, failures=0, unresolved=0)
+            claim.release()
 
-    def share_a_program(self, name: str, other: str) -> bool:
-        """Whether both can train together: they differ in scalars alone, stand at the same update, and have not failed."""
-        failed = any(line["event"] == FAILED for n in (name, other) for line in self.attempts(n))
-        if failed or self.newest(name) != self.newest(other):
+    def can_stack(self, name: str, other: str) -> bool:
+        """Whether both can train in one program: they differ in scalars only, are at the same update, and neither has failed."""
+        if any(s.failures or s.failed_in_stack for s in map(self.status, (name, other))):
             return False
-        a, b = (config_lib.from_json(self.config(n).read_text()) for n in (name, other))
-        return scalars.share_a_program(a, b) and scalars.can_train_together(a)
+        a, b = map(self.read_config, (name, other))
+        same_step = self.newest_step(name) == self.newest_step(other)
+        return same_step and scalars.share_a_program(a, b) and scalars.can_train_together(a)
 
-    def newest(self, name: str) -> int:
-        """The update of the newest checkpoint; 0 where there is none."""
-        return max(numbered(self.workdir(name) / "checkpoints"), default=0)
+    def claim(self, name: str) -> locks.FileLock | None:
+        """The exclusive right to train a trial; None if another process has it.
 
-    def claim(self, name: str) -> Claim | None:
-        """None where another worker trains the trial, or its orphaned training still runs."""
+        The training process inherits the lock, so it lasts until both worker and training have ended, however they end.
+        """
         path = self.path / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -178,87 +162,190 @@ class Folder:
         except OSError as error:
             if error.errno not in locks.NO_LOCKS:
                 raise
-            raise no_locks(self.path, error) from None
+            raise _no_locks(self.path, error) from None
 
     def holder(self, name: str) -> str | None:
-        """Who trains the trial now, in words; None where nobody does."""
-        found = locks.holder_of(self.path / "claims" / name)
-        return found and f"{found.host} process {found.process}"
+        """The host and process that train the trial now; None if it is not training."""
+        holder = locks.holder_of(self.path / "claims" / name)
+        return holder and f"{holder.host} process {holder.process}"
 
 
-def _since_asked(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those since somebody last asked for new ones."""
-    asked_at = [i for i, line in enumerate(attempts) if line["event"] == "try again"]
-    return attempts[asked_at[-1] + 1 :] if asked_at else attempts
-
-
-def this_worker() -> str:
-    """What a claim says of its holder."""
-    return f"{socket.gethostname()} process {os.getpid()}"
+def _status_of_events(path: Path) -> Status:
+    """The status that older versions kept as a list of events, attempts/TRIAL.jsonl."""
+    status = Status()
+    for line in (read_if_exists(path) or "").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:  # truncated by a crash
+            continue
+        kind = event.get("event") if isinstance(event, dict) else None
+        if kind == "begin":
+            digests = tuple(dict.fromkeys((*status.digests, *filter(None, [event.get("code")]))))
+            status = dataclasses.replace(status, attempts=status.attempts + 1, digests=digests)
+        elif kind in ("try again", "elsewhere"):  # by a user, or on another host
+            status = Status(attempts=status.attempts, digests=status.digests)
+        elif kind in ("pruning", "pruned"):
+            status = dataclasses.replace(status, outcome=PRUNED)
+        elif kind in ("mistake", "given up", "diverged") and status.outcome != PRUNED:
+            reason = event.get("reason", "user error" if kind == "mistake" else "too many failed attempts")
+            exit_code = USER_ERROR if kind == "mistake" else 0
+            status = dataclasses.replace(status, outcome=FAILED, reason=reason, exit_code=exit_code)
+    return status
 
 
 @contextlib.contextmanager
-def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Waits until no other worker is within a block of this lock file. Raises UserError where nothing can be locked."""
+def exclusive(lock: Path) -> Iterator[None]:
+    """Waits until no other process holds this lock file. Raises UserError on a file system without locks."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            raise no_locks(lock.parent, error) from None
+            raise _no_locks(lock.parent, error) from None
         yield
 
 
-def no_locks(path: Path, error: OSError) -> UserError:
-    """What to do where a file could not be locked."""
+def _no_locks(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"the file system of {path} has no locks ({error.strerror}), which keep two workers from training one trial: "
-        "put the sweep on local disk or a shared file system with locks (NFS 4)."
+        f"the file system of {path} has no locks ({error.strerror}), without which two workers could train the same trial: "
+        "put the sweep on a local disk or a shared file system with locks (NFS 4)."
     )
 
 
-def asked(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-    """The trials that a search has proposed so far, by name, in their order. Raises UserError for a damaged one."""
-    proposals = {}
-    for file in sorted((Path(path) / "asked").glob("*.json")):
-        try:
-            told = json.loads(file.read_text())
-        except ValueError:
-            raise UserError(f"{file} is damaged: it is not JSON.") from None
-        if not isinstance(told, dict) or not isinstance(told.get("number"), int):
-            raise UserError(f"{file} is damaged: a proposal has a number.")
-        _check_trial(file, told.get("name"), told)
-        proposals[told["name"]] = told
-    return proposals
+def open_or_create(
+    path: str | os.PathLike,
+    sweep: dict[str, Any],
+    trials: list[Trial],
+    *,
+    base: Config | None = None,
+    extend: bool = False,
+    any_code: bool = False,
+    dry_run: bool = False,
+) -> tuple[Folder, dict[str, Any]]:
+    """Opens or creates the folder of a sweep; returns it with the content of its sweep.json.
+
+    sweep: the content of sweep.json except trials, code and cwd. base: of an adaptive search, the config before its
+    overrides. dry_run: checks everything, writes nothing. Raises UserError, with nothing written, if the folder holds
+    another sweep (unless `extend` and this one only adds trials) or other code created it (unless `any_code`).
+    """
+    if is_remote(path):
+        raise UserError(f"--workdir={path}: a sweep's folder needs a file system with locks, not an object store.")
+    if Path(path).exists() and not Path(path).is_dir():
+        raise UserError(f"--workdir={path} is a file: give a folder.")
+    folder = Folder(Path(path).absolute())
+    if _is_foreign(folder.path):  # before the lock file is created there
+        raise UserError(f"--workdir={path} is not empty and holds no sweep: give a new folder.")
+    entries = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
+    sweep = sweep | {"trials": entries, "code": code_version(), "cwd": os.getcwd()}
+    with contextlib.nullcontext() if dry_run else exclusive(folder.path / _LOCK):
+        exists = (folder.path / "sweep.json").exists()
+        if exists:
+            stored = read_sweep(folder.path, proposals=False)
+            _check_same_sweep(folder, stored, sweep, base, trials, extend)
+            check_code(folder.path, stored, any_code)
+            sweep |= {"code": stored["code"], "cwd": stored["cwd"]}
+        if dry_run:
+            return folder, sweep
+        if base:
+            atomic_write(folder.base, config_lib.to_json(base))
+        for trial in trials:
+            if not (exists and folder.config(trial.name).exists()):
+                folder.write_config(trial)
+        atomic_write(folder.path / "sweep.json", json.dumps(sweep, indent=2, ensure_ascii=False) + "\n")
+    return folder, read_sweep(folder.path)
 
 
-def read_sweep(path: str | os.PathLike, *, asked_too: bool = True) -> dict[str, Any]:
-    """The content of sweep.json, its trials with those that a search has proposed. Raises UserError where the folder holds
-    no sweep, or names in it are no names of folders: they would lead out of it.
+def _is_foreign(path: Path) -> bool:
+    """Whether the folder has content that is neither a sweep nor one whose creation was interrupted."""
+    if not path.exists() or (path / "sweep.json").exists():
+        return False
+    names = {item.name for item in path.iterdir() if ".partial-" not in item.name}
+    return bool(names - {_LOCK, "base.json", "configs"})
+
+
+def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:
+    """Raises UserError if other code than this created the sweep."""
+    if stored["code"] != code_version() and not any_code:
+        created, current = (f"{v['version']} (source {v['digest'][:8]})" for v in (stored["code"], code_version()))
+        raise UserError(
+            f"{path} was created by t2t_flax {created}, and this is {current}: its trials would not be comparable. Use that "
+            "version or a new folder, or --any-code if the change does not matter."
+        )
+
+
+def code_version() -> dict[str, str]:
+    """The version of this package, and a digest of its source files."""
+    return {"version": __version__, "digest": source_digest()}
+
+
+def _check_same_sweep(
+    folder: Folder, stored: dict, sweep: dict, base: Config | None, trials: list[Trial], extend: bool
+) -> None:
+    differences = []
+    a, b = stored["search"], sweep["search"]
+    if extend and a and b:
+        a, b = a | {"count": 0}, b | {"count": 0}
+    if a != b:
+        differences.append(f"  search: {a!r} in the folder, {b!r} now")
+    if missing := [name for name in stored["trials"] if name not in sweep["trials"]]:
+        differences.append(f"  only in the folder: {', '.join(missing)}")
+    configs = [(folder.config(t.name), t.config, f"trial {t.name}: ") for t in trials if t.name in stored["trials"]]
+    for path, config, label in [*configs, *([(folder.base, base, "")] if base else [])]:
+        if path.exists():
+            changed = config_lib.differences(config_lib.from_json(path.read_text()), config)
+            changed.pop("data.cache", None)
+            differences += [f"  {label}{key}: {a!r} in the folder, {b!r} now" for key, (a, b) in changed.items()]
+    new = [name for name in sweep["trials"] if name not in stored["trials"]]
+    if differences or new and not extend:
+        advice = "or the command of this sweep" if differences else "or add them to this one with --extend"
+        lines = "\n".join(dict.fromkeys(differences + ([f"  only now: {', '.join(new)}"] if new else [])))
+        raise UserError(f"{folder.path} holds another sweep:\n{lines}\nUse another --workdir, {advice}.")
+
+
+def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, Any]:
+    """The content of sweep.json; its trials include those proposed by a search. Raises UserError if the folder holds no
+    sweep, or a trial's name is not a folder name and would lead out of it.
     """
     file = Path(path) / "sweep.json"
     try:
         stored = json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{path} holds no sweep: there is no sweep.json. Give the --workdir of a `sweep` command."
-        ) from None
+        raise UserError(f"{path} has no sweep.json: give the --workdir of a `sweep` command.") from None
     except ValueError:
         raise UserError(f"{file} is damaged: it is not JSON.") from None
-    if not isinstance(stored, dict) or not KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
-        raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(KEYS))}.")
-    for name, trial in stored["trials"].items():
-        _check_trial(file, name, trial)
-    fixed = current_overrides(stored["fixed"]) if isinstance(stored["fixed"], dict) else stored["fixed"]
-    return stored | {"fixed": fixed, "trials": stored["trials"] | (asked(path) if asked_too else {})}
+    if not isinstance(stored, dict) or not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
+        raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(SWEEP_KEYS))}.")
+    trials = {name: _checked_trial(file, name, trial) for name, trial in stored["trials"].items()}
+    return stored | {
+        "fixed": current_overrides(stored["fixed"]),
+        "search": stored["search"] and Search.from_json(stored["search"]).to_json(),
+        "trials": trials | (read_proposals(path) if proposals else {}),
+    }
 
 
-def _check_trial(file: Path, name: Any, trial: Any) -> None:
-    """Raises UserError for a trial whose name or row is no folder's name, or that lacks its parts."""
-    for of in (name, trial.get("row") if isinstance(trial, dict) else name):
-        if not is_folder_name(of):
-            raise UserError(f"{file} names {of!r}: a trial or row is named as its folder, so without / and such.")
-    if not (
-        isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
-    ):
+def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+    """The trials that a search has proposed so far by name, in their order. Raises UserError for a damaged file."""
+    proposals = {}
+    for file in sorted(Folder(Path(path)).proposals.glob("*.json")):
+        try:
+            proposal = json.loads(file.read_text())
+        except ValueError:
+            raise UserError(f"{file} is damaged: it is not JSON.") from None
+        name = proposal.get("name") if isinstance(proposal, dict) else None
+        proposals[name] = _checked_trial(file, name, proposal)
+    return proposals
+
+
+def _checked_trial(file: Path, name: Any, trial: Any) -> dict[str, Any]:
+    """The trial with the current names of config keys. Raises UserError if it lacks a part, or if its name or row cannot be
+    the name of a folder.
+    """
+    for text in (name, trial.get("row") if isinstance(trial, dict) else name):
+        if not is_folder_name(text):
+            raise UserError(
+                f"{file} has the name {text!r}: a trial or row has the name of a folder, without / and such."
+            )
+    parts = isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
+    if not parts:
         raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")
+    return trial | {"overrides": current_overrides(trial["overrides"])}

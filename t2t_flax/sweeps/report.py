@@ -1,111 +1,157 @@
-"""A sweep as a table: on the terminal, as CSV, and as a page with curves."""
+"""A sweep's report: a table for the terminal, CSV files, and an HTML page with plots."""
 
-import csv
-import io
+import html
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.filesystem import write_whole
-from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.page import page
-from t2t_flax.sweeps.pictures import pictures
-from t2t_flax.sweeps.results import Row, rows, shown_state, told_difference, verdict
-from t2t_flax.sweeps.trials import command
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
+from t2t_flax.sweeps.plots import make_plots
+from t2t_flax.sweeps.results import Row, format_difference, rows, verdict
+from t2t_flax.sweeps.trials import train_command
+from t2t_flax.sweeps.worker import log_tail
+from t2t_flax.tables import csv_text, text_table
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
+_NUMERIC = ("score", "spread", "seeds")
+_CSS = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd }
+td.number { text-align: right; font-variant-numeric: tabular-nums } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto }
+svg { max-width: 100%; height: auto } figcaption { color: #555 } tr.reference { background: #f2f7ff }"""
+_NO_PLOTS = "<p>Plots need matplotlib: pip install -r requirements.txt, then run the same command again.</p>"
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
-    """Writes SWEEP/report/table.csv, trials.csv and index.html, where matplotlib is installed its pictures as SVG too;
-    returns the table as text. Raises UserError for a folder without a sweep, an unknown score or baseline.
+    """Writes SWEEP/report/table.csv, trials.csv, index.html and (with matplotlib) its plots as SVG; returns the table as
+    text. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
-    folder, described = Folder(Path(path).absolute()), read_sweep(path)
-    score, baseline = score or described["score"], baseline or described["baseline"]
-    table, chosen = rows(folder, described, score, baseline)
-    told = heading(described, table, score, chosen, named=bool(baseline))
-    apart = [f"{row.name}: {row.apart.splitlines()[0]}" for row in table if row.apart]
-    lines = [cells(row, chosen) for row in table]
+    folder, sweep = Folder(Path(path).absolute()), read_sweep(path)
+    score, baseline = score or sweep["score"], baseline or sweep["baseline"]
+    table, reference = rows(folder, sweep, score, baseline)
+    lines = [format_row(row, reference) for row in table]
+    caption = _caption(sweep, table, score, reference, named=bool(baseline))
+    problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
+    plots = make_plots(folder, table, score)
     out = path / "report"
-    write_whole(out / "table.csv", csv_text(COLUMNS, lines))
-    write_whole(out / "trials.csv", csv_text(*_trials(folder, described, table)))
-    drawn = pictures(folder, table, score)
-    for name, svg in drawn.items():
-        write_whole(out / f"{name}.svg", svg)
-    write_whole(
-        out / "index.html", page(folder, described, table, score, COLUMNS, lines, drawn, ". ".join([told, *apart]))
+    atomic_write(out / "table.csv", csv_text(COLUMNS, lines))
+    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table)))
+    for name, svg in plots.items():
+        atomic_write(out / f"{name}.svg", svg)
+    atomic_write(out / "index.html", _page(folder, sweep, table, score, lines, plots, ". ".join([caption, *problems])))
+    return "\n".join(
+        [caption, "", text_table(COLUMNS, lines, right=_NUMERIC), "", *problems, f"report: {out}/index.html"]
     )
-    return "\n".join([told, "", text_table(COLUMNS, lines), "", *apart, f"report: {out}/index.html"])
 
 
-def heading(described: dict[str, Any], table: list[Row], score: str, chosen: str, *, named: bool) -> str:
-    """What the table says. named: `chosen` is a baseline that somebody named, not the best row."""
-    better = ", lower is better" * lower_is_better(score)
-    told = f"{described['config']}, {score}{better}: mean over seeds, spread = their standard deviation"
-    compared = [row for row in table if row.against]
-    if compared:
-        of, count = compared[0].against, len(compared)
-        if "freedom" not in of:
-            chance = "sentences alone: with one seed, what a seed changes is not known"
-        elif "sentences" not in of:
-            chance = "seeds (with one spread for all rows)"
-        else:
-            chance = "sentences and seeds (these with one spread for all rows)"
-        told += f"; difference: to {chosen}, its 95 % interval over {chance}; p: two-sided"
-        if count > 1:
-            of = (
-                f"{count} comparisons (Holm)" if named else f"all {count * (count + 1) // 2} pairs of rows (Bonferroni)"
-            )
-            told += f", both corrected for {of}"
-    elif sum(row.mean is not None for row in table) > 1 and not any(row.apart for row in table):
-        told += "; no differences: for this score they need rows with two seeds"
-    return told
+def _caption(sweep: dict[str, Any], table: list[Row], score: str, reference: str, *, named: bool) -> str:
+    """What the columns of the table mean. named: the user chose the reference row; otherwise it is the best."""
+    lower = ", lower is better" if lower_is_better(score) else ""
+    caption = f"{sweep['config']}, {score}{lower}: mean over seeds, spread = their standard deviation"
+    comparisons = [row.comparison for row in table if row.comparison]
+    if not comparisons:
+        if sum(row.mean is not None for row in table) > 1 and not any(row.problem for row in table):
+            caption += "; no differences: for this score they need rows with two seeds"
+        return caption
+    count, first = len(comparisons), comparisons[0]
+    if "freedom" not in first:
+        source = "sentences only: one seed does not show the variation between seeds"
+    elif "sentences" not in first:
+        source = "seeds (with one spread for all rows)"
+    else:
+        source = "sentences and seeds (these with one spread for all rows)"
+    caption += f"; difference: to {reference}, with a 95% interval over {source}; p: two-sided"
+    if count > 1:
+        holm, bonferroni = f"{count} comparisons (Holm)", f"all {count * (count + 1) // 2} pairs of rows (Bonferroni)"
+        caption += f", both corrected for {holm if named else bonferroni}"
+    return caption
 
 
-def cells(row: Row, chosen: str) -> list[str]:
+def format_row(row: Row, reference: str) -> list[str]:
     """A line of the table."""
-    states = ", ".join(f"{count} {state}" for state, count in row.states.items())
+    digits = 2 if row.mean is not None and abs(row.mean) >= 10 else 4
     return [
         row.name,
-        "" if row.mean is None else f"{row.mean:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f}",
-        "" if row.spread is None else f"{row.spread:.2f}" if abs(row.mean) >= 10 else f"{row.spread:.4f}",
+        "" if row.mean is None else f"{row.mean:.{digits}f}",
+        "" if row.spread is None else f"{row.spread:.{digits}f}",
         str(sum(r.score is not None for r in row.results)),
-        told_difference(row),
-        verdict(row, chosen),
-        states,
+        format_difference(row),
+        verdict(row, reference),
+        ", ".join(f"{count} {state}" for state, count in row.states.items()),
     ]
 
 
-def text_table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
-    """Columns of equal width; numbers to the right."""
-    widths = [max(len(line[i]) for line in [columns, *lines]) for i in range(len(columns))]
-
-    def cell(i: int, text: str) -> str:
-        return text.rjust(widths[i]) if columns[i] in ("score", "spread", "seeds") else text.ljust(widths[i])
-
-    return "\n".join("  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in [columns, *lines])
-
-
-def _trials(folder: Folder, described: dict[str, Any], table: list[Row]) -> tuple[tuple[str, ...], list[list[Any]]]:
-    keys = list(dict.fromkeys(k for t in described["trials"].values() for k in t["overrides"]))
-    complete = {r.name: r for row in table for r in row.results}
+def _trial_table(folder: Folder, sweep: dict[str, Any], table: list[Row]) -> tuple[tuple[str, ...], list[list[Any]]]:
+    keys = list(dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"]))
+    complete = {result.name: result for row in table for result in row.results}
     header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *keys, "record", "command")
     lines = []
-    for name, trial in described["trials"].items():
-        result = complete.get(name)
-        found = [result.score, result.steps, result.seconds] if result else ["", "", ""]
-        attempts = sum(line["event"] == "begin" for line in folder.attempts(name))
+    for name, trial in sweep["trials"].items():
+        result, state, status = complete.get(name), folder.displayed_state(name), folder.status(name)
+        numbers = [result.score, result.steps, result.seconds] if result else ["", "", ""]
         values = [trial["overrides"].get(key, "") for key in keys]
-        again = command(described["config"], described["fixed"], trial["overrides"], f"runs/{name}")
+        command = train_command(sweep["config"], sweep["fixed"], trial["overrides"], f"runs/{name}")
         record = result.record if result else ""
-        lines.append(
-            [name, trial["row"], trial["seed"], shown_state(folder, name), *found, attempts, *values, record, again]
-        )
+        lines.append([name, trial["row"], trial["seed"], state, *numbers, status.attempts, *values, record, command])
     return header, lines
 
 
-def csv_text(header: tuple[str, ...], lines: list[list[Any]]) -> str:
-    """A table as the text of a CSV file."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([header, *lines])
-    return out.getvalue()
+def _page(
+    folder: Folder, sweep: dict[str, Any], table: list[Row], score: str, lines: list[list[str]], plots: dict[str, str],
+    caption: str,
+) -> str:  # fmt: skip
+    """The report as one HTML file: table, plots, logs of failed trials, commands."""
+    captions = {
+        "curves": ("Learning curves", "Validation loss (nats per token), one line per trial."),
+        "effects": ("Effects", f"{score} by each varied key, one dot per trial."),
+        "parallel": ("All keys", f"One line per row, from its values to its {score}; the brighter the better."),
+    }
+    parts = [f"<h1>{_escape(sweep['config'])}</h1>", f"<p>{_escape(_introduction(folder, sweep, caption))}</p>"]
+    parts.append(_html_table(lines))
+    for name, svg in plots.items():
+        title, text = captions[name]
+        parts.append(f"<h2>{title}</h2>\n<figure>{svg}<figcaption>{_escape(text)}</figcaption></figure>")
+    parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
+    failed = [name for name in sweep["trials"] if folder.state(name) == FAILED]
+    parts += ["<h2>Failed</h2>"] if failed else []
+    for name in failed:
+        title, log = f"{name}: {folder.status(name).reason}", log_tail(folder, name)
+        parts.append(f"<h3>{_escape(title)}</h3><pre>{_escape(log)}</pre>")
+    parts.append("<h2>Commands</h2>")
+    for row in table:
+        command = train_command(sweep["config"], sweep["fixed"], row.overrides, f"runs/{row.name}")
+        parts.append(f"<h3>{_escape(row.name)}</h3><pre>{_escape(command)}</pre>")
+    head = f'<meta charset="utf-8"><title>{_escape(sweep["config"])}</title>\n<style>{_CSS}</style>'
+    return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(parts) + "\n</html>\n"
+
+
+def _introduction(folder: Folder, sweep: dict[str, Any], caption: str) -> str:
+    fixed, code = ", ".join(f"{k} = {v}" for k, v in sweep["fixed"].items()), sweep["code"]
+    text = f"{len(sweep['trials'])} trials{f' with {fixed}' if fixed else ''}. {caption}. "
+    text += f"t2t_flax {code['version']}, source {code['digest']}."
+    others = {name: set(folder.status(name).digests) - {code["digest"]} for name in sweep["trials"]}
+    changed = [f"{name} ({', '.join(sorted(digests))})" for name, digests in others.items() if digests]  # --any-code
+    return f"{text} Trained at least partly with other source: {'; '.join(changed)}." if changed else text
+
+
+def _html_table(lines: list[list[str]]) -> str:
+    html_lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in COLUMNS) + "</tr>"]
+    for line in lines:
+        cells = "".join(
+            f"<td{' class=number' if column in _NUMERIC else ''}>{_escape(text)}</td>"
+            for column, text in zip(COLUMNS, line, strict=True)
+        )
+        html_lines.append(f"<tr{' class=reference' if 'compared with' in line else ''}>{cells}</tr>")
+    return "\n".join(html_lines) + "</table>"
+
+
+def _has_matplotlib() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _escape(text: str) -> str:
+    return html.escape(str(text))

@@ -1,49 +1,42 @@
-"""A worker takes trials that nobody trains and trains them, some at a time, until none is left. Any number of workers,
-on any hosts, may share a folder.
+"""A worker claims trials that nobody trains and trains them, several at a time, until all have ended. Any number of
+workers, on any hosts, may share a folder.
 """
 
-import abc
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from t2t_flax import errors
+from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps.attempt import attempt, log_tail, say_in_log
-from t2t_flax.sweeps.folder import COMPLETE, ELSEWHERE, FAILED, Claim, Folder, this_worker
-from t2t_flax.sweeps.opening import code as code_of
-from t2t_flax.sweeps.results import shown_state
-from t2t_flax.sweeps.shares import Share
+from t2t_flax.filesystem import is_remote, read_if_exists
+from t2t_flax.locks import FileLock
+from t2t_flax.process_setup import ALONE, child_environment
+from t2t_flax.sweeps import child_process
+from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, STOPPED, Folder, code_version
+from t2t_flax.sweeps.resources import Resources
 
-LOST = 10
-"""Attempts at a trial in a row that may end without a word or a checkpoint (each may have taken its worker along)."""
-WAIT = 1.0
-"""Seconds between looks for a trial that has become free."""
-
-
-class Queue(abc.ABC):
-    """The trials of a sweep, as a worker sees them."""
-
-    @abc.abstractmethod
-    def names(self) -> list[str]:
-        """The trials so far, in the order in which they are to be trained."""
-
-    def more(self) -> bool:
-        """Makes a new trial where there is to be one more now; whether it did."""
-        return False
-
-    def finished(self) -> bool:
-        """Whether there will be no more trials than `names` has."""
-        return True
-
-    def prune(self, name: str) -> bool:
-        """Whether a running trial is to be stopped for good."""
-        return False
-
-    def ended(self, name: str, outcome: str) -> None:  # noqa: B027
-        """Is told how an attempt ended."""
+MAX_UNRESOLVED = 10
+"""A trial whose process dies this often without a new checkpoint (possibly crashing its worker) is marked failed."""
+_CLAIM_INTERVAL = 1.0
+"""Seconds between attempts to claim a trial while other workers hold all of them."""
+_POLL_INTERVAL = 0.2
+"""Seconds between checks of a training process."""
+_LOG_TAIL = 25
+"""Lines of a failed trial's log that are shown."""
 
 
-class Listed(Queue):
-    """Trials that were all known before the first."""
+class TrialQueue:
+    """The trials of a sweep in the order of training; all of them known from the start, unless a subclass proposes more."""
 
     def __init__(self, names: Sequence[str]):
         self._names = list(names)
@@ -51,128 +44,275 @@ class Listed(Queue):
     def names(self) -> list[str]:
         return self._names
 
+    def is_final(self) -> bool:
+        """Whether `names` will not grow any more."""
+        return True
 
-def work(
-    folder: Folder, queue: Queue, shares: Sequence[Share], *, retries: int, stop: threading.Event, say: Callable[[str], None],
-    code: str = "", stack: int = 1, cwd: str | None = None,
-) -> None:  # fmt: skip
-    """Trains until every trial has ended, or `stop` is set and the running ones have saved.
+    def propose(self) -> bool:
+        """Adds a trial if there should be another one now; returns whether it did."""
+        return False
 
-    code: digest of the source; a worker whose code changes under it stops with UserError when it would begin a trial.
-    stack: up to so many trials that can share a program train together. Where the last trials are trained by other
-    workers it waits for them: should one of these die, it takes over.
+    def should_prune(self, name: str) -> bool:
+        """Whether a running trial should be stopped for good."""
+        return False
+
+
+@dataclasses.dataclass
+class Worker:
+    """resources: one entry per trial that trains at the same time. retries: new attempts at a trial that fails. stop: ends
+    the worker once its running trials have saved. stack: trials that may share a program. cwd: base of relative paths.
     """
-    taking = threading.Lock()
-    errors: list[BaseException] = []
 
-    def slot(share: Share) -> None:
+    folder: Folder
+    queue: TrialQueue
+    resources: Sequence[Resources]
+    retries: int
+    stop: threading.Event
+    say: Callable[[str], None]
+    stack: int = 1
+    cwd: str | None = None
+
+    def __post_init__(self):
+        self._claiming = threading.Lock()
+        self._digest = code_version()["digest"]
+
+    def run(self) -> None:
+        """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, to take
+        over if one of them dies.
+        """
+        exceptions: list[BaseException] = []
+
+        def target(resources: Resources) -> None:
+            try:
+                self._train_until_done(resources)
+            except BaseException as error:
+                exceptions.append(error)
+                self.stop.set()
+
+        threads = [threading.Thread(target=target, args=(resources,)) for resources in self.resources]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)  # with a timeout, so that signals are handled in between
+        if exceptions:
+            raise exceptions[0]
+
+    def _train_until_done(self, resources: Resources) -> None:
         waiting = False
-        while not stop.is_set():
-            with taking:
-                taken = _take(folder, queue, stack)
-            if taken:
+        while not self.stop.is_set():
+            with self._claiming:
+                claims = self._claim_next()
+            if claims:
                 waiting = False
                 try:
-                    if code and code_of()["digest"] != code:
-                        raise UserError(
-                            "the source of t2t_flax was changed while the sweep ran: the next trials would not be comparable. "
-                            "Give the command again, with --any-code if the change does not matter."
-                        )
-                    _train(folder, queue, taken, share, retries, stop, say, code, cwd)
+                    self._train(claims, resources)
                 finally:
-                    for claim in taken.values():
+                    for claim in claims.values():
                         claim.release()
-            elif _all_ended(folder, queue):
+            elif self.queue.is_final() and not self._open_trials():
                 return
             else:
-                if not waiting and share is shares[0] and (others := _held_by_others(folder, queue)):
-                    say(f"waiting for {len(others)} trials of other workers: {'; '.join(others)}")
+                if not waiting and resources is self.resources[0] and (held := self._held_by_others()):
+                    self.say(f"waiting for {len(held)} trials of other workers: {'; '.join(held)}")
                 waiting = True
-                stop.wait(WAIT)
+                self.stop.wait(_CLAIM_INTERVAL)
 
-    def guarded(share: Share) -> None:
-        try:
-            slot(share)
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
+    def _open_trials(self) -> dict[str, str]:
+        """The trials that have not ended, with their states."""
+        states = {name: self.folder.state(name) for name in self.queue.names()}
+        return {name: state for name, state in states.items() if state not in (COMPLETE, FAILED, PRUNED)}
 
-    threads = [threading.Thread(target=guarded, args=(share,), name=f"slot {i}") for i, share in enumerate(shares)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)  # short, so that signals are handled in between
-    if errors:
-        raise errors[0]
+    def _held_by_others(self) -> list[str]:
+        own = f"{socket.gethostname()} process {os.getpid()}"
+        holders = {name: self.folder.holder(name) for name in self._open_trials()}
+        return [f"{name} ({holder})" for name, holder in holders.items() if holder and holder != own]
+
+    def _claim_next(self) -> dict[str, FileLock]:
+        """Claims the next trial, and up to `stack` - 1 that can train with it; empty if there is none. Stopped trials go
+        first, those that may have crashed a worker last.
+        """
+        while True:
+            claims: dict[str, FileLock] = {}
+            trials = self._open_trials()
+            for name in sorted(trials, key=lambda n: (self.folder.unresolved_attempts(n) > 0, trials[n] != STOPPED)):
+                if claims and not self.folder.can_stack(next(iter(claims)), name):
+                    continue
+                claim = self.folder.claim(name)
+                if claim is None:
+                    continue
+                if self.folder.unresolved_attempts(name) >= MAX_UNRESOLVED:
+                    reason = f"its process died {MAX_UNRESOLVED} times in a row without a new checkpoint"
+                    self._mark_failed(name, reason)
+                if self.folder.state(name) in (COMPLETE, FAILED, PRUNED):  # possibly just before it was claimed
+                    claim.release()
+                    continue
+                claims[name] = claim
+                if len(claims) == self.stack:
+                    break
+            if claims or not self.queue.propose():
+                return claims
+
+    def _train(self, claims: dict[str, FileLock], resources: Resources) -> None:
+        names = list(claims)
+        for name in names:
+            verb = "resumes" if self.folder.state(name) == STOPPED else "starts"
+            others = f", stacked with {len(names) - 1} others" if len(names) > 1 else ""
+            self.say(f"{name}: {verb}, {resources.description}{others}")
+        outcomes = self.attempt(claims, resources)
+        for name, outcome in outcomes.items():
+            if outcome != FAILED:
+                self.say(f"{name}: {outcome}")
+            elif self.folder.state(name) == FAILED:
+                log = "\n".join(f"    {line}" for line in log_tail(self.folder, name).splitlines())
+                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}")
+            else:
+                self.say(f"{name}: failed, will be retried{' by itself' if len(names) > 1 else ''}")
+
+    def attempt(self, claims: dict[str, FileLock], resources: Resources) -> dict[str, str]:
+        """Trains claimed trials in one process until they end; returns COMPLETE, STOPPED, PRUNED or FAILED for each, and
+        updates their status. Raises UserError if a config has relative paths and `cwd` does not exist on this host.
+        """
+        folder, names, cwd = self.folder, list(claims), self.cwd
+        if cwd and not os.path.isdir(cwd):
+            for name in names:
+                _check_no_relative_path(folder, name, cwd)
+            cwd = None
+        for name in names:
+            self._begin(name, names[0], resources)
+        with folder.log(names[0]).open("ab") as log:
+            process = subprocess.Popen(
+                training_command(folder, names, resources),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=child_environment(**resources.environment, **{ALONE: "1"}),
+                cwd=cwd,
+                pass_fds=[claim.descriptor for claim in claims.values()],
+                start_new_session=True,
+            )
+        terminated = False
+        while (exit_code := process.poll()) is None:
+            if not terminated:
+                if len(names) == 1 and self.queue.should_prune(names[0]):
+                    # Stored first: the decision holds even if this worker dies now.
+                    folder.set_status(names[0], folder.status(names[0]), outcome=PRUNED)
+                    terminated = True
+                if terminated or self.stop.is_set():
+                    terminated = True
+                    process.send_signal(signal.SIGTERM)
+            time.sleep(_POLL_INTERVAL)
+        return {name: self._end(name, names, exit_code, terminated) for name in names}
+
+    def _begin(self, name: str, first: str, resources: Resources) -> None:
+        folder, status = self.folder, self.folder.status(name)
+        _diverged_marker(folder, name).unlink(missing_ok=True)  # of an earlier attempt
+        status = folder.set_status(
+            name,
+            status,
+            attempts=status.attempts + 1,
+            start_step=folder.newest_step(name),
+            unresolved=folder.unresolved_attempts(name) + 1,
+            digests=tuple(dict.fromkeys((*status.digests, self._digest))),
+        )
+        stacked = f", output in the log of {first}" if name != first else ""
+        _append_to_log(folder, name, f"== attempt {status.attempts}, {resources.description}{stacked}")
+
+    def _end(self, name: str, names: list[str], exit_code: int, terminated: bool) -> str:
+        """The outcome of an attempt, stored in the trial's status."""
+        folder, status = self.folder, self.folder.status(name)
+        if folder.state(name) == COMPLETE:
+            return COMPLETE
+        marker = read_if_exists(_diverged_marker(folder, name))
+        if marker:
+            self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
+        elif (
+            exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
+        ):  # the latter before it could save
+            if terminated:
+                folder.set_status(name, status, unresolved=0, failures=0)
+            return status.outcome or STOPPED
+        elif len(names) > 1:  # another trial of the stack may be the cause
+            folder.set_status(name, status, unresolved=0, failed_in_stack=True)
+        elif exit_code == errors.USER_ERROR:
+            self._mark_failed(name, "user error", exit_code=exit_code)
+        else:  # exit code 0 without complete.json too
+            status = folder.set_status(name, status, unresolved=0, failures=status.failures + 1, exit_code=exit_code)
+            if status.failures > self.retries:
+                self._mark_failed(name, f"{status.failures} attempts failed, the last with exit code {exit_code}")
+        if name != names[0]:
+            _append_to_log(folder, name, log_tail(folder, names[0]))
+        return status.outcome or FAILED  # a pruned trial stays pruned, however its training ended
+
+    def _mark_failed(self, name: str, reason: str, **changes: int) -> None:
+        status = self.folder.status(name)
+        if not status.outcome:
+            self.folder.set_status(name, status, outcome=FAILED, reason=reason, unresolved=0, **changes)
+            _append_to_log(self.folder, name, f"== failed: {reason}")
 
 
-def _train(folder, queue, taken, share, retries, stop, say, code, cwd) -> None:
-    names = list(taken)
+def training_command(folder: Folder, names: list[str], resources: Resources) -> list[str]:
+    """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache."""
+    cores = ",".join(map(str, resources.cores)) or "-"
+    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.cli.train_together"]
     for name in names:
-        state, others = folder.state(name), f", together with {len(names) - 1} others" if len(names) > 1 else ""
-        say(f"{name}: {'goes on' if state == 'stopped' else 'begins'}, {share.told}{others}")
-    prune = (lambda: queue.prune(names[0])) if len(names) == 1 else (lambda: False)
-    how = dict(retries=retries, stopping=stop.is_set, prune=prune, code=code, cwd=cwd)
-    outcomes = attempt(folder, names, list(taken.values()), share, **how)
-    for name, outcome in outcomes.items():
-        queue.ended(name, outcome)
-        if outcome != FAILED:
-            say(f"{name}: {outcome}")
-        elif folder.state(name) == FAILED:
-            say(f"{name}: failed. The end of {folder.log(name)}:\n{_indented(log_tail(folder, name))}")
-        else:
-            say(f"{name}: failed, will be tried again{' alone' if len(names) > 1 else ''}")
+        train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
+    if not folder.read_config(names[0]).data.cache:
+        train += [f"--config.data.cache={folder.path / 'data'}"]
+    return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
-def _take(folder: Folder, queue: Queue, stack: int) -> dict[str, Claim]:
-    """The next trial to train, claimed, with those that can train together with it; empty where there is none. A trial
-    that was stopped goes before one that has not begun, one whose worker died with it after all others, and last what a
-    mistake ended on another host; one that has failed trains alone.
-    """
-    while True:
-        open_ones = [(name, folder.state(name)) for name in queue.names() if not folder.ended(name)]
-        taken: dict[str, Claim] = {}
-        for name, _ in sorted(
-            open_ones, key=lambda item: (item[1] == FAILED, folder.lost(item[0]) > 0, item[1] != "stopped")
-        ):
-            if taken and not folder.share_a_program(next(iter(taken)), name):
-                continue
-            claim = folder.claim(name)
-            if claim is None:
-                continue
-            if folder.lost(name) >= LOST:
-                told = f"== given up: {LOST} attempts in a row ended without a word or a new checkpoint"
-                say_in_log(folder, name, told)
-                folder.note(name, event="given up")
-            if folder.ended(name):
-                claim.release()  # it ended between the look and the claim
-                continue
-            if folder.mistaken_elsewhere(name):
-                folder.note(name, event=ELSEWHERE)
-            taken[name] = claim
-            if len(taken) == stack:
-                break
-        if taken or not queue.more():
-            return taken
+def _check_no_relative_path(folder: Folder, name: str, cwd: str) -> None:
+    """Raises UserError if a trial's config has relative paths: on a host without `cwd` they would name other files."""
+    if paths := relative_paths(folder.read_config(name)):
+        keys = ", ".join(f"config.{key} = {value!r}" for key, value in paths.items())
+        raise UserError(
+            f"the sweep was created in {cwd}, which does not exist on this host, and {folder.config(name)} has paths "
+            f"relative to it: {keys}. Join on a host that has the folder, or create the sweep with absolute paths."
+        )
 
 
-def _all_ended(folder: Folder, queue: Queue) -> bool:
-    return queue.finished() and all(folder.ended(name) for name in queue.names())
+def relative_paths(config: Config) -> dict[str, str]:
+    """The config keys that hold relative paths, with their values."""
 
+    def is_relative(path: str) -> bool:
+        return bool(path.strip()) and not is_remote(path) and not os.path.isabs(os.path.expanduser(path.strip()))
 
-def _held_by_others(folder: Folder, queue: Queue) -> list[str]:
-    held = {name: folder.holder(name) for name in queue.names() if not folder.ended(name)}
-    return [f"{name} ({holder})" for name, holder in held.items() if holder and holder != this_worker()]
-
-
-def counts(folder: Folder, names: Sequence[str]) -> dict[str, int]:
-    """How many trials are complete, running, waiting, stopped, pruned, failed."""
-    found = dict.fromkeys((COMPLETE, "running", "waiting", "stopped", "pruned", FAILED), 0)
-    for name in names:
-        found[shown_state(folder, name)] += 1
+    data, train = config.data, config.train
+    paths = {"data.root": data.root, "data.cache": data.cache, "train.init_from": train.init_from}
+    paths["train.compile_cache"] = train.compile_cache
+    if not data.root:  # these are relative to it
+        paths["data.tokenizer_model"] = data.tokenizer_model
+    found = {key: path for key, path in paths.items() if is_relative(path)}
+    for key in () if data.root else ("train", "valid", "test"):
+        value = getattr(data, key)
+        specs = parse_test_sets(value).values() if key == "test" else [value]
+        files = [file for spec in specs if not spec.startswith(("toy:", "tfds:")) for file in spec.split(",")]
+        if any(map(is_relative, files)):
+            found[f"data.{key}"] = value
     return found
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
+    """How many trials are in each state."""
+    return dict(Counter(map(folder.displayed_state, names)))
+
+
+def log_tail(folder: Folder, name: str) -> str:
+    """The last lines of a trial's log."""
+    path: Path = folder.log(name)
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 20_000))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-_LOG_TAIL:])
+
+
+def _append_to_log(folder: Folder, name: str, text: str) -> None:
+    folder.log(name).parent.mkdir(parents=True, exist_ok=True)
+    with folder.log(name).open("ab") as log:
+        log.write(f"{text}\n".encode())
+
+
+def _diverged_marker(folder: Folder, name: str) -> Path:
+    return folder.workdir(name) / "diverged.json"

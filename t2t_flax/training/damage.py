@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from t2t_flax.distributed.coordination import broken_connection
-from t2t_flax.filesystem import is_passing
+from t2t_flax.errors import first_line
+from t2t_flax.filesystem import is_transient
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
@@ -30,7 +31,7 @@ def is_damage(error: BaseException) -> bool:
     for one in chain:
         if isinstance(one, jax.errors.JaxRuntimeError | MemoryError | ImportError | NotImplementedError):
             return False
-        if broken_connection(one) or is_passing(one):
+        if broken_connection(one) or is_transient(one):
             return False
         if isinstance(one, OSError) and one.errno not in (*_MISSING, None):
             return False
@@ -44,19 +45,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
+def describe_error(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error, limit=280)}"
 
 
-def sealed(meta: dict[str, Any]) -> dict[str, Any]:
-    """`meta` with a digest of itself, so that a changed letter is found."""
+def with_digest(meta: dict[str, Any]) -> dict[str, Any]:
+    """`meta` with a digest of itself, so that any later change is detected."""
     return meta | {"digest": _digest(meta)}
 
 
-def check_seal(meta: Any) -> dict[str, Any]:
-    """What `sealed` was given. Raises DamagedCheckpoint where it has changed since; older checkpoints have no digest."""
+def check_digest(meta: Any) -> dict[str, Any]:
+    """The metadata without its digest. Raises DamagedCheckpoint where they disagree; older checkpoints have none."""
     if not isinstance(meta, dict):
         raise DamagedCheckpoint("meta/metadata is not a JSON object")
     content = {name: value for name, value in meta.items() if name != "digest"}

@@ -5,8 +5,8 @@ import json
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.schema import Optimizer
-from t2t_flax.filesystem import numbered, write_whole
+from t2t_flax.config.optimizer_keys import SCHEDULES, Optimizer
+from t2t_flax.filesystem import atomic_write, list_numbers
 
 MARKER = "diverged.json"
 """In the workdir of a run that has diverged: {"step", "reason"}; gone as soon as it trains again."""
@@ -28,8 +28,8 @@ def describe(step: int, loss: float, grad_norm: float, *, scalars_finite: bool) 
 
 def advice(config: Config, workdir: epath.Path) -> str:
     """What to change, with flags that a resumed run takes, and which checkpoint the run goes back to."""
-    o, steps = config.optimizer, numbered(workdir / "checkpoints")
-    name = "lr_scale" if o.schedule == "noam" else "peak_lr"
+    o, steps = config.optimizer, list_numbers(workdir / "checkpoints")
+    name = "lr_scale" if "lr_scale" in SCHEDULES[o.schedule] else "peak_lr"
     now = getattr(o, name)
     rate = min(now / 2, getattr(Optimizer, name))
     norm = min(1.0, o.max_grad_norm / 10) if o.max_grad_norm else 1.0
@@ -60,7 +60,7 @@ def advice(config: Config, workdir: epath.Path) -> str:
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
     """Leaves the mark by which others learn that this run has diverged."""
-    write_whole(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
+    atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
 
 
 def unmark(workdir: epath.Path) -> None:

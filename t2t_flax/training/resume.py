@@ -11,8 +11,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.distributed.coordination import ProcessGroup, broken_connection
-from t2t_flax.errors import NO_ROOM, UserError
-from t2t_flax.filesystem import is_full
+from t2t_flax.errors import WRITE_HINT, UserError, first_line
+from t2t_flax.filesystem import is_write_refused
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model, config_changes, in_words, stored_config_of
 from t2t_flax.training.damage import DamagedCheckpoint
@@ -137,10 +137,9 @@ def on_disk(checkpoints: Checkpoints, action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        if broken_connection(error) or not is_full(error):  # a reason to start again, not to make room
+        if broken_connection(error) or not is_write_refused(error):  # a reason to start again, not to make room
             raise
         kept = ", ".join(map(str, checkpoints.steps_after_failure())) or "none"
         raise UserError(
-            f"could not write a checkpoint: {str(error).strip().splitlines()[0][:300]}. Checkpoints that are whole: "
-            f"{kept}. {NO_ROOM}"
+            f"could not write a checkpoint: {first_line(error)}. Checkpoints that are whole: {kept}. {WRITE_HINT}"
         ) from error

@@ -24,7 +24,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, names_in, numbered, read_if_there, write_whole
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.monitoring.metrics_writer import read_metrics
@@ -42,7 +42,7 @@ def check_ours(workdir: epath.Path, what: str = "--workdir") -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
     if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"{what}={workdir} is a file: give a folder.")
-    found = [name for name in names_in(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
+    found = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
     if not found:
         return None
     config = read_config(workdir)
@@ -60,7 +60,7 @@ def read_config(workdir: epath.PathLike) -> Config | None:
     """The config stored in a workdir; None where there is none. Raises UserError where config.json is something else."""
     path = epath.Path(workdir) / "config.json"
     try:
-        text = read_if_there(path)
+        text = read_if_exists(path)
         return None if text is None else config_lib.from_json(text)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -90,7 +90,7 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 def _remove_unfinished(workdir: epath.Path) -> None:
     """Records are also written without the lock, by `evaluate`: there only what is older than an hour."""
     for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
-        for name in names_in(folder):
+        for name in list_names(folder):
             path = folder / name
             with contextlib.suppress(FileNotFoundError):  # its writer has finished it
                 if _UNFINISHED.fullmatch(name) and time.time() - os.path.getmtime(path) >= age:
@@ -105,8 +105,8 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     """
     stored, path = check_ours(workdir), workdir / "config.json"
     if steps_there(workdir):
-        if differ := config_lib.frozen_differences(stored, config):
-            lines = "\n".join(f"  {name}: {old!r} in the workdir, {new!r} now" for name, (old, new) in differ.items())
+        if differ := config_lib.immutable_differences(stored, config):
+            lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
@@ -120,13 +120,15 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
     # A run that goes on is not complete, wherever it is stopped next.
     (workdir / "complete.json").unlink(missing_ok=True)
-    write_whole(path, config_lib.to_json(config))
+    atomic_write(path, config_lib.to_json(config))
 
 
 def steps_there(workdir: epath.Path) -> list[int]:
     """Steps of the checkpoints in a workdir, ascending; in an object store a last file says that one is finished."""
     folder = workdir / "checkpoints"
-    return [n for n in numbered(folder) if not is_remote(folder) or (folder / str(n) / "commit_success.txt").exists()]
+    return [
+        n for n in list_numbers(folder) if not is_remote(folder) or (folder / str(n) / "commit_success.txt").exists()
+    ]
 
 
 def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
@@ -140,7 +142,7 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
         return
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
     aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
-    signs += [path for path in aside if names_in(path)]
+    signs += [path for path in aside if list_names(path)]
     signs += [workdir / "metrics.jsonl"] if _logged_beyond_first(workdir, stored) else []
     if signs:
         raise UserError(
@@ -160,7 +162,7 @@ def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
 
 def _remove_tokenizer(folder: epath.Path) -> None:
     """Raises UserError for one that holds something else too; it then stays as it is."""
-    names = names_in(folder)
+    names = list_names(folder)
     foreign = [name for name in names if name.partition(".partial-")[0] not in _TOKENIZER]
     if foreign:
         raise UserError(
@@ -173,7 +175,7 @@ def _remove_tokenizer(folder: epath.Path) -> None:
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
     """What to say where the workdir holds this run, complete; None where there is something to do."""
-    text = read_if_there(workdir / "complete.json")
+    text = read_if_exists(workdir / "complete.json")
     stored = read_config(workdir) if text is not None else None
     if stored is None:
         return None
@@ -184,7 +186,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s cannot be read (%s): the last evaluation is made again", workdir / "complete.json", error)
         return None
-    if config_lib.frozen_differences(stored, config):
+    if config_lib.immutable_differences(stored, config):
         return None  # adopt_config says what differs
     if reason == "steps" and config.train.steps > step:
         return None

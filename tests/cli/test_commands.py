@@ -93,8 +93,8 @@ def test_translate_needs_nothing_but_the_workdir(trained, tmp_path):
     assert (tmp_path / "out").read_text().startswith("Der")
     _, err = t2t("translate", f"--workdir={workdir}", "--config.decode.max_source_length=3",
                  "--config.decode.max_length_offset=1", "--config.decode.max_length_ratio=0", cwd=tmp_path, stdin=lines[1] + "\n")  # fmt: skip
-    assert "warning: 1 of 1 lines cut to config.decode.max_source_length: line 1" in err
-    assert "warning: 1 of 1 lines ended by the length cap" in err
+    assert "warning: 1 of 1 lines truncated to config.decode.max_source_length: line 1" in err
+    assert "warning: 1 of 1 lines ended by the length limit" in err
 
 
 def test_evaluate_other_text_and_the_mean_of_checkpoints(trained, tmp_path):
@@ -138,7 +138,10 @@ def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_p
     assert f"not evaluated: {other} step 10 (exit code 2)" in err and out.count("20  ") >= 2
     for words, told in (
         ([f"--workdir={workdir}", f"--workdir={tmp_path}/no"], "holds no run"),
-        ([f"--workdir={workdir}", f"--workdir={other}", "--compare=x.json"], "several are compared with the first"),
+        (
+            [f"--workdir={workdir}", f"--workdir={other}", "--compare=x.json"],
+            "several runs are compared with the first",
+        ),
         ([f"--workdir={workdir}", "--table=t.csv"], "more than once"),
     ):
         out, err = t2t("evaluate", *words, cwd=tmp_path, code=2)

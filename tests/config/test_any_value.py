@@ -107,8 +107,8 @@ def test_any_stored_config(name, value, cut):
         ("data.batch_tokens", "1" + "0" * 30, "must be at most 268435456"),
         ("train.steps", str(2**31), "config.train.steps = 2147483648: must be at most 2147483647"),
         ("log.profile_steps", "0,5", "config.log.profile_steps = (0, 5): updates are counted from 1"),
-        ("data.train", "a\0b", "holds a control character"),
-        ("data.train", "\udcff", "is not valid Unicode text"),
+        ("data.train", "a\0b", "contains a control character"),
+        ("data.train", "\udcff", "not valid Unicode text"),
     ],
 )
 def test_values_that_the_program_cannot_bear_are_refused(key, text, message):

@@ -7,8 +7,7 @@ import pytest
 from t2t_flax import config as config_lib
 from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.errors import UserError
-from t2t_flax.models.attention import widths
-from t2t_flax.training.optimizer import schedule
+from t2t_flax.training.schedules import learning_rate_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -114,7 +113,7 @@ def test_a_row_of_table_3_changes_only_what_it_names(row):
     differ = {key.split(".")[1]: new for key, (_, new) in config_lib.differences(base, changed).items()}
     assert {key: value for key, value in differ.items() if key in changes} == changes
     assert set(differ) - set(changes) <= {"d_k", "d_v"}  # said outright where the width of a head changes
-    assert widths(changed.model) == (changes.get("d_k", WIDTHS.get(row, 64)), WIDTHS.get(row, 64))
+    assert changed.model.head_widths == (changes.get("d_k", WIDTHS.get(row, 64)), WIDTHS.get(row, 64))
     assert f"perplexity {perplexity:.2f}, {bleu}" in find(f"table3_{row}").published
 
 
@@ -131,7 +130,12 @@ def test_parsing_has_the_papers_values():
     """(6.3): 4 layers, d_model 1024, 16K words, beam 21, penalty 0.3, input + 300."""
     c = config_lib.resolve(preset("aiayn_parsing"))
     assert (c.model.num_encoder_layers, c.model.num_decoder_layers, c.model.d_model) == (4, 4, 1024)
-    assert (c.model.num_heads, widths(c.model), c.model.d_ff, c.model.tie_embeddings) == (8, (128, 128), 2048, "none")
+    assert (c.model.num_heads, c.model.head_widths, c.model.d_ff, c.model.tie_embeddings) == (
+        8,
+        (128, 128),
+        2048,
+        "none",
+    )
     assert (c.data.vocab_size, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == (16_000, 21, 0.3, 300)
 
 
@@ -140,7 +144,7 @@ def test_the_large_batch_recipe_has_the_published_values():
     assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
     assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)
     assert (c.data.pack_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
-    peak = max(float(schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
+    peak = max(float(learning_rate_schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
     assert abs(peak - 4.0e-3) < 0.02e-3
 
 

@@ -12,9 +12,11 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def layer_norm(x, p, eps):
+def norm(x, p, m):
+    if m.norm_type == "rmsnorm":
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + m.norm_eps) * p["scale"]
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * p["scale"] + p["bias"]
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + m.norm_eps) * p["scale"] + p["bias"]
 
 
 def activation(x, kind):
@@ -26,12 +28,33 @@ def activation(x, kind):
 
 
 def feed_forward(x, p, m):
+    if m.feed_forward == "gated":
+        gate, up, down = (p[name]["kernel"] for name in ("gate", "up", "down"))
+        return (activation(x @ gate, m.activation) * (x @ up)) @ down
     first, second = p["Einsum_0"], p["Einsum_1"]
     return activation(x @ first["kernel"] + first["bias"], m.activation) @ second["kernel"] + second["bias"]
 
 
-def attention(x, memory, p, m, causal):
-    """Heads one after the other (3.2.2): each its own W_Q, W_K, W_V; then their concatenation times W_O."""
+def rotate(x, theta):
+    """RoPE with complex numbers: feature i is the real part, i + half the imaginary part."""
+    half = x.shape[-1] // 2
+    z = x[:, :half] + 1j * x[:, half:]
+    for position in range(len(x)):
+        for i in range(half):
+            z[position, i] *= np.exp(1j * position / theta ** (i / half))
+    return np.concatenate([z.real, z.imag], -1)
+
+
+def alibi_slope(head, heads):
+    """ALiBi's slope of a head; `heads` in between two powers of two take every other slope of the higher one."""
+    lower = 2 ** int(np.floor(np.log2(heads)))
+    return 2 ** (-8 * (head + 1) / lower) if head < lower else 2 ** (-8 * (2 * (head - lower) + 1) / (2 * lower))
+
+
+def attention(x, memory, p, m, causal, own=True):
+    """Heads one after the other (3.2.2): each its own W_Q, W_K, W_V (or W_K, W_V of its group); then their
+    concatenation times W_O. `own`: self-attention, where positions may act.
+    """
 
     def projected(y, name, head):
         bias = p[name]["bias"][head] if m.attention_bias else 0.0
@@ -39,13 +62,22 @@ def attention(x, memory, p, m, causal):
 
     heads = []
     for head in range(m.num_heads):
-        q, k, v = projected(x, "query", head), projected(memory, "key", head), projected(memory, "value", head)
+        group = head * m.num_kv_heads // m.num_heads if m.num_kv_heads else head
+        q, k, v = projected(x, "query", head), projected(memory, "key", group), projected(memory, "value", group)
+        if own and m.position == "rotary":
+            q, k = rotate(q, m.rope_theta), rotate(k, m.rope_theta)
         if m.attention_score == "additive":
             scores = np.tanh(q[:, None] + k[None]) @ p["score"]["v"][head]
         else:
             scores = q @ k.T
         if m.attention_score == "scaled_dot":
             scores = scores / np.sqrt(q.shape[-1])
+        if own and m.position == "alibi":
+            index = np.arange(len(x))
+            scores = scores - alibi_slope(head, m.num_heads) * np.abs(index[:, None] - index)
+        if own and m.attention_window:
+            index = np.arange(len(x))
+            scores = np.where(2 * np.abs(index[:, None] - index) < m.attention_window, scores, -np.inf)
         if causal:
             scores = np.where(np.tri(len(q), len(k)) == 1, scores, -np.inf)
         heads.append(softmax(scores) @ v)
@@ -56,8 +88,8 @@ def attention(x, memory, p, m, causal):
 
 def residual(x, sublayer, p, m):
     if m.norm_placement == "pre":
-        return x + sublayer(layer_norm(x, p["norm"], m.norm_eps))
-    return layer_norm(x + sublayer(x), p["norm"], m.norm_eps)
+        return x + sublayer(norm(x, p["norm"], m))
+    return norm(x + sublayer(x), p["norm"], m)
 
 
 def encoder_layer(x, p, m):
@@ -67,14 +99,14 @@ def encoder_layer(x, p, m):
 
 def decoder_layer(x, memory, p, m):
     x = residual(x, lambda y: attention(y, y, p["self_attention"], m, True), p["residual_attention"], m)
-    x = residual(x, lambda y: attention(y, memory, p["cross_attention"], m, False), p["residual_cross"], m)
+    x = residual(x, lambda y: attention(y, memory, p["cross_attention"], m, False, own=False), p["residual_cross"], m)
     return residual(x, lambda y: feed_forward(y, p["feed_forward"], m), p["residual_ffn"], m)
 
 
 def positions(p, m, length):
-    """[length, d_model]: the vectors of one pair of dimensions after the other."""
+    """[length, d_model]: what is added to the embeddings."""
     out = np.zeros((length, m.d_model))
-    if m.position == "none":
+    if m.position in ("none", "rotary", "alibi"):
         return out
     if m.position == "learned":
         return p["table"][:length]
@@ -111,7 +143,7 @@ def forward(p, m, source, target, vocab):
     x = factor * source_table[source] + positions(p.get("source_positions"), m, len(source))
     for n in range(m.num_encoder_layers):
         x = encoder_layer(x, p[f"encoder_{n}"], m)
-    memory = layer_norm(x, p["encoder_norm"], m.norm_eps) if final_norm else x
+    memory = norm(x, p["encoder_norm"], m) if final_norm else x
 
     start = {
         "zeros": lambda: np.zeros(m.d_model),
@@ -122,7 +154,7 @@ def forward(p, m, source, target, vocab):
     x = np.stack([start, *(factor * target_table[target[:-1]])]) + positions(p.get("target_positions"), m, len(target))
     for n in range(m.num_decoder_layers):
         x = decoder_layer(x, memory, p[f"decoder_{n}"], m)
-    x = layer_norm(x, p["decoder_norm"], m.norm_eps) if final_norm else x
+    x = norm(x, p["decoder_norm"], m) if final_norm else x
 
     logits = x @ projection[:vocab].T
     logits = logits / np.sqrt(m.d_model) if m.logit_scale == "rsqrt_d" else logits

@@ -1,4 +1,4 @@
-"""The modules against a NumPy float64 forward pass, for the model of every preset and for the keys none of them sets."""
+"""The modules against a NumPy float64 forward pass: the formulas of every preset, and of the keys that none sets."""
 
 import dataclasses
 import functools
@@ -16,67 +16,43 @@ from t2t_flax.config.presets import PRESETS, preset
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.losses import smoothed_cross_entropy
 
+# Keys that change sizes, initial values or training, not the formulas of the forward pass.
+SMALL = dict(d_model=16, d_ff=24, num_heads=4, max_positions=64, dropout=0.0, dropout_embed=None, dropout_attention=0.0,
+             dropout_ffn=0.0, embed_init="normal_rsqrt_d", kernel_init="xavier")  # fmt: skip
+
 
 def small(m: Model) -> Model:
-    """The same model 32 times narrower (heads 16 times, where their width is given), without what acts on training only."""
-    return dataclasses.replace(
-        m,
-        d_model=m.d_model // 32 if m.d_model > 128 else 8,
-        d_ff=m.d_ff // 32,
-        d_k=m.d_k // 16,
-        d_v=m.d_v // 16,
-        num_encoder_layers=min(2, m.num_encoder_layers),
-        num_decoder_layers=min(2, m.num_decoder_layers),
-        max_positions=64,
-        dropout=0.0,
-        dropout_embed=None,
-        dropout_attention=0.0,
-        dropout_ffn=0.0,
-        embed_init="normal_rsqrt_d",
-        kernel_init="xavier",
-    )
+    """The same formulas in small: up to two layers in a stack, d_k and d_v given or not."""
+    widths = dict(d_k=3 * bool(m.d_k), d_v=5 * bool(m.d_v))
+    layers = dict(num_encoder_layers=min(2, m.num_encoder_layers), num_decoder_layers=min(2, m.num_decoder_layers))
+    return dataclasses.replace(m, **SMALL | widths | layers)
+
+
+EXTRA = (
+    dict(attention_score="additive", d_k=3, d_v=5, tie_embeddings="decoder", decoder_start_token="bos", activation="gelu"),
+    dict(attention_score="dot", norm_placement="pre", final_norm="none", position="none", output_bias=True,
+         tie_embeddings="none"),
+    dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
+    dict(norm_placement="pre", logit_scale="rsqrt_d", position_offset=1, attention_bias=True),
+    dict(attention_score="additive", attention_bias=True, num_encoder_layers=2, pad_vocab_to_multiple=1),
+    # What current models use in place of the paper's parts, each once alone or with others.
+    dict(position="rotary", norm_type="rmsnorm", norm_placement="pre", feed_forward="gated", activation="swish",
+         num_kv_heads=2, num_decoder_layers=2),
+    dict(position="rotary", rope_theta=50.0, d_k=6, d_v=3, attention_bias=True, attention_window=5),
+    dict(position="alibi", num_heads=6, num_kv_heads=1, d_k=4, d_v=4, feed_forward="gated", activation="gelu"),
+    dict(position="alibi", attention_score="additive", norm_type="rmsnorm", norm_eps=1e-2),
+    dict(num_kv_heads=2, attention_score="dot", attention_bias=True, d_k=3, d_v=5),
+)  # fmt: skip
 
 
 def cases() -> dict[Model, list[str]]:
-    """Names by model: presets that come out as the same small model share it."""
+    """Names by model: presets with the same formulas share one."""
     found: dict[Model, list[str]] = {}
     for name in PRESETS:
         found.setdefault(small(resolve(preset(name)).model), []).append(name)
     tiny = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
-    for keys in (
-        dict(
-            attention_score="additive",
-            d_k=3,
-            d_v=5,
-            tie_embeddings="decoder",
-            decoder_start_token="bos",
-            activation="gelu",
-        ),
-        dict(
-            attention_score="dot",
-            norm_placement="pre",
-            final_norm="none",
-            position="none",
-            output_bias=True,
-            tie_embeddings="none",
-        ),
-        dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
-        dict(
-            norm_placement="pre",
-            logit_scale="rsqrt_d",
-            position_offset=1,
-            decoder_start_token="bos",
-            attention_bias=True,
-        ),
-        dict(
-            attention_score="additive",
-            attention_bias=True,
-            num_encoder_layers=2,
-            output_bias=True,
-            pad_vocab_to_multiple=1,
-        ),
-    ):
-        found.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(keys))
+    for keys in EXTRA:
+        found.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(map(str, keys.values())))
     return found
 
 

@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(count_cache, "write_whole", refuse)
+    monkeypatch.setattr(count_cache, "atomic_write", refuse)
     assert Batches(store, DATA, seed=0).updates_per_epoch > 10
 
 

@@ -124,7 +124,7 @@ def test_a_store_that_may_only_be_read_opens(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     write(tmp_path / "s")
-    monkeypatch.setattr("t2t_flax.data.store.integrity.write_whole", refuse)
+    monkeypatch.setattr("t2t_flax.data.store.integrity.atomic_write", refuse)
     assert TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
 
 

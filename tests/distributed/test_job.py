@@ -24,7 +24,7 @@ def test_a_full_disk_of_one_process_is_a_mistake_to_see_to(number, code, monkeyp
     with pytest.raises(SystemExit) as ended:
         job._fail(supervisor, OSError(number, "what it says", "/runs/metrics.jsonl"))
     assert ended.value.code == code and told == [(code, said[0])]
-    assert "what it says: '/runs/metrics.jsonl'" in said[0] and ("Make room" in said[0]) == (code == 2)
+    assert "what it says: '/runs/metrics.jsonl'" in said[0] and ("Free disk space" in said[0]) == (code == 2)
 
 
 def test_the_hang_timeout_does_not_hold_where_something_may_compile(monkeypatch):

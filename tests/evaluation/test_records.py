@@ -153,7 +153,7 @@ def test_several_runs_and_sets_in_one_table_and_again(copy, text, tmp_path, monk
     """Evaluated once; what is there is found, of each set and for the best checkpoint too."""
     started = []
     in_process = lambda *words: (started.append(words), main([*words]))[1]  # noqa: E731
-    monkeypatch.setattr("t2t_flax.cli.evaluate.in_child", in_process)
+    monkeypatch.setattr("t2t_flax.cli.evaluate.run_in_child", in_process)
     other = shutil.copytree(copy, tmp_path / "other")
     sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
     runs = [

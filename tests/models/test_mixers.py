@@ -15,8 +15,8 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.search_loop import grow_cache
 from t2t_flax.errors import UserError
+from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
-from t2t_flax.monitoring import flops
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
@@ -31,8 +31,8 @@ ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def made(request):
-    """(model, params) with biases and norms that are not at rest."""
+def model_and_params(request):
+    """(model, params), biases and norms away from 0 and 1."""
     model = make_model(small_config(model=KINDS[request.param] | dict(dropout=0.0)), VOCAB, VOCAB)
     noise = 0.2 * np.random.default_rng(7).normal(size=10_000).astype(np.float32)
     params = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), rows_alone([([1], [1])], 8))["params"]))()
@@ -62,8 +62,8 @@ def scored(model, params, batch):
     return total, gold, logits, grads
 
 
-def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(made, tmp_path):
-    model, params = made
+def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(model_and_params, tmp_path):
+    model, params = model_and_params
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
     batch = Batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
@@ -79,9 +79,9 @@ def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(m
         assert scale > 0, f"no gradient reaches {jax.tree_util.keystr(path)}"
 
 
-def test_gradient_reaches_no_later_target(made):
+def test_gradient_reaches_no_later_target(model_and_params):
     """d logits[t] / d embedding of target s is exactly zero for s >= t, and not zero for the target before."""
-    model, params = made
+    model, params = model_and_params
     batch = rows_alone(random_pairs(1, longest=40, seed=3), ROW)
     length = ROW
 
@@ -102,9 +102,9 @@ def test_gradient_reaches_no_later_target(made):
     assert (np.diagonal(reach, -1) > 0).all()
 
 
-def test_cached_decoding_equals_recomputing_the_prefix(made):
-    """The cache grows on the way, as in a search."""
-    model, params = made
+def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
+    """With a cache that grows in between, as in a search."""
+    model, params = model_and_params
     targets = [target for _, target in random_pairs(3, longest=40, seed=1)]
     pairs = [(source, target) for (source, _), target in zip(random_pairs(3, longest=12), targets, strict=True)]
     batch = rows_alone(pairs, ROW)
@@ -121,7 +121,7 @@ def test_cached_decoding_equals_recomputing_the_prefix(made):
                 np.testing.assert_allclose(step[i, 0], full[i, position], atol=3e-5)
 
 
-def test_only_what_has_time_grows():
+def test_grow_cache_pads_histories_and_keeps_states():
     """A recurrence's state [B, K, D] stays as it is where a history [B, K, T, D] gets room."""
     state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
     grown = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
@@ -130,9 +130,9 @@ def test_only_what_has_time_grows():
         np.testing.assert_array_equal(leaf, state)
 
 
-def test_a_beams_state_follows_it(made):
+def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
     """Each hypothesis of a search has the log-probability that the whole model gives its tokens."""
-    model, params = made
+    model, params = model_and_params
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x * 2 if x.ndim > 1 and "table" not in str(path) else x, params
     )
@@ -143,35 +143,43 @@ def test_a_beams_state_follows_it(made):
         return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
     cache = start_cache(model, params, sources, beams, 8)
-    found = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
+    result = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
     pairs = [
-        ([int(x) for x in sources[b] if x], [int(x) for x in found.tokens[b, n][: found.lengths[b, n]]])
+        ([int(x) for x in sources[b] if x], [int(x) for x in result.tokens[b, n][: result.lengths[b, n]]])
         for b in range(3)
         for n in range(beams)
     ]
     _, gold, *_ = scored(model, params, rows_alone(pairs, 16))
-    np.testing.assert_allclose(gold.sum(-1)[:9], np.ravel(found.log_probs), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gold.sum(-1)[:9], np.ravel(result.log_probs), rtol=1e-4, atol=1e-4)
     assert len({tuple(t) for _, t in pairs}) > beams
 
 
+def multiply_adds(config: Model, tokens, pairs, *, causal=True):
+    return MIXERS[config.mixer][0].multiply_adds(config, tokens, pairs, causal=causal)
+
+
+def one_segment(length: int) -> MixerInputs:
+    return MixerInputs(jnp.ones((1, length), jnp.int32), jnp.arange(length)[None])
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2])
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_products_are_those_of_the_parameters(mixer, causal):
-    """A kernel's entry is one multiply-add for each token; only attention multiplies tokens with each other besides."""
-    config = Model(d_model=16, num_heads=4, mixer=mixer, conv_kernel_size=5)
+def test_multiply_adds_match_the_kernels(mixer, causal, kv_heads):
+    """A kernel's entry is one multiply-add for each token; only attention also multiplies tokens with each other."""
+    config = Model(d_model=16, num_heads=4, mixer=mixer, conv_kernel_size=5, num_kv_heads=kv_heads)
     module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
-    x, segments = jnp.ones((1, 6, 16)), jnp.ones((1, 6), jnp.int32)
-    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, segments, None))
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 6, 16)), one_segment(6)))
     kernels = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
-    assert flops.mixer_products(config, 6, 0, causal=causal) == 6 * kernels
+    assert multiply_adds(config, 6, 0, causal=causal) == 6 * kernels
     pairs = 2 * 16 * 36 if mixer == "attention" else 0
-    assert flops.mixer_products(config, 6, 36, causal=causal) == 6 * kernels + pairs
+    assert multiply_adds(config, 6, 36, causal=causal) == 6 * kernels + pairs
 
 
-def test_products_of_a_table_1_layer():
+def test_multiply_adds_of_table_1():
     """4nd^2 + 2n^2 d, 4nd^2 + 2rnd, 8nd^2, 6nd^2, knd^2."""
     n, d = 100, 32
-    count = lambda **keys: flops.mixer_products(Model(d_model=d, **keys), n, n * n, causal=True)  # noqa: E731
+    count = lambda **keys: multiply_adds(Model(d_model=d, **keys), n, n * n)  # noqa: E731
     assert count() == 4 * n * d**2 + 2 * n**2 * d
     assert count(attention_window=9) == 4 * n * d**2 + 2 * 9 * n * d
     assert count(attention_window=999) == count()
@@ -180,7 +188,7 @@ def test_products_of_a_table_1_layer():
 
 
 @pytest.mark.parametrize("width", [3, 5, 7])
-def test_dilations_are_powers_of_the_width_that_begin_again(width):
+def test_dilations_cycle_through_powers_of_the_width(width):
     dilations = [dilation(width, depth) for depth in range(20)]
     levels = dilations.index(1, 1)
     assert dilations[:levels] == [width**i for i in range(levels)]
@@ -189,12 +197,12 @@ def test_dilations_are_powers_of_the_width_that_begin_again(width):
 
 
 @pytest.mark.parametrize("mixer", ["lstm", "gru"])
-def test_a_recurrent_state_stays_float32_under_bfloat16(mixer):
+def test_recurrent_state_is_float32_under_bfloat16(mixer):
     config, x = Model(d_model=16, num_heads=4, mixer=mixer), jnp.ones((1, 4, 16), jnp.bfloat16)
     module = make_mixer(config, jnp.dtype("bfloat16"), causal=True, depth=0)
 
     def run(key):
-        out, params = module.init_with_output(key, x, jnp.ones((1, 4), jnp.int32), None)
+        out, params = module.init_with_output(key, x, one_segment(4))
         cache = module.apply(params, 1, 4, 8, method="empty_cache")
         return out, *module.apply(params, x, cache, 0, method="step")
 
@@ -214,7 +222,7 @@ def test_a_recurrent_state_stays_float32_under_bfloat16(mixer):
         (dict(mixer="rnn"), "expected one of attention, lstm, gru, conv, dilated_conv"),
     ],
 )
-def test_impossible_combinations_are_named(keys, message):
+def test_impossible_combinations_are_refused_by_key(keys, message):
     config = to_config_dict(small_config())
     with config.unlocked():
         config.model.update(keys)

@@ -1,4 +1,4 @@
-"""What matrix products are computed in, by platform: lowered for it, not run."""
+"""Precision of matrix products by platform (lowered, not run), of softmax and of dropout."""
 
 import re
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.models.attention import weights_of
 from t2t_flax.models.dropout import Dropout, Noise
+from t2t_flax.models.masks import masked_softmax
 from t2t_flax.training.train_step import make_train_step
 
 _DOT = re.compile(r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>")
@@ -32,21 +32,21 @@ def test_float32_products_are_float32_on_a_gpu(mixer):
     assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32")}
 
 
-def test_tf32_is_a_precision_of_its_own_and_bfloat16_is_left_alone():
+def test_tf32_and_bfloat16_products_on_a_gpu():
     assert set(dots("tf32", "cuda")) == {("HIGH", "HIGH", "f32")}
     assert {pair[:2] for pair in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
 
 
-def test_a_query_without_a_key_attends_to_nothing():
+def test_query_without_any_key_gets_zero_weights():
     mask = jnp.array([[True, True, False], [False, False, False]])
     scores = jnp.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    np.testing.assert_allclose(weights_of(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6)
-    gradient = jax.grad(lambda s: weights_of(s, mask)[:, 0].sum())(scores)
+    np.testing.assert_allclose(masked_softmax(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6)
+    gradient = jax.grad(lambda s: masked_softmax(s, mask)[:, 0].sum())(scores)
     assert np.isfinite(gradient).all() and not gradient[1].any()
 
 
 def test_dropout_in_bfloat16_keeps_the_mean():
     noise = Noise(jnp.array([1, 2], jnp.uint32), jnp.arange(64, dtype=jnp.uint32))
     x = jnp.full((64, 1024), 4.0, jnp.bfloat16)  # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not
-    kept = np.asarray(Dropout(0.1).apply({}, x, noise).astype(jnp.float32))
-    assert set(np.unique(kept)) == {0.0, float(jnp.bfloat16(4 / 0.9))}
+    survivors = np.asarray(Dropout(0.1).apply({}, x, noise).astype(jnp.float32))
+    assert set(np.unique(survivors)) == {0.0, float(jnp.bfloat16(4 / 0.9))}

@@ -66,6 +66,18 @@ def test_clock_adds_up_by_bucket():
     assert clock.seconds["step"] > 1.0 and clock.rounded()["data"] == 0.25
 
 
-def test_an_unknown_mixer_has_no_formula():
-    with pytest.raises(ValueError, match="no formula for the products of model.mixer = 'mamba'"):
-        flops.mixer_products(Model(mixer="mamba"), 1.0, 1.0, causal=True)
+@pytest.mark.parametrize("key", ["mixer", "feed_forward"])
+def test_unknown_layer_kind_has_no_flops(key):
+    with pytest.raises(KeyError, match="mamba"):
+        flops.forward_flops(Model(**{key: "mamba"}), 10, flops.Tokens(1.0, 1.0, 1.0, 1.0, 1.0))
+
+
+def test_forward_flops_of_grouped_heads_and_gated_feed_forward():
+    """As above with one head of keys and values, and three feed-forward matrices."""
+    model = Model(
+        num_encoder_layers=1, num_decoder_layers=1, d_model=4, d_ff=8, num_heads=2, num_kv_heads=1, feed_forward="gated"
+    )
+    encoder = 3 * (2 * 4 * 4 + 2 * 4 * 2 + 3 * 4 * 8) + 2 * 3 * 3 * 4
+    decoder = 2 * (2 * 4 * 4 + 2 * 4 * 2 + 2 * 4 * 4 + 3 * 4 * 8) + 2 * 2 * 2 * 4 + 3 * 2 * 4 * 2 + 2 * 2 * 3 * 4
+    tokens = flops.Tokens(source=3, target=2, source_self=9, target_self=4, cross=6)
+    assert flops.forward_flops(model, 10, tokens) == 2 * (encoder + decoder + 2 * 4 * 10)

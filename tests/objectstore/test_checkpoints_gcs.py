@@ -19,7 +19,7 @@ from t2t_flax.training.workdir import adopt_config, steps_there, writing
 RUN = "gs://bucket/run"
 
 
-def test_a_damaged_and_an_unfinished_checkpoint(gcs):
+def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     """One is set aside, the other, which a killed save has left, removed; opening alone changes nothing."""
     config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2))
     model, tx, state, _ = model_and_state(config)
@@ -43,14 +43,14 @@ def test_a_damaged_and_an_unfinished_checkpoint(gcs):
     assert "run/damaged/2-0/meta/metadata" in gcs.names() and again.steps() == [1]
 
 
-def test_a_folder_of_something_else_in_a_bucket_is_left_as_it_is(gcs):
-    files.write_whole(f"{RUN}/tokenizer/vocab.json", "{}")
+def test_foreign_folder_in_bucket_is_left_untouched(gcs):
+    files.atomic_write(f"{RUN}/tokenizer/vocab.json", "{}")
     with pytest.raises(UserError, match="no run of t2t_flax"):
         adopt_config(epath.Path(RUN), small_config())
     assert gcs.names() == ["run/tokenizer/vocab.json"]
 
 
-def test_one_writer_at_a_time_in_a_bucket(gcs, monkeypatch):
+def test_bucket_has_one_writer_at_a_time(gcs, monkeypatch):
     monkeypatch.setattr(locks, "BEAT", 0.1)
     monkeypatch.setattr(locks, "LAPSE", 1.0)
     with writing(epath.Path(RUN), "train"):
@@ -58,6 +58,6 @@ def test_one_writer_at_a_time_in_a_bucket(gcs, monkeypatch):
             locks.lock_folder(RUN, "prepare")
     assert gcs.names() == []
     gone = dataclasses.replace(locks.this_process("train"), host="tpu-7")
-    files.write_whole(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
+    files.atomic_write(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
     with writing(epath.Path(RUN), "train"):
         assert json.loads(gcs.read("run/.lock"))["token"] != gone.token

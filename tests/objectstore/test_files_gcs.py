@@ -21,24 +21,24 @@ from t2t_flax.monitoring.profiler import Profile
 RUN = "gs://bucket/run"
 
 
-def test_a_file_is_written_in_one_request_and_no_other_name_appears(gcs):
-    files.write_whole(f"{RUN}/a/b", "é\n")
-    files.write_whole(f"{RUN}/a/b", b"\x00")
+def test_file_is_written_in_one_request(gcs):
+    files.atomic_write(f"{RUN}/a/b", "é\n")
+    files.atomic_write(f"{RUN}/a/b", b"\x00")
     assert gcs.names() == ["run/a/b"] and gcs.read("run/a/b") == b"\x00"
     assert not any(command == "DELETE" or "rewrite" in path for command, path in gcs.requests)
 
 
-def test_a_failed_writing_leaves_what_was_there(gcs):
-    files.write_whole(f"{RUN}/a", "before")
+def test_failed_write_keeps_the_old_file(gcs):
+    files.atomic_write(f"{RUN}/a", "before")
     gcs.failures += [("POST", "/upload/", 403)] * 20
     with pytest.raises(Exception, match="403|[Ff]orbidden"):
-        files.write_whole(f"{RUN}/a", "after")
+        files.atomic_write(f"{RUN}/a", "after")
     gcs.failures.clear()
     assert gcs.read("run/a") == b"before"
 
 
 @pytest.mark.parametrize("size", [0, 5, 7_000_001])
-def test_files_are_copied_both_ways(gcs, tmp_path, size):
+def test_files_are_copied_to_and_from_the_bucket(gcs, tmp_path, size):
     data = os.urandom(size)
     (tmp_path / "a").write_bytes(data)
     files.copy_file(tmp_path / "a", f"{RUN}/a")
@@ -46,9 +46,9 @@ def test_files_are_copied_both_ways(gcs, tmp_path, size):
     assert (tmp_path / "b").read_bytes() == data == gcs.read("run/a")
 
 
-def test_what_another_host_writes_is_seen_at_once(gcs):
+def test_writes_of_another_host_are_visible_at_once(gcs):
     folder = epath.Path(RUN)
-    files.write_whole(folder / "a", "1")
+    files.atomic_write(folder / "a", "1")
     assert [p.name for p in folder.iterdir()] == ["a"] and not (folder / "b").exists()
     gcs.put("bucket", "run/b", b"2", {})
     assert (folder / "b").exists() and (folder / "b").read_text() == "2" and len(list(folder.iterdir())) == 2
@@ -56,14 +56,14 @@ def test_what_another_host_writes_is_seen_at_once(gcs):
     assert (folder / "b").read_text() == "3"
 
 
-def test_a_folder_is_moved(gcs):
+def test_folder_is_moved(gcs):
     for name in ("x/1", "x/y/2"):
-        files.write_whole(f"{RUN}/5/{name}", name)
+        files.atomic_write(f"{RUN}/5/{name}", name)
     files.move_folder(f"{RUN}/5", f"{RUN}/damaged/5-0")
     assert gcs.names() == ["run/damaged/5-0/x/1", "run/damaged/5-0/x/y/2"]
 
 
-def test_a_bucket_that_may_not_be_used_is_told(gcs):
+def test_forbidden_bucket_is_a_user_error(gcs):
     gcs.failures += [("GET", "/b/", 401)] * 50
     with pytest.raises(UserError, match="gs://bucket/run cannot be reached .* Is the bucket there"):
         files.check_reachable(RUN)
@@ -72,7 +72,7 @@ def test_a_bucket_that_may_not_be_used_is_told(gcs):
     files.check_reachable("/no/such/folder")
 
 
-def test_a_missing_package_is_told(gcs, monkeypatch):
+def test_missing_gcsfs_is_a_user_error(gcs, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "gcsfs"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
@@ -89,14 +89,14 @@ def write_lines(steps, resume=0, **keys):
     return writer
 
 
-def test_metrics_read_as_if_nothing_had_happened(gcs):
+def test_metrics_are_read_back_after_a_restart(gcs):
     write_lines(range(1, 8)).close()
     write_lines(range(5, 11), resume=4).close()
     assert [line["step"] for line in read_metrics(RUN)] == list(range(1, 11))
     assert gcs.names() == ["run/metrics.jsonl"]
 
 
-def test_metrics_outlive_the_machine_when_they_are_sent(gcs):
+def test_uploaded_metrics_survive_loss_of_the_machine(gcs):
     writer = write_lines(range(1, 4), tensorboard=True)
     writer.send()
     assert [line["step"] for line in read_metrics(RUN)] == [1, 2, 3]
@@ -110,7 +110,7 @@ def test_metrics_outlive_the_machine_when_they_are_sent(gcs):
     assert gcs.read(events).count(b"loss") == 4 and not writer._mirror.local.exists()
 
 
-def test_a_bucket_that_is_away_for_a_while_stops_nothing(gcs, monkeypatch, caplog):
+def test_temporary_outage_does_not_stop_the_run(gcs, monkeypatch, caplog):
     monkeypatch.setattr(mirror, "SECONDS", 0.05)
     gcs.failures += [("POST", "/upload/", 403)] * 3
     with caplog.at_level(logging.WARNING, "t2t_flax"):
@@ -125,7 +125,7 @@ def test_a_bucket_that_is_away_for_a_while_stops_nothing(gcs, monkeypatch, caplo
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_tokenizers_are_complete_when_their_last_file_is_there(gcs, tmp_path, joint):
+def test_tokenizers_are_complete_once_the_last_file_exists(gcs, tmp_path, joint):
     (tmp_path / "t.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(50)))
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
     pair = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=290, joint_vocabulary=joint))
@@ -141,7 +141,7 @@ def test_tokenizers_are_complete_when_their_last_file_is_there(gcs, tmp_path, jo
     assert not TokenizerPair.is_complete(folder)
 
 
-def test_a_profile_is_copied_when_it_ends(gcs):
+def test_profile_is_uploaded_when_it_ends(gcs):
     profile = Profile(f"{RUN}/profile", (2, 3))
     for step in range(1, 5):
         profile.before(step)

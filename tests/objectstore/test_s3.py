@@ -43,9 +43,9 @@ def s3(monkeypatch, tmp_path):
     server.stop()
 
 
-def test_text_and_stores_in_a_bucket(s3, tmp_path, monkeypatch):
+def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
-    files.write_whole("s3://bucket/text/t.tsv", text)
+    files.atomic_write("s3://bucket/text/t.tsv", text)
     source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
     made = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
     made.save(epath.Path(CACHE) / "tokenizer")
@@ -65,7 +65,7 @@ def test_text_and_stores_in_a_bucket(s3, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train --config=configs/toy.py", "evaluate"])
-def test_a_workdir_there_is_refused_before_anything_is_done(s3, capsys, command):
+def test_workdir_on_s3_is_refused_before_any_work(s3, capsys, command):
     assert main([*command.split(), "--workdir=s3://bucket/run"]) == 2
     assert "checkpoints can be written to a file system or to gs://, not to s3://" in capsys.readouterr().err
     assert list(epath.Path("s3://bucket").iterdir()) == []
@@ -75,7 +75,7 @@ def test_a_workdir_there_is_refused_before_anything_is_done(s3, capsys, command)
     ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout, or pip install s3fs"),
     ("az://box/run", r"pip install adlfs .not tested."),
 ])  # fmt: skip
-def test_the_package_for_each_kind_of_place_is_named(monkeypatch, place, hint):
+def test_missing_package_is_named_for_each_scheme(monkeypatch, place, hint):
     def missing(self):
         raise ImportError("no such package")
 

@@ -1,6 +1,6 @@
 """Token stores in a bucket: whole or not there, copied to local disk once per host, made by one host or many."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def downloads(gcs) -> int:
     return sum("source.ids" in path and "alt=media" in path for _, path in gcs.requests)
 
 
-def test_a_store_in_a_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, tmp_path):
+def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, tmp_path):
     disk = prepare_split(source, tokenizers, tmp_path / "disk", POLICIES)
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert in_bucket(gcs) == content(disk.folder) == content(store.folder)
@@ -58,7 +58,7 @@ def test_a_store_in_a_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizer
     assert max(gcs.objects[key][0] for key in gcs.objects) == gcs.objects["bucket", "cache/train/meta.json"][0], "last"
 
 
-def test_another_host_copies_it_once_and_reads_no_text(gcs, source, tokenizers, tmp_path, monkeypatch):
+def test_other_host_copies_the_store_and_reads_no_text(gcs, source, tokenizers, tmp_path, monkeypatch):
     prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert downloads(gcs) == 0, "the host that made it has it"
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
@@ -72,7 +72,7 @@ def test_another_host_copies_it_once_and_reads_no_text(gcs, source, tokenizers, 
 
 
 @pytest.mark.parametrize("name", [*FILES, "meta.json"])
-def test_an_interrupted_upload_is_no_store(gcs, source, tokenizers, monkeypatch, name):
+def test_interrupted_upload_is_not_a_store(gcs, source, tokenizers, monkeypatch, name):
     real = remote.copy_file
 
     def stop(source, target):
@@ -82,21 +82,21 @@ def test_an_interrupted_upload_is_no_store(gcs, source, tokenizers, monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(remote, "copy_file", stop)
-        patch.setattr(remote, "write_whole", lambda path, data: stop(path, path))
+        patch.setattr(remote, "atomic_write", lambda path, data: stop(path, path))
         prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert "meta.json" not in in_bucket(gcs)
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert in_bucket(gcs) == content(store.folder) and store.num_pairs == 120
 
 
-def test_a_store_of_other_text_is_replaced_and_not_mixed(gcs, source, tokenizers, tmp_path):
+def test_store_of_other_text_is_replaced(gcs, source, tokenizers, tmp_path):
     first = prepare_split(source, tokenizers, FOLDER, POLICIES)
-    second = prepare_split(source, tokenizers, FOLDER, replace(POLICIES, max_length=60))
+    second = prepare_split(source, tokenizers, FOLDER, dataclasses.replace(POLICIES, max_length=60))
     assert in_bucket(gcs) == content(second.folder) != content(first.folder)
     assert first.folder != second.folder and first.num_pairs == 120
 
 
-def test_damage_in_the_bucket_is_told(gcs, source, tokenizers, tmp_path, monkeypatch):
+def test_damaged_store_in_bucket_is_reported(gcs, source, tokenizers, tmp_path, monkeypatch):
     prepare_split(source, tokenizers, FOLDER, POLICIES)
     gcs.put("bucket", "cache/train/target.ids", gcs.read("cache/train/target.ids")[:-2], {})
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
@@ -110,7 +110,7 @@ def test_damage_in_the_bucket_is_told(gcs, source, tokenizers, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["meta.json", "target.lengths"])
-def test_a_damaged_copy_is_made_anew(gcs, source, tokenizers, monkeypatch, name):
+def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeypatch, name):
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     (store.folder / name).unlink()
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
@@ -118,7 +118,7 @@ def test_a_damaged_copy_is_made_anew(gcs, source, tokenizers, monkeypatch, name)
     assert content(again.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
 
-def test_a_copy_whose_sending_was_stopped_is_sent_and_not_made_again(gcs, source, tokenizers, monkeypatch):
+def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers, monkeypatch):
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     for name in ("meta.json", "target.ids"):
         epath.Path(f"{FOLDER}/{name}").unlink()
@@ -136,11 +136,11 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
     corpora = Hosts(3).run(lambda pod: prepare_corpus(config, "gs://bucket/run", pod=pod))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
-    names = {name.partition("/")[0] + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}
-    assert names == {f"cache{name}" for name in [*FILES, "meta.json"]}
+    names = {name.partition("/")[0] + "/" + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}
+    assert names == {f"cache/{name}" for name in [*FILES, "meta.json"]}
 
 
-def test_the_counts_of_the_updates_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
+def test_update_counts_are_cached_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
     from t2t_flax.data.batching import batch_sampler, count_cache

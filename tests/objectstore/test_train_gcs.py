@@ -73,7 +73,7 @@ def on_disk(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path, on_disk):
+def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
     with FakeGcs() as server:
         commands = Commands(server, tmp_path / "home")
         expected = json.loads((on_disk / "eval" / "test-120.json").read_text())
@@ -122,7 +122,7 @@ def test_a_run_in_a_bucket_killed_and_resumed_is_the_run_on_disk(tmp_path, on_di
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_in_a_bucket_make_the_run_of_one(tmp_path, on_disk):
+def test_two_processes_in_bucket_equal_one(tmp_path, on_disk):
     with FakeGcs() as server:
         pod = Commands(server, tmp_path / "home")
         out = pod.run("train", "--workdir=gs://bucket/run", *KEYS, launcher=["launch/local_pod.sh", "2", "--"])
@@ -143,7 +143,7 @@ def test_two_processes_in_a_bucket_make_the_run_of_one(tmp_path, on_disk):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_stop_and_a_damaged_checkpoint_in_a_bucket(tmp_path, on_disk):
+def test_run_in_bucket_survives_stop_and_damaged_checkpoint(tmp_path, on_disk):
     """Two processes are told to stop; their newest checkpoint is spoiled; one process goes on from the one before."""
     pod = ["launch/local_pod.sh", "2", "--"]
     with FakeGcs() as server:

@@ -1,9 +1,9 @@
-"""Stands in for `train` in tests of the worker: seconds instead of minutes, and it fails where it is told to.
+"""Stands in for `train` in tests of the worker: takes no time, and fails on request.
 
 python fake_train.py WORKDIR BEHAVIOUR...
 
-BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long, silent (ends as if all were well), 75 (stops
-by itself)
+BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long, silent (exits with 0 without a result), 75 (stops
+by itself). A number after it: how many of the 40 test sentences are wrong.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ with (workdir / "metrics.jsonl").open("w") as file:
 while behaviour == "long" and not (workdir / "checkpoints").exists():
     time.sleep(0.05)
 marker = {"step": 3, "reason": "steps", "record": None, "summary": "", "seconds": {"step": 1.0}}
-if len(sys.argv) > 3:  # sentences that are wrong
+if len(sys.argv) > 3:
     references = [f"this is sentence number {i} of the test" for i in range(40)]
     wrong = int(sys.argv[3])
-    said = [r if i >= wrong else r.replace("sentence", "word") for i, r in enumerate(references)]
-    texts = {"hypotheses": said, "references": references}
+    hypotheses = [r if i >= wrong else r.replace("sentence", "word") for i, r in enumerate(references)]
+    texts = {"hypotheses": hypotheses, "references": references}
     digests = {}
     for kind, end in (("hypotheses", "hyp"), ("references", "ref")):
         data = "".join(line + "\n" for line in texts[kind]).encode()

@@ -1,11 +1,10 @@
-"""A sweep's folder: what it keeps, whose it is, and what happens to it when a disk or a kill cuts something short."""
+"""A sweep's folder: how it grows, which sweeps and names it accepts, and what interruptions leave in it."""
 
 import fcntl
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.process_setup import child_environment
-from t2t_flax.sweeps.attempt import command, relative_paths
-from t2t_flax.sweeps.folder import Folder, asked, read_sweep
-from t2t_flax.sweeps.shares import Share
+from t2t_flax.sweeps.folder import Folder, Status, read_proposals, read_sweep
+from t2t_flax.sweeps.resources import Resources
 from t2t_flax.sweeps.trials import folder_name, is_folder_name
+from t2t_flax.sweeps.worker import relative_paths, training_command
 
 
-def test_a_sweep_grows_only_when_asked_to(fake_sweep):
+def test_extend_adds_rows_and_seeds(fake_sweep):
     sweep = fake_sweep({"one": "ok"})
     sweep.work()
     grown = FakeSweep(sweep.folder.path, {"one": "ok", "two": "ok"}, seeds=2, extend=True)
@@ -29,8 +28,8 @@ def test_a_sweep_grows_only_when_asked_to(fake_sweep):
     assert [grown.folder.state(name) for name in grown.names] == ["complete", "waiting", "waiting", "waiting"]
 
 
-def test_a_folder_whose_making_was_cut_short_is_made_whole(fake_sweep):
-    """With the configs of the sweep that is made now, not of the one that was not finished."""
+def test_interrupted_creation_is_repeated(fake_sweep):
+    """With the configs of the new sweep, not those of the interrupted one."""
     sweep = fake_sweep({"zero": "ok", "one": "ok"})
     (sweep.folder.path / "sweep.json").rename(sweep.folder.path / "sweep.json.partial-1")
     assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 101
@@ -38,44 +37,49 @@ def test_a_folder_whose_making_was_cut_short_is_made_whole(fake_sweep):
     assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 100
 
 
-def test_a_line_that_was_cut_short_is_left_out(fake_sweep):
-    sweep = fake_sweep({"one": "ok"})
-    sweep.folder.note("one,seed=0", event="begin")
-    with sweep.folder._attempts("one,seed=0").open("a") as file:
-        file.write('{"event": "fai')
-    sweep.work()
-    assert [line["event"] for line in sweep.folder.attempts("one,seed=0")] == ["begin", "begin", "complete"]
+def test_pruned_trial_stays_pruned_when_its_training_fails(fake_sweep):
+    sweep = fake_sweep({"one": "fail"})
+    sweep.update_status("one,seed=0", outcome="pruned")
+    claims = {name: sweep.folder.claim(name) for name in sweep.names}
+    assert sweep.worker().attempt(claims, Resources()) == {"one,seed=0": "pruned"}
+    assert sweep.states() == ["pruned"]
 
 
-def test_a_full_disk_is_told(fake_sweep, monkeypatch):
-    import errno
-
-    sweep = fake_sweep({"one": "ok"})
-
-    def full(*words, **more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(UserError, match="make room"):
-        sweep.folder.note("one,seed=0", event="begin")
-
-
-def test_a_decision_to_prune_outlives_how_the_training_ended(fake_sweep):
-    sweep = fake_sweep({"one": "ok"})
-    for event in ("begin", "pruning", "failed"):
-        sweep.folder.note("one,seed=0", event=event)
-    assert sweep.folder.state("one,seed=0") == "pruned"
-
-
-def test_attempts_are_noted(fake_sweep):
+def test_status_counts_attempts(fake_sweep):
     sweep = fake_sweep({"flaky": "once"})
     sweep.work()
-    lines = sweep.folder.attempts("flaky,seed=0")
-    assert [line["event"] for line in lines] == ["begin", "failed", "begin", "complete"]
-    assert lines[1]["exit"] == 1 and lines[3]["exit"] == 0 and lines[3]["seconds"] >= 0
+    status = sweep.folder.status("flaky,seed=0")
+    assert (status.attempts, status.failures, status.outcome) == (2, 1, "") and len(status.digests) == 1
 
 
-def test_the_folder_of_another_sweep_is_refused_and_says_what_differs(fake_sweep):
+def test_damaged_status_is_an_error(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    sweep.update_status("one,seed=0", attempts=1)
+    for text in ("{", "[]", '{"letters": 1}'):
+        (sweep.folder.path / "status" / "one,seed=0.json").write_text(text)
+        with pytest.raises(UserError, match="one,seed=0.json is damaged.*remove it to retry"):
+            sweep.states()
+
+
+@pytest.mark.parametrize("events, state, status", [
+    (["begin", "complete"], "waiting", Status(attempts=1)),  # complete.json was removed
+    (["begin", "failed", "begin", "failed", "given up"], "failed",
+     Status(attempts=2, outcome="failed", reason="too many failed attempts")),
+    (["begin", "failed", "mistake"], "failed",
+     Status(attempts=1, outcome="failed", reason="user error", exit_code=2)),
+    (["begin", "failed", "mistake", "elsewhere", "begin"], "waiting", Status(attempts=2)),
+    (["begin", "failed", "mistake", "try again", "begin", "stopped"], "waiting", Status(attempts=2)),
+    (["begin", "pruning", "failed", "given up"], "pruned", Status(attempts=1, outcome="pruned")),
+])  # fmt: skip
+def test_event_lists_of_older_sweeps_are_read(fake_sweep, events, state, status):
+    sweep = fake_sweep({"one": "ok"})
+    path = sweep.folder.path / "attempts" / "one,seed=0.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"event": event}) + "\n" for event in events) + '{"event": "fai')
+    assert sweep.folder.state("one,seed=0") == state and sweep.folder.status("one,seed=0") == status
+
+
+def test_folder_of_another_sweep_is_rejected_with_the_differences(fake_sweep):
     sweep = fake_sweep({"one": "ok", "two": "ok"})
     before = (sweep.folder.path / "sweep.json").read_text()
     with pytest.raises(UserError, match="only in the folder: two,seed=0"):
@@ -87,43 +91,25 @@ def test_the_folder_of_another_sweep_is_refused_and_says_what_differs(fake_sweep
     assert (sweep.folder.path / "sweep.json").read_text() == before
 
 
-def test_other_code_is_refused(fake_sweep):
+def test_other_code_is_rejected(fake_sweep):
     sweep = fake_sweep({"one": "ok"})
     file = sweep.folder.path / "sweep.json"
     stored = json.loads(file.read_text())
     file.write_text(json.dumps(stored | {"code": {"version": "0.0.1", "digest": "f" * 16}}))
-    with pytest.raises(UserError, match="made by t2t_flax 0.0.1 .*ffffffff.* --any-code"):
+    with pytest.raises(UserError, match="created by t2t_flax 0.0.1 .*ffffffff.* --any-code"):
         FakeSweep(sweep.folder.path, {"one": "ok"})
 
 
-def test_a_file_system_without_locks_is_refused(fake_sweep, monkeypatch):
-    """Two workers would train one trial there."""
-    import errno
-    import fcntl
-
-    sweep = fake_sweep({"a": "ok"})
-
-    def no_flock(file, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_flock)
-    with pytest.raises(UserError, match="has no locks .No locks available.*NFS 4"):
-        sweep.work()
-    with pytest.raises(UserError, match="has no locks"):
-        FakeSweep(sweep.folder.path, {"a": "ok"})
-    assert not sweep.folder.attempts("a,seed=0")
-
-
-def test_stores_lie_in_the_folder_wherever_it_is(tmp_path):
-    """It was moved, or another host sees it under another path; a cache that the config names stays."""
+def test_tokenized_data_is_cached_in_the_folder_after_a_move(tmp_path):
+    """Unless the config names a cache."""
     sweep = FakeSweep(tmp_path / "a", {"row": "ok"})
     (tmp_path / "a").rename(tmp_path / "b")
     moved = Folder(tmp_path / "b")
-    assert command(moved, sweep.names, Share())[-1] == f"--config.data.cache={tmp_path / 'b' / 'data'}"
+    assert training_command(moved, sweep.names, Resources())[-1] == f"--config.data.cache={tmp_path / 'b' / 'data'}"
     stored = json.loads(moved.config(sweep.names[0]).read_text())
     stored["data"]["cache"] = "/fast/stores"
     moved.config(sweep.names[0]).write_text(json.dumps(stored))
-    assert not any("data.cache" in word for word in command(moved, sweep.names, Share()))
+    assert not any("data.cache" in word for word in training_command(moved, sweep.names, Resources()))
 
 
 NAMES = st.one_of(
@@ -136,33 +122,33 @@ NAMES = st.one_of(
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """The folder of a sweep with one trial, which tests rewrite."""
+    """The folder of a sweep with one trial, whose sweep.json the tests rewrite."""
     return FakeSweep(tmp_path_factory.mktemp("names") / "sweep", {"row": "ok"}).folder
 
 
 def renamed(folder, name, **changes):
-    """The sweep with its trial's name, or what it says of the trial, replaced."""
+    """The text of sweep.json with another name and other values of its trial."""
     file = folder.path / "sweep.json"
     content = json.loads(file.read_text())
     (trial,) = content["trials"].values()
     return json.dumps(content | {"trials": {name: trial | changes}})
 
 
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(NAMES)
 @hypothesis.example("../../etc/x")
 @hypothesis.example("/etc/passwd")
 @hypothesis.example("x" * 300)
-def test_a_name_is_refused_or_stays_in_the_folder(stored, name):
-    """Joining somebody else's sweep writes nowhere else."""
+def test_names_never_lead_out_of_the_folder(stored, name):
     before = (stored.path / "sweep.json").read_text()
     try:
         (stored.path / "sweep.json").write_text(renamed(stored, name))
         try:
             (read,) = read_sweep(stored.path)["trials"]
         except UserError as error:
-            assert "is named as its folder" in str(error)
+            assert "has the name of a folder" in str(error)
             return
-        for path in (stored.workdir(read), stored.config(read), stored.log(read), stored._attempts(read)):
+        for path in (stored.workdir(read), stored.config(read), stored.log(read)):
             parent, file = os.path.split(os.path.normpath(path))
             assert parent == str(path.parent) and file.startswith(read) and path.parent.parent == stored.path
     finally:
@@ -170,54 +156,54 @@ def test_a_name_is_refused_or_stays_in_the_folder(stored, name):
 
 
 @hypothesis.given(st.text(max_size=200), st.integers(0, 99_999), st.integers(0, 10**6))
-def test_names_of_sweeps_are_accepted(text, number, seed):
+def test_generated_names_are_accepted(text, number, seed):
     assert is_folder_name(f"{folder_name(text)},seed={seed}")
     assert is_folder_name(f"{number:03d},{folder_name(text)},seed={seed}")
 
 
-@pytest.mark.parametrize("name, changes, told", [
-    ("../x", {}, r"sweep\.json names '\.\./x': a trial or row is named as its folder"),
-    ("x", {"row": "../x"}, "names '../x'"),
-    ("x", {"row": 3}, "names 3"),
+@pytest.mark.parametrize("name, changes, message", [
+    ("../x", {}, r"sweep\.json has the name '\.\./x': a trial or row has the name of a folder"),
+    ("x", {"row": "../x"}, "has the name '../x'"),
+    ("x", {"row": 3}, "has the name 3"),
     ("x", {"seed": "0"}, "trial x needs a row, a seed and overrides"),
 ])  # fmt: skip
-def test_names_and_rows_are_checked_when_a_sweep_is_read(stored, tmp_path, name, changes, told):
+def test_trials_are_validated_when_a_sweep_is_read(stored, tmp_path, name, changes, message):
     (tmp_path / "sweep.json").write_text(renamed(stored, name, **changes))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         read_sweep(tmp_path)
 
 
-@pytest.mark.parametrize("proposal, told", [
-    ({"name": "../x", "row": "x", "seed": 0, "overrides": {}, "number": 0}, "names '../x'"),
-    ({"name": "x", "row": "x", "seed": 0, "overrides": {}}, "has a number"),
-    ({"row": "x", "seed": 0, "overrides": {}, "number": 0}, "names None"),
-    ([], "has a number"),
+@pytest.mark.parametrize("proposal, message", [
+    ({"name": "../x", "row": "x", "seed": 0, "overrides": {}}, "has the name '../x'"),
+    ({"name": "x", "row": "x", "seed": 0}, "needs a row, a seed and overrides"),
+    ({"row": "x", "seed": 0, "overrides": {}}, "has the name None"),
+    ([], "has the name None"),
 ])  # fmt: skip
-def test_proposals_of_a_search_are_checked_when_they_are_read(stored, tmp_path, proposal, told):
+def test_proposals_are_validated_when_they_are_read(stored, tmp_path, proposal, message):
     (tmp_path / "sweep.json").write_text((stored.path / "sweep.json").read_text())
-    (tmp_path / "asked").mkdir()
-    (tmp_path / "asked" / "00000.json").write_text(json.dumps(proposal))
-    for read in (asked, read_sweep):
-        with pytest.raises(UserError, match=rf"00000\.json.*{told}"):
+    (tmp_path / "proposals").mkdir()
+    (tmp_path / "proposals" / "00000.json").write_text(json.dumps(proposal))
+    for read in (read_proposals, read_sweep):
+        with pytest.raises(UserError, match=rf"00000\.json.*{message}"):
             read(tmp_path)
 
 
-def test_a_look_at_who_holds_a_claim_does_not_make_it_fail(tmp_path, monkeypatch):
-    """The live table of another worker shares the lock for a moment; a training keeps it."""
+def test_reading_the_holder_does_not_block_a_claim(tmp_path, monkeypatch):
+    """The progress table of another worker shares the lock for a moment; a training keeps it."""
     folder = Folder(tmp_path)
     first = folder.claim("a")
     assert folder.claim("a") is None, "a training keeps it"
     first.release()
-    looker = (tmp_path / "claims" / "a").open()
-    fcntl.flock(looker, fcntl.LOCK_SH)
+    reader = (tmp_path / "claims" / "a").open()
+    fcntl.flock(reader, fcntl.LOCK_SH)
     waited = []
 
     def sleep(seconds):
         waited.append(seconds)
         if len(waited) == 3:
-            looker.close()
+            reader.close()
 
-    monkeypatch.setattr("t2t_flax.sweeps.folder.time.sleep", sleep)
+    monkeypatch.setattr("t2t_flax.locks.time.sleep", sleep)
     claim = folder.claim("a")
     assert claim is not None and len(waited) == 3
     assert folder.claim("a") is None and len(waited) == 3, "nobody waits for a training"
@@ -235,24 +221,26 @@ def moved(sweep, **data):
     sweep.folder.config(name).write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("data, told", [
+@pytest.mark.parametrize("data, message", [
     ({"root": "texts"}, "data.root = 'texts'"),
     ({"train": "train.en,/abs/train.de"}, "data.train = 'train.en,/abs/train.de'"),
     ({"test": "news=/abs/a,b"}, "data.test = 'news=/abs/a,b'"),
     ({"tokenizer_model": "codes.bpe"}, "data.tokenizer_model"),
     ({"cache": "stores"}, "data.cache"),
 ])  # fmt: skip
-def test_relative_paths_need_the_folder_in_which_the_sweep_was_made(fake_sweep, tmp_path, data, told):
+def test_relative_paths_need_the_folder_of_creation(fake_sweep, tmp_path, data, message):
     sweep = fake_sweep({"row": "ok"})
     moved(sweep, **data)
-    with pytest.raises(UserError, match=rf"gone, which this host does not have.*row,seed=0\.json has paths.*{told}"):
+    with pytest.raises(
+        UserError, match=rf"gone, which does not exist on this host.*row,seed=0\.json has paths.*{message}"
+    ):
         sweep.work(cwd=str(tmp_path / "gone"))
-    assert not sweep.folder.attempts("row,seed=0"), "nothing was begun"
+    assert sweep.folder.status("row,seed=0").attempts == 0
     sweep.work(cwd=str(tmp_path))
     assert sweep.folder.state("row,seed=0") == "complete"
 
 
-def test_absolute_paths_need_no_other_folder(fake_sweep, tmp_path):
+def test_absolute_paths_work_anywhere(fake_sweep, tmp_path):
     sweep = fake_sweep({"row": "ok"})
     moved(
         sweep, root="/data", train="a,b", test="news=a,b; web=c,d", tokenizer_model="codes", cache="gs://bucket/stores"
@@ -261,8 +249,8 @@ def test_absolute_paths_need_no_other_folder(fake_sweep, tmp_path):
     assert sweep.folder.state("row,seed=0") == "complete"
 
 
-def test_code_of_a_trial_is_not_loaded_from_the_folder_that_the_sweep_names(fake_sweep, tmp_path, monkeypatch):
-    """A relative entry of PYTHONPATH would be looked up in sweep.json's `cwd`."""
+def test_trainings_import_no_code_from_the_sweeps_cwd(tmp_path, monkeypatch):
+    """Where relative entries of PYTHONPATH would otherwise be resolved."""
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "json.py").write_text("raise SystemExit('code of the sweep folder ran')\n")
@@ -278,7 +266,7 @@ def test_code_of_a_trial_is_not_loaded_from_the_folder_that_the_sweep_names(fake
     assert "foreign" not in done.stdout
 
 
-def test_named_sets_of_the_built_in_corpus_are_no_relative_paths():
+def test_built_in_corpora_are_not_relative_paths():
     sets = {"data.train": "toy:train", "data.test": "a=toy:test:20; b=tfds:wmt14_translate/de-en:test"}
     config = load_config("configs/toy.py", sets)
     assert "data.test" not in relative_paths(config)

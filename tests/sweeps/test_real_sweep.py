@@ -1,4 +1,4 @@
-"""Real sweeps, of trainings of seconds: killed and going on, and stacked."""
+"""Real sweeps of short trainings: killed and resumed, and stacked."""
 
 import json
 import os
@@ -31,8 +31,8 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_a_real_sweep_is_killed_again_and_again_and_ends_as_one_that_was_not(tmp_path, capsys):
-    """kill -9 of the worker, kill -9 of a training, SIGTERM: in the end every score is that of the undisturbed run."""
+def test_repeatedly_killed_sweep_has_the_results_of_an_undisturbed_one(tmp_path, capsys):
+    """kill -9 of the worker, kill -9 of a training, then SIGTERM."""
     words = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, "-m", "t2t_flax", "sweep", *words]
@@ -67,13 +67,13 @@ def test_a_real_sweep_is_killed_again_and_again_and_ends_as_one_that_was_not(tmp
         assert losses[0] == losses[1]
     capsys.readouterr()
     assert sweep(f"--workdir={killed}", "--report") == 0
-    assert "2 complete" not in capsys.readouterr().out  # a line for each row, each with its one trial
+    assert "2 complete" not in capsys.readouterr().out  # one line per row, each with one trial
     assert (killed / "report" / "table.csv").read_text().count("1 complete") == 2
 
 
 @pytest.mark.slow
-def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
-    """Three rows in one program, one of them diverging: it fails by itself, again alone, the others are complete."""
+def test_stacked_sweep_has_the_results_of_separate_trainings(tmp_path):
+    """Three rows in one program, one of which diverges: only that one fails."""
     words = [
         f"--config={TOY}",
         *(f"--config.{k}={v}" for k, v in SMALL.items()),
@@ -82,7 +82,7 @@ def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
     ]
     command = [sys.executable, "-m", "t2t_flax", "sweep", *words, "--retries=0"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    found = {}
+    curves = {}
     for name, more in (("apart", []), ("together", ["--stack=3"])):
         done = subprocess.run(
             [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
@@ -97,9 +97,9 @@ def test_a_stacked_sweep_has_the_results_of_one_that_is_not(tmp_path, capsys):
             for n in ("peak_lr=0.001,seed=0", "peak_lr=0.003,seed=0")
             for line in (folder.workdir(n) / "metrics.jsonl").read_text().splitlines()
         ]
-        found[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
-    assert "together with 2 others" in done.stdout
-    for one, other in zip(found["apart"], found["together"], strict=True):
+        curves[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
+    assert "stacked with 2 others" in done.stdout
+    for one, other in zip(curves["apart"], curves["together"], strict=True):
         assert one[0] == other[0] and all(a == b or abs(a - b) < 1e-4 for a, b in zip(one[1:], other[1:], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""docs/studies.md is what its script writes from the committed records, and says no more than they do."""
+"""docs/studies.md is generated from the committed records, and claims no more than they show."""
 
 import subprocess
 import sys
@@ -12,13 +12,13 @@ from benchmarks.studies_page import Effect, effect, to_base
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_up_to_date(tmp_path):
+def test_page_is_up_to_date(tmp_path):
     page = tmp_path / "studies.md"
     subprocess.run([sys.executable, "-m", "benchmarks.studies", f"--page={page}"], check=True, cwd=ROOT)
     assert page.read_text() == (ROOT / "docs" / "studies.md").read_text(), "run python -m benchmarks.studies"
 
 
-@pytest.mark.parametrize("of, paper, ours, p_value, told", [
+@pytest.mark.parametrize("of, paper, ours, p_value, verdict", [
     ("BLEU", -0.9, -2.0, 0.01, "**the same way**"),
     ("BLEU", -0.9, 2.0, 0.01, "**the other way**"),
     ("BLEU", -0.9, -2.0, 0.05, "inconclusive"),
@@ -27,12 +27,12 @@ def test_the_page_is_up_to_date(tmp_path):
     ("ln PPL", 0.07, 0.01, 0.01, "**the same way**"),
     ("ln PPL", 0.0, 0.01, 0.5, "none in the paper, none sure here"),
 ])  # fmt: skip
-def test_an_effect_is_told_only_where_it_is_sure(of, paper, ours, p_value, told):
-    assert effect(of, paper, Effect(ours, ours - 1, ours + 1, p_value)) == told
+def test_effects_are_claimed_only_if_significant(of, paper, ours, p_value, verdict):
+    assert effect(of, paper, Effect(ours, ours - 1, ours + 1, p_value)) == verdict
 
 
-def test_an_effect_on_all_seeds_is_the_difference_of_the_means():
-    """What a seed gives to all rows is no effect, and no spread of one."""
+def test_effect_is_the_difference_of_means_over_seeds():
+    """What a seed adds to all rows is neither an effect nor variance."""
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(5, 1)) + rng.normal(size=(1, 3))
     for found, row in zip(to_base(scores), scores[1:], strict=True):
@@ -40,7 +40,7 @@ def test_an_effect_on_all_seeds_is_the_difference_of_the_means():
         assert (found.low, found.high) == pytest.approx((found.difference,) * 2)
 
 
-def test_the_interval_of_an_effect_leaves_out_zero_exactly_where_it_is_sure():
+def test_interval_excludes_zero_exactly_if_significant():
     rng = np.random.default_rng(3)
     for _ in range(50):
         for found in to_base(rng.normal(size=(8, 3)) + 2 * rng.normal(size=(8, 1))):
@@ -48,8 +48,8 @@ def test_the_interval_of_an_effect_leaves_out_zero_exactly_where_it_is_sure():
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_equal_rows_are_rarely_told_apart(seeds):
-    """At 5 % for a whole table of eight rows; and an effect of four standard deviations of a run is mostly found."""
+def test_false_positive_rate_of_a_table(seeds):
+    """5% for eight equal rows; an effect of four standard deviations of a run is mostly detected."""
     rng = np.random.default_rng(1)
     alarms = missed = 0
     for _ in range(300):

@@ -1,7 +1,7 @@
-"""Workers: who trains what, retries, kills, and several workers on one folder."""
+"""Workers: which trial trains next, retries, kills, and several workers on one folder."""
 
+import io
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -9,15 +9,20 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_sweep import FakeSweep
+import rich.console
+from fake_sweep import SWEEP, TOY, FakeSweep
 
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps import attempt as attempt_lib
-from t2t_flax.sweeps.shares import Share, shares
-from t2t_flax.sweeps.worker import Listed, counts, work
+from t2t_flax.sweeps import progress
+from t2t_flax.sweeps import worker as worker_lib
+from t2t_flax.sweeps.folder import open_or_create
+from t2t_flax.sweeps.resources import Resources, divide_machine
+from t2t_flax.sweeps.space import concat, over
+from t2t_flax.sweeps.trials import expand
+from t2t_flax.sweeps.worker import count_states
 
 
-def running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -31,186 +36,116 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.05)
 
 
-def test_all_are_trained_and_nothing_is_trained_twice(fake_sweep):
+def test_every_trial_trains_once(fake_sweep):
     sweep = fake_sweep({"one": "ok", "two": "ok", "three": "ok"}, seeds=2)
-    sweep.work(shares=[Share(), Share()])
+    sweep.work(resources=[Resources(), Resources()])
     sweep.work()
-    assert counts(sweep.folder, sweep.names)["complete"] == 6
+    assert count_states(sweep.folder, sweep.names) == {"complete": 6}
     assert [sweep.starts(name) for name in sweep.names] == [1] * 6
 
 
-def test_a_failing_trial_is_tried_again_and_then_given_up_with_its_log(fake_sweep):
-    sweep = fake_sweep({"bad": "fail", "wrong": "mistake", "flaky": "once", "good": "ok"})
+def test_failing_trials_are_retried_and_then_marked_failed(fake_sweep):
+    sweep = fake_sweep({"bad": "fail", "wrong": "mistake", "silent": "silent", "flaky": "once", "good": "ok"})
     sweep.work(retries=2)
-    states = {name.split(",")[0]: sweep.folder.state(name) for name in sweep.names}
-    assert states == {"bad": "failed", "wrong": "failed", "flaky": "complete", "good": "complete"}
-    starts = {name.split(",")[0]: sweep.starts(name) for name in sweep.names}
-    assert starts == {"bad": 3, "wrong": 1, "flaky": 2, "good": 1}  # a mistake waits for somebody to see to it
-    told = "\n".join(sweep.said)
-    assert "out of something" in told and "there is no file x" in told
-    sweep.folder.note("bad,seed=0", event="try again")
+    assert sweep.states() == ["failed", "failed", "failed", "complete", "complete"]
+    assert [sweep.starts(name) for name in sweep.names] == [3, 1, 3, 2, 1]
+    messages = "\n".join(sweep.messages)
+    assert "out of something" in messages and "there is no file x" in messages, "the end of their logs"
+    assert sweep.folder.status("bad,seed=0").reason == "3 attempts failed, the last with exit code 1"
+    assert sweep.folder.status("wrong,seed=0").reason == "user error"
+
+
+def test_retry_reopens_user_errors_or_all_failures(fake_sweep):
+    sweep = fake_sweep({"wrong": "mistake", "bad": "fail"})
     sweep.work(retries=0)
-    assert sweep.starts("bad,seed=0") == 4 and sweep.folder.state("bad,seed=0") == "failed"
-
-
-def test_a_trial_that_diverges_is_not_tried_again_and_its_reason_is_noted(fake_sweep):
-    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
-    sweep.work(retries=5)
-    for name in sweep.names:  # as the next worker does with mistakes: somebody may have seen to them
-        sweep.folder.try_again(name, given_up=False)
-    sweep.work(retries=5)
-    assert [sweep.folder.state(name) for name in sweep.names] == ["failed", "complete"]
-    assert sweep.starts("wild,seed=0") == 1
-    end = sweep.folder.attempts("wild,seed=0")[-1]
-    assert end["event"] == "diverged" and end["reason"] == "update 7: loss nan, gradient norm nan."
-    sweep.behaviours["wild"] = "fail"  # the mark of the attempt before is not taken for this one's
-    sweep.folder.try_again("wild,seed=0", given_up=True)
-    sweep.work(retries=0)
-    assert sweep.folder.attempts("wild,seed=0")[-1]["event"] == "given up"
-
-
-def test_of_trials_that_train_together_the_diverged_one_alone_has_failed(fake_sweep, monkeypatch):
-    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
-    folder, names = sweep.folder, sweep.names
-
-    def command(folder, names, share):
-        workdirs = [str(folder.workdir(name)) for name in names]
-        text = "import sys; from pathlib import Path; wild, good = map(Path, sys.argv[1:]); wild.mkdir(parents=True);"
-        text += 'good.mkdir(parents=True); (wild / \'diverged.json\').write_text(\'{"step": 2, "reason": "nan"}\');'
-        text += "(good / 'complete.json').write_text('{}'); sys.exit(3)"
-        return [sys.executable, "-S", "-c", text, *workdirs]
-
-    monkeypatch.setattr(attempt_lib, "command", command)
-    claims = [folder.claim(name) for name in names]
-    outcomes = attempt_lib.attempt(folder, names, claims, Share(), retries=5, stopping=lambda: False)
-    assert list(outcomes.values()) == ["failed", "complete"]
-    assert folder.attempts(names[0])[-1]["event"] == "diverged" and folder.ended(names[0])
-
-
-def test_what_a_mistake_ended_on_one_host_is_tried_on_another(fake_sweep, monkeypatch):
-    """A node without the data fails all that it takes, in seconds; the others make it good. Three hosts are believed."""
-    sweep = fake_sweep({"here": "mistake", "nowhere": "mistake", "good": "ok"})
-    for host in ("bad", "bad", "fine", "third", "fourth"):
-        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
-        sweep.behaviours["here"] = "ok" if host == "fine" else "mistake"
+    sweep.behaviours["wrong"] = "ok"
+    for all_failures, starts in ((False, [2, 1]), (True, [2, 2])):
+        for name in sweep.names:
+            sweep.folder.retry(name, all_failures=all_failures)
         sweep.work(retries=0)
-    states = {name.split(",")[0]: sweep.folder.state(name) for name in sweep.names}
-    assert states == {"here": "complete", "nowhere": "failed", "good": "complete"}
-    assert [sweep.starts(name) for name in sweep.names] == [2, 3, 1]
-    hosts = [line["host"] for line in sweep.folder.attempts("nowhere,seed=0") if line["event"] == "begin"]
-    assert hosts == ["bad", "fine", "third"]
+        assert sweep.states() == ["complete", "failed"] and [sweep.starts(n) for n in sweep.names] == starts
 
 
-def test_what_a_mistake_ended_is_tried_again_by_the_next_worker(fake_sweep):
-    """A full disk, a missing file: exit code 2. Room is made, the same command given again."""
-    sweep = fake_sweep({"disk": "mistake", "bad": "fail"})
-    sweep.work(retries=0)
-    sweep.behaviours["disk"] = "ok"
+def test_diverged_trial_fails_without_retry(fake_sweep):
+    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
+    sweep.work(retries=5)
     for name in sweep.names:
-        sweep.folder.try_again(name, given_up=False)
+        sweep.folder.retry(name, all_failures=False)
+    sweep.work(retries=5)
+    assert sweep.states() == ["failed", "complete"] and sweep.starts("wild,seed=0") == 1
+    assert sweep.folder.status("wild,seed=0").reason == "update 7: loss nan, gradient norm nan."
+    sweep.behaviours["wild"] = "fail"
+    sweep.folder.retry("wild,seed=0", all_failures=True)
     sweep.work(retries=0)
-    assert [sweep.folder.state(name) for name in sweep.names] == ["complete", "failed"] and sweep.starts(
-        "bad,seed=0"
-    ) == 1
-    for name in sweep.names:
-        sweep.folder.try_again(name, given_up=True)
-    sweep.work(retries=0)
-    assert sweep.starts("disk,seed=0") == 2 and sweep.starts("bad,seed=0") == 2
+    assert "exit code 1" in sweep.folder.status("wild,seed=0").reason, "the marker of the earlier attempt is gone"
 
 
-def test_only_failures_in_a_row_by_itself_count(fake_sweep):
-    folder, name = fake_sweep({"one": "ok"}).folder, "one,seed=0"
-    folder.note(name, event="failed")
-    folder.note(name, event="failed", together=["one", "two"])
-    assert folder.failures(name) == 1
-    folder.note(name, event="stopped")
-    assert folder.failures(name) == 0
-    folder.note(name, event="pruning")
-    assert folder.state(name) == "pruned"  # decided before the training was told
+def test_only_the_diverged_trial_of_a_stack_fails(fake_sweep, monkeypatch):
+    sweep = fake_sweep({"wild": "diverge", "good": "ok"})
+    script = (
+        "import sys; from pathlib import Path; wild, good = map(Path, sys.argv[1:]); wild.mkdir(parents=True);"
+        'good.mkdir(parents=True); (wild / \'diverged.json\').write_text(\'{"step": 2, "reason": "nan"}\');'
+        "(good / 'complete.json').write_text('{}'); sys.exit(3)"
+    )
+
+    def training_command(folder, names, resources):
+        return [sys.executable, "-S", "-c", script, *(str(folder.workdir(name)) for name in names)]
+
+    monkeypatch.setattr(worker_lib, "training_command", training_command)
+    claims = {name: sweep.folder.claim(name) for name in sweep.names}
+    outcomes = sweep.worker().attempt(claims, Resources())
+    assert list(outcomes.values()) == ["failed", "complete"]
+    assert sweep.folder.status("wild,seed=0").reason == "nan"
 
 
-def test_a_worker_stops_when_its_code_changes_under_it(fake_sweep, monkeypatch):
+def test_failed_stack_counts_no_failure_and_its_trials_train_alone(fake_sweep, monkeypatch):
     sweep = fake_sweep({"one": "ok", "two": "ok"})
-    digests = iter(["a", "b"])
-    monkeypatch.setattr("t2t_flax.sweeps.worker.code_of", lambda: {"digest": next(digests)})
-    with pytest.raises(UserError, match="changed while the sweep ran"):
-        work(
-            sweep.folder,
-            Listed(sweep.names),
-            [Share()],
-            retries=0,
-            stop=threading.Event(),
-            say=lambda _: None,
-            code="a",
-        )
-    assert sweep.folder.state("one,seed=0") == "complete" and sweep.folder.state("two,seed=0") == "waiting"
+    crash = lambda folder, names, resources: [sys.executable, "-S", "-c", "raise SystemExit(1)"]  # noqa: E731
+    monkeypatch.setattr(worker_lib, "training_command", crash)
+    claims = {name: sweep.folder.claim(name) for name in sweep.names}
+    sweep.worker(retries=0).attempt(claims, Resources())
+    assert sweep.states() == ["waiting", "waiting"] and not sweep.folder.can_stack(*sweep.names)
+    for claim in claims.values():
+        claim.release()
 
 
-def test_an_end_without_a_result_is_a_failure(fake_sweep):
-    sweep = fake_sweep({"silent": "silent", "good": "ok"})
-    sweep.work(retries=1)
-    assert counts(sweep.folder, sweep.names)["failed"] == 1 and sweep.starts("silent,seed=0") == 2
-
-
-def test_what_ends_without_a_word_goes_last_and_not_for_ever(fake_sweep, monkeypatch):
-    """Somebody else stops it, or it takes its worker along."""
-    from t2t_flax.sweeps import worker
-
-    monkeypatch.setattr(worker, "LOST", 3)
-    sweep = fake_sweep({"lost": "75", "good": "ok", "other": "ok"})
-    sweep.folder.note("lost,seed=0", event="begin", at=0)
+def test_trial_that_keeps_dying_is_marked_failed(fake_sweep, monkeypatch):
+    """Exit code 75 without a request: somebody else stops it each time."""
+    monkeypatch.setattr(worker_lib, "MAX_UNRESOLVED", 3)
+    sweep = fake_sweep({"dying": "75", "good": "ok", "other": "ok"})
+    sweep.update_status("dying,seed=0", attempts=1, unresolved=1)  # of a worker that died with it
     sweep.work()
-    assert sweep.folder.state("lost,seed=0") == "failed" and sweep.starts("lost,seed=0") == 2
-    begun = [text.split(":")[0] for text in sweep.said if "begins" in text or "goes on" in text]
-    assert begun == ["good,seed=0", "other,seed=0", "lost,seed=0", "lost,seed=0"]
-    assert "3 attempts in a row" in sweep.folder.log("lost,seed=0").read_text()
-    sweep.folder.try_again("lost,seed=0", given_up=True)
-    assert sweep.folder.lost("lost,seed=0") == 0
+    assert sweep.folder.state("dying,seed=0") == "failed" and sweep.starts("dying,seed=0") == 2
+    started = [text.split(":")[0] for text in sweep.messages if "starts" in text]
+    assert started == ["good,seed=0", "other,seed=0", "dying,seed=0", "dying,seed=0"], "it goes last"
+    assert "died 3 times in a row" in sweep.folder.log("dying,seed=0").read_text()
+    sweep.folder.retry("dying,seed=0", all_failures=True)
+    assert sweep.folder.unresolved_attempts("dying,seed=0") == 0
 
 
-def test_the_live_table(fake_sweep):
-    import io
+def test_new_checkpoint_resets_the_count_of_unresolved_attempts(fake_sweep):
+    sweep = fake_sweep({"one": "ok"})
+    sweep.update_status("one,seed=0", attempts=9, unresolved=9, start_step=100)
+    (sweep.folder.workdir("one,seed=0") / "checkpoints" / "100").mkdir(parents=True)
+    assert sweep.folder.unresolved_attempts("one,seed=0") == 9
+    (sweep.folder.workdir("one,seed=0") / "checkpoints" / "200").mkdir()
+    assert sweep.folder.unresolved_attempts("one,seed=0") == 0
 
-    import rich.console
 
-    from t2t_flax.sweeps.live import table
-
+def test_progress_table_shows_running_trials_first(fake_sweep):
     sweep = fake_sweep({f"row{i}": "ok" for i in range(40)} | {"bad": "fail"})
     claim = sweep.folder.claim("row1,seed=0")
     (sweep.folder.workdir("row1,seed=0")).mkdir(parents=True)
     (sweep.folder.workdir("row1,seed=0") / "metrics.jsonl").write_text('{"step": 50, "loss": 2.5}\n')
     out = io.StringIO()
-    console = rich.console.Console(file=out, width=150)
-    console.print(table(sweep.folder, sweep.names, lambda name: 1000))
+    rich.console.Console(file=out, width=150).print(progress.table(sweep.folder, sweep.names))
     claim.release()
     lines = out.getvalue().splitlines()
     assert "0 of 41 trials have ended" in lines[0] and "and 11 more" in lines[-1]
-    (running,) = [line for line in lines if "running" in line]
-    assert "row1,seed=0" in running and "50 / 1,000" in running and "2.500" in running and "process" in running
+    assert all(text in lines[2] for text in ("row1,seed=0", "running", "50 / 101", "2.500", "process"))
 
 
-def test_a_slurm_worker_saves_within_the_handler_of_a_signal(tmp_path):
-    """submitit calls `checkpoint` on top of the call that it interrupts."""
-    pytest.importorskip("submitit")
-    script = (
-        "import signal, sys, threading, os\n"
-        "from t2t_flax.sweeps.submit import SlurmWorker\n"
-        "child = 'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); print(1, flush=True); time.sleep(60)'\n"
-        "worker = SlurmWorker([sys.executable, '-c', child])\n"
-        "def save(*_):\n"
-        "    again = worker.checkpoint()\n"
-        "    print('again', again.function.command == worker.command, flush=True)\n"
-        "    os._exit(0)\n"
-        "signal.signal(signal.SIGUSR2, save)\n"
-        "threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGUSR2]).start()\n"
-        "worker()\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
-    assert "again True" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_stop_lets_the_running_ones_save_and_they_go_first_afterwards(fake_sweep):
+def test_stop_saves_running_trials_and_they_resume_first(fake_sweep):
     sweep = fake_sweep({"first": "ok", "slow": "long", "last": "ok"})
     stop = threading.Event()
     thread = threading.Thread(target=sweep.work, kwargs=dict(stop=stop))
@@ -219,14 +154,14 @@ def test_a_stop_lets_the_running_ones_save_and_they_go_first_afterwards(fake_swe
     time.sleep(0.3)
     stop.set()
     thread.join(20)
-    assert [sweep.folder.state(n) for n in sweep.names] == ["complete", "stopped", "waiting"]
-    sweep.said.clear()
+    assert sweep.states() == ["complete", "stopped", "waiting"]
+    sweep.messages.clear()
     sweep.work()
-    assert sweep.said[0].startswith("slow,seed=0: goes on")
-    assert counts(sweep.folder, sweep.names)["complete"] == 3 and sweep.folder.failures("slow,seed=0") == 0
+    assert sweep.messages[0].startswith("slow,seed=0: resumes")
+    assert sweep.states() == ["complete"] * 3 and sweep.folder.status("slow,seed=0").failures == 0
 
 
-def test_a_claim_is_held_by_the_training_even_when_its_worker_is_gone(fake_sweep):
+def test_training_holds_the_claim_when_its_worker_is_gone(fake_sweep):
     sweep = fake_sweep({"one": "ok"})
     name = sweep.names[0]
     claim = sweep.folder.claim(name)
@@ -240,86 +175,113 @@ def test_a_claim_is_held_by_the_training_even_when_its_worker_is_gone(fake_sweep
     sweep.folder.claim(name).release()
 
 
-def test_a_killed_worker_takes_its_trainings_with_it_and_another_goes_on(fake_sweep, tmp_path):
+def test_killed_worker_ends_its_trainings_and_another_continues(fake_sweep):
     sweep = fake_sweep({"slow": "long", "other": "ok"})
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
-        "import fake_sweep\n"
-        "s = fake_sweep.FakeSweep(Path(sys.argv[2]), {'slow': 'long', 'other': 'ok'})\n"
-        "fake_sweep.attempt_lib.command = s.command\n"
+        "import sys; from pathlib import Path; import fake_sweep\n"
+        "s = fake_sweep.FakeSweep(Path(sys.argv[1]), {'slow': 'long', 'other': 'ok'})\n"
+        "fake_sweep.worker_lib.training_command = s.training_command\n"
         "s.work()\n"
     )
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
-    worker = subprocess.Popen([sys.executable, "-c", script, str(here), str(sweep.folder.path)], env=env)
+    worker = subprocess.Popen([sys.executable, "-c", script, str(sweep.folder.path)], env=env)
     starts = sweep.folder.workdir("slow,seed=0") / "starts"
-    wait_for(starts.exists)
+    wait_for(starts.exists, seconds=60)
     time.sleep(0.3)
-    worker.send_signal(signal.SIGKILL)
+    worker.kill()
     worker.wait()
     training = int(starts.read_text().split()[0])
-    wait_for(lambda: not running(training))
+    wait_for(lambda: not is_running(training))
+    assert sweep.folder.status("slow,seed=0").unresolved == 1
     sweep.work()
-    assert counts(sweep.folder, sweep.names)["complete"] == 2 and sweep.starts("slow,seed=0") == 2
+    assert sweep.states() == ["complete", "complete"] and sweep.starts("slow,seed=0") == 2
 
 
 def test_two_workers_share_a_folder(fake_sweep):
-    behaviours = {f"row{i}": "ok" for i in range(12)}
+    behaviours = {f"row{i}": "ok" for i in range(8)}
     sweep = fake_sweep(behaviours)
     other = FakeSweep(sweep.folder.path, behaviours)
     threads = [threading.Thread(target=s.work) for s in (sweep, other)]
     [t.start() for t in threads]
     [t.join(60) for t in threads]
-    assert [sweep.starts(name) for name in sweep.names] == [1] * 12
-    assert sweep.said and other.said
+    assert [sweep.starts(name) for name in sweep.names] == [1] * 8
+    assert sweep.messages and other.messages
 
 
-def test_a_trial_is_no_part_of_the_pod_around_its_worker(fake_sweep):
-    sweep = fake_sweep({"one": "ok"})
-    sweep.work()
-    assert "alone 1" in sweep.folder.log("one,seed=0").read_text()
-
-
-def test_cores_are_shared_out(fake_sweep):
+def test_trainings_ignore_the_cluster_and_use_their_cores(fake_sweep):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs two cores")
     sweep = fake_sweep({"one": "ok", "two": "ok"})
-    sweep.work(shares=shares(2))
-    told = {sweep.folder.log(name).read_text().split("cores ")[-1].strip() for name in sweep.names}
+    sweep.work(resources=divide_machine(2))
+    logs = [sweep.folder.log(name).read_text() for name in sweep.names]
+    assert all("alone 1" in log for log in logs)
     halves = {str(cores[: len(cores) // 2]), str(cores[len(cores) // 2 :])}
-    assert told <= halves
-    with pytest.raises(UserError, match="needs a core for each"):
-        shares(len(cores) + 1)
+    assert {log.split("cores ")[-1].strip() for log in logs} <= halves
 
 
-def test_trials_that_share_a_program_are_taken_together(tmp_path):
-    """Those that differ in rates, at the same update, that have not failed, up to the number asked for."""
-    from t2t_flax.sweeps.opening import open_folder
-    from t2t_flax.sweeps.space import chain, over
-    from t2t_flax.sweeps.trials import expand
-    from t2t_flax.sweeps.worker import _take
-
-    toy = str(Path(__file__).parents[2] / "configs" / "toy.py")
-    rows = chain(
+def test_stackable_trials_are_claimed_together(tmp_path):
+    """Those that differ in scalars only, are at the same update and have not failed; at most `stack` of them."""
+    rows = concat(
         over("model.dropout", [0.1, 0.2, 0.3, 0.4, 0.5]), over("model.d_ff", [256]), over("optimizer.peak_lr", [1e-3])
     )
-    trials = expand(toy, {}, rows, 1)
-    described = dict(version=1, config=toy, fixed={}, search=None, seeds=1, score="sacrebleu", baseline="")
-    folder, _ = open_folder(tmp_path / "s", described, trials)
-    queue = Listed([trial.name for trial in trials])
-    folder.note("dropout=0.2,seed=0", event="failed")
-    (folder.workdir("dropout=0.3,seed=0") / "checkpoints" / "250").mkdir(parents=True)
-    groups = []
-    while taken := _take(folder, queue, 3):
-        groups.append([name.removesuffix(",seed=0") for name in taken])
+    sweep = FakeSweep(tmp_path / "s", {})
+    trials = expand(TOY, {}, rows, 1)
+    sweep.folder, _ = open_or_create(tmp_path / "s", SWEEP, trials, extend=True)
+    sweep.names = [trial.name for trial in trials]
+    sweep.update_status("dropout=0.2,seed=0", attempts=1, failures=1)
+    (sweep.folder.workdir("dropout=0.3,seed=0") / "checkpoints" / "250").mkdir(parents=True)
+    worker, groups, claimed = sweep.worker(stack=3), [], []
+    while claims := worker._claim_next():
+        claimed.append(claims)  # held until the end
+        groups.append([name.removesuffix(",seed=0") for name in claims])
     assert groups == [
         ["dropout=0.1", "dropout=0.4", "dropout=0.5"], ["dropout=0.2"], ["dropout=0.3"], ["d_ff=256"], ["peak_lr=0.001"],
     ]  # fmt: skip
 
 
-def test_an_error_of_the_worker_itself_ends_it(fake_sweep, monkeypatch):
+def test_exception_in_a_worker_ends_it(fake_sweep, monkeypatch):
     sweep = fake_sweep({"one": "ok"})
-    monkeypatch.setattr("t2t_flax.sweeps.worker.attempt", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(worker_lib.Worker, "attempt", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sweep.work()
+
+
+def test_worker_without_file_locks_is_refused(fake_sweep, monkeypatch):
+    import errno
+    import fcntl
+
+    sweep = fake_sweep({"a": "ok"})
+
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="has no locks .No locks available.*NFS 4"):
+        sweep.work()
+    with pytest.raises(UserError, match="has no locks"):
+        FakeSweep(sweep.folder.path, {"a": "ok"})
+    assert sweep.folder.status("a,seed=0").attempts == 0
+
+
+def test_slurm_worker_saves_in_the_signal_handler():
+    """submitit calls `checkpoint` on top of the call that it interrupts."""
+    pytest.importorskip("submitit")
+    script = (
+        "import signal, sys, threading, os\n"
+        "from t2t_flax.sweeps.slurm import SlurmWorker\n"
+        "child = 'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); "
+        "print(1, flush=True); time.sleep(60)'\n"
+        "worker = SlurmWorker([sys.executable, '-c', child])\n"
+        "def save(*_):\n"
+        "    again = worker.checkpoint()\n"
+        "    print('again', again.function.command == worker.command, flush=True)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR2, save)\n"
+        "threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGUSR2]).start()\n"
+        "worker()\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    assert "again True" in done.stdout, done.stdout + done.stderr

@@ -174,7 +174,7 @@ def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the
     monkeypatch.setattr(ocp.CheckpointManager, "_wait_for_checkpointers", late)
     with full_disk():
         save(checkpoints, made, 2)
-        with pytest.raises(UserError, match="Checkpoints that are whole: 1. Make room"):
+        with pytest.raises(UserError, match="Checkpoints that are whole: 1. Free disk space"):
             for _ in range(3000):
                 on_disk(checkpoints, checkpoints.check_for_errors)
                 time.sleep(0.01)

@@ -174,7 +174,7 @@ def test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same(t
     ]
     assert {m["step"]: m["skipped_updates"] for m in lines}[12] == 2
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
-    assert rates[12] == pytest.approx(float(step.schedule(small_config().optimizer, 16)(12)))
+    assert rates[12] == pytest.approx(float(step.learning_rate_schedule(small_config().optimizer, 16)(12)))
 
 
 def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache, monkeypatch):
@@ -237,7 +237,9 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
     run = start(tiny_run(tmp_path, steps=8, log=dict(every_steps=100)), tmp_path, cache)
     with (
         full_disk(),
-        pytest.raises(UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Make room"),
+        pytest.raises(
+            UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Free disk space"
+        ),
     ):
         loop.train(run, score=None)
     outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)

@@ -13,7 +13,7 @@ from t2t_flax.config.scalars import share_a_program
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.filesystem import numbered
+from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
@@ -176,7 +176,7 @@ def test_all_are_saved_before_the_last_evaluation_of_one(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "s", VARIANTS[:2], steps=6, checkpoint=dict(every_steps=100))
     with pytest.raises(KeyboardInterrupt):
         train_together(runs, [None, None], say=lambda text: None, ended=ended)
-    assert [numbered(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+    assert [list_numbers(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
 
 
 def test_the_time_is_shared_out(tmp_path, cache):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 
 from t2t_flax.data.sources import toy
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 from tools.toy_corpus.corpus import SPLITS, VERSION, pairs
 from tools.toy_corpus.numbers import versions
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--output", help="a TSV file; without it, the files of the package are written")
     args = parser.parse_args()
     if args.output:
-        write_whole(args.output, text(pairs(args.split, args.count or toy.COUNTS[args.split], seed=args.seed)))
+        atomic_write(args.output, text(pairs(args.split, args.count or toy.COUNTS[args.split], seed=args.seed)))
         return
     generator = (f"toy {VERSION}", *versions())
     if generator != toy.GENERATOR:
@@ -44,7 +44,7 @@ def main() -> None:
             "or change toy.GENERATOR: the fingerprint of the corpus changes with it."
         )
     for split in SPLITS:
-        write_whole(toy.path_of(split), compressed(split))
+        atomic_write(toy.path_of(split), compressed(split))
         print(f"{toy.path_of(split)}: {toy.COUNTS[split]:,} pairs, {toy.path_of(split).stat().st_size:,} bytes")
 
 

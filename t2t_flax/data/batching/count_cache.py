@@ -14,7 +14,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.renamed import original_value
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 VERSION = 2
 """Of the algorithms in `batch_sampler`, `padded_sampler`, `layouts`, `shape_list`, `packing` and `hashing`: counts of
@@ -59,7 +59,7 @@ def load_or_count(
         pass
     counts = count()
     try:
-        write_whole(
+        atomic_write(
             path, json.dumps({"updates": counts.updates.tolist(), "cuts": counts.cuts.tolist(), "sizes": counts.sizes})
         )
     except OSError:

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 SIDES = ("source", "target")
 PARTS = ("ids", "lengths", "offsets")
@@ -56,7 +56,7 @@ def verify(folder: Path, meta: dict[str, Any]) -> None:
     for side in SIDES:
         _verify_side(folder, side, meta)
     try:
-        write_whole(folder / VERIFIED, json.dumps(state))
+        atomic_write(folder / VERIFIED, json.dumps(state))
     except OSError:
         pass  # a store that this account may only read is verified by every process
 

@@ -13,8 +13,8 @@ from etils import epath
 from t2t_flax.data.store.integrity import FILES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
 from t2t_flax.data.store.writer import exclusive, is_intact, put_in_place
-from t2t_flax.errors import UserError
-from t2t_flax.filesystem import copy_file, is_remote, write_whole
+from t2t_flax.errors import UserError, first_line
+from t2t_flax.filesystem import atomic_write, copy_file, is_remote
 
 LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
@@ -61,7 +61,7 @@ def upload(local: Path, folder: epath.PathLike) -> None:
     (folder / "meta.json").unlink(missing_ok=True)
     for name in FILES:
         copy_file(local / name, folder / name)
-    write_whole(folder / "meta.json", meta)
+    atomic_write(folder / "meta.json", meta)
 
 
 def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
@@ -79,9 +79,8 @@ def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     except UserError as error:  # damaged in the object store or in transit
         raise UserError(str(error).replace(str(partial), str(folder))) from None
     except OSError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UserError(
-            f"could not copy the token store {folder} to {local} ({first}); rerun the same command"
+            f"could not copy the token store {folder} to {local} ({first_line(error)}); rerun the same command"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from t2t_flax.filesystem import write_whole
+from t2t_flax.filesystem import atomic_write
 
 PAD, EOS, UNK = 0, 1, 2
 
@@ -44,7 +44,7 @@ class Tokenizer(abc.ABC):
         """Whether `data` is a file of this kind."""
 
     def save(self, path: epath.PathLike) -> None:
-        write_whole(path, self.data)
+        atomic_write(path, self.data)
 
     def __reduce__(self):
         return type(self), (self.data,)

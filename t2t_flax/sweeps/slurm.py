@@ -1,4 +1,4 @@
-"""Workers as SLURM jobs, through submitit: each joins the sweep in its folder, and is queued again before its time ends."""
+"""Workers as SLURM jobs, through submitit: each joins the sweep in its folder, and requeues before its time limit."""
 
 import signal
 import subprocess
@@ -8,21 +8,20 @@ from typing import Any
 
 from t2t_flax.errors import OK, STOPPED, UserError, install_hint
 
-_RESTARTS = 1000
-"""How often a job whose time ends is queued again."""
+_MAX_REQUEUES = 1000
 NO_SUBMITIT = f"--submit needs submitit: {install_hint('sweep')}."
 
 
 class SlurmWorker:
-    """What a job runs: the `sweep` command. Before the time limit its trials save, and the job is queued again."""
+    """Runs the `sweep` command in a job; before the time limit its trials save, and the job requeues."""
 
     def __init__(self, command: list[str]):
         self.command = command
         self._process: subprocess.Popen | None = None
 
     def __call__(self) -> int:
-        self._process = subprocess.Popen(self.command, preexec_fn=_ignore_notice)
-        # Not wait(): `checkpoint` runs in a signal handler on top of this, and both would want the same lock.
+        self._process = subprocess.Popen(self.command, preexec_fn=_ignore_slurm_signals)
+        # Not wait(): `checkpoint` runs in a signal handler on top of this call, and both would need the same lock.
         while (code := self._process.poll()) is None:
             time.sleep(0.2)
         if code not in (OK, STOPPED):
@@ -30,7 +29,7 @@ class SlurmWorker:
         return code
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """submitit's: called when the job's time is about to end, or it is preempted."""
+        """Called by submitit shortly before the time limit, or on preemption."""
         import submitit
 
         if self._process is not None:
@@ -43,15 +42,15 @@ class SlurmWorker:
 def submit(
     folder: Path, command: list[str], workers: int, options: dict[str, str], *, cluster: str = "slurm"
 ) -> list[str]:
-    """Submits `workers` jobs that run `command`; returns their ids. options: submitit's, such as timeout_min,
-    slurm_partition, gpus_per_node. Raises UserError where submitit or SLURM is missing or refuses them.
+    """Submits `workers` jobs that run `command` and returns their ids. options: of submitit, such as timeout_min,
+    slurm_partition, gpus_per_node. Raises UserError if submitit or SLURM is missing or refuses them.
     """
     try:
         import submitit
     except ImportError:
         raise UserError(NO_SUBMITIT) from None
     try:
-        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster, slurm_max_num_timeout=_RESTARTS)
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster, slurm_max_num_timeout=_MAX_REQUEUES)
         executor.update_parameters(**{key: int(v) if v.isdecimal() else v for key, v in options.items()})
         with executor.batch():
             jobs = [executor.submit(SlurmWorker(command)) for _ in range(workers)]
@@ -60,7 +59,7 @@ def submit(
     return [job.job_id for job in jobs]
 
 
-def _ignore_notice() -> None:
-    """SLURM tells all processes of a job that its time ends; only submitit's is to act on it."""
-    for name in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(name, signal.SIG_IGN)
+def _ignore_slurm_signals() -> None:
+    """SLURM signals every process of a job before its time limit; only submitit's process should react."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

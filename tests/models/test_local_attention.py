@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
+from t2t_flax.models.attention import SelfAttention
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.local_attention import SelfAttention
+from t2t_flax.models.mixer_inputs import MixerInputs
 
 D = 8
 
@@ -20,8 +21,14 @@ def layer(window, *, causal=False, **keys):
 
 
 def parameters(module, length=8):
-    x = jnp.ones((1, length, D))
-    return jax.jit(module.init)(jax.random.key(0), x, jnp.ones((1, length), jnp.int32), None)
+    return jax.jit(module.init)(jax.random.key(0), jnp.ones((1, length, D)), inputs(jnp.ones((1, length), jnp.int32)))
+
+
+def inputs(segments, noise=None):
+    """Positions that restart in each segment."""
+    index = jnp.arange(segments.shape[1])
+    starts = jnp.where(segments != jnp.roll(segments, 1, axis=1), index, 0).at[:, 0].set(0)
+    return MixerInputs(segments, index - jax.lax.cummax(starts, axis=1), noise)
 
 
 def rows(count, length, seed=0):
@@ -47,10 +54,10 @@ def test_bands_are_the_full_matrix_under_a_mask(score, causal, window, length):
     real = segments > 0
 
     def banded(x):
-        return jnp.where(real[..., None], module.apply(params, x, segments, None), 0), None
+        return jnp.where(real[..., None], module.apply(params, x, inputs(segments)), 0), None
 
     def masked(x):
-        out, state = module.apply(params, x, segments, None, mutable=["intermediates"])
+        out, state = module.apply(params, x, inputs(segments), mutable=["intermediates"])
         return jnp.where(real[..., None], out, 0), state["intermediates"]["weights"][0]
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -77,7 +84,7 @@ def test_a_stack_reaches_layers_times_half_a_window_exactly(window, layers, caus
 
     def stack(x):
         for _ in range(layers):
-            x = x + module.apply(params, x[None], jnp.ones((1, length), jnp.int32), None)[0]
+            x = x + module.apply(params, x[None], inputs(jnp.ones((1, length), jnp.int32)))[0]
         return x.sum(-1)
 
     seen = np.abs(jax.jit(jax.jacrev(stack))(x)).max(-1)
@@ -96,7 +103,7 @@ def test_a_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
 
     def both(window):
         module = layer(window, causal=causal, dropout_attention=0.2)
-        loss = lambda p: (module.apply(p, x, jnp.ones_like(segments), noise) ** 2).sum()  # noqa: E731
+        loss = lambda p: (module.apply(p, x, inputs(jnp.ones_like(segments), noise)) ** 2).sum()  # noqa: E731
         return jax.jit(jax.value_and_grad(loss))(params)
 
     full = jax.tree.leaves(both(0))
@@ -116,12 +123,12 @@ def test_weights_are_dropped_in_bands_too():
     @jax.vmap
     def dropped(seed):
         noise = Noise(jnp.stack([seed, seed ^ 77]), jnp.arange(2, dtype=jnp.uint32))
-        return module.apply(params, x, segments, noise)
+        return module.apply(params, x, inputs(segments, noise))
 
     outs = dropped(jnp.arange(400, dtype=jnp.uint32))
     np.testing.assert_allclose(outs[:3], dropped(jnp.arange(3, dtype=jnp.uint32)), atol=1e-5)
     assert (jnp.std(outs, axis=0)[:, 1:20][segments[:, 1:20] > 0] > 0).all()
-    without = jax.jit(module.apply)(params, x, segments, None)
+    without = jax.jit(module.apply)(params, x, inputs(segments))
     error = jnp.std(outs, axis=0) / 400**0.5
     assert float(jnp.mean(jnp.abs(outs.mean(0) - without) < 3 * error + 1e-6)) > 0.98
 
@@ -135,7 +142,7 @@ def test_cost_grows_with_the_length_and_not_with_its_square(score, causal):
         module = layer(window, causal=causal, attention_score=score)
         params = parameters(module)
         segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        loss = lambda p, x, s: module.apply(p, x, s, None).sum()  # noqa: E731
+        loss = lambda p, x, s: module.apply(p, x, inputs(s)).sum()  # noqa: E731
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(
             params, jax.ShapeDtypeStruct((1, length, D), jnp.float32), segments
         )

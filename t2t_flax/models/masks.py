@@ -1,0 +1,28 @@
+"""Attention masks: bool, True = may attend."""
+
+import jax
+import jax.numpy as jnp
+
+_MASKED_SCORE = -1e9  # finite, so that a query without any key (padding) does not become NaN
+
+
+def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
+    """[..., T] and [..., S] -> [..., 1, T, S]: same segment, and not padding (segment 0)."""
+    same = query_segments[..., :, None] == key_segments[..., None, :]
+    return (same & (key_segments > 0)[..., None, :])[..., None, :, :]
+
+
+def causal_mask(length: int) -> jax.Array:
+    """[1, 1, T, T]: a position sees itself and earlier ones (3.1)."""
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def window_mask(length: int, reach: int) -> jax.Array:
+    """[1, 1, T, T]: a position sees those at most `reach` before or after it."""
+    index = jnp.arange(length)
+    return (jnp.abs(index[:, None] - index) <= reach)[None, None]
+
+
+def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax over the last axis. Masked keys get exactly 0, also where every key is masked."""
+    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)

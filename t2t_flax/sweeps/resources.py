@@ -1,0 +1,77 @@
+"""Divides this machine among trials that train at the same time."""
+
+import dataclasses
+import glob
+import os
+
+from t2t_flax.errors import UserError
+
+_GPU_MEMORY_FRACTION = 0.9
+"""Of a GPU's memory, used by all of its trials together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What one trial may use: CPU cores (empty: all), and the environment that selects its accelerators."""
+
+    cores: tuple[int, ...] = ()
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    description: str = "whole machine"
+
+
+def divide_machine(jobs: int) -> list[Resources]:
+    """Splits cores, GPUs and TPU chips into `jobs` parts; with fewer GPUs than jobs, several trials share a GPU.
+
+    Raises UserError if there are too few cores or chips, or they do not divide evenly.
+    """
+    if jobs < 1:
+        raise UserError(f"--jobs={jobs}: expected at least 1.")
+    if jobs == 1:
+        return [Resources()]
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    if jobs > len(cores):
+        raise UserError(f"--jobs={jobs} needs one core per trial; this machine has {len(cores)}.")
+    parts = [tuple(cores[i * len(cores) // jobs : (i + 1) * len(cores) // jobs]) for i in range(jobs)]
+    return [
+        Resources(part, environment, f"cores {','.join(map(str, part))}{devices}")
+        for part, (environment, devices) in zip(parts, _divide_accelerators(jobs), strict=True)
+    ]
+
+
+def _divide_accelerators(jobs: int) -> list[tuple[dict[str, str], str]]:
+    """(environment, description) for each trial."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return [({}, "")] * jobs
+    if gpus := visible_gpus():
+        return _divide_gpus(jobs, gpus)
+    chips = sorted(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+    if not chips:
+        return [({}, "")] * jobs
+    if jobs != len(chips):
+        raise UserError(f"--jobs={jobs}: a TPU host runs 1 trial on all its chips, or {len(chips)} with one chip each.")
+    bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
+    return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}") for i in range(jobs)]
+
+
+def _divide_gpus(jobs: int, gpus: list[str]) -> list[tuple[dict[str, str], str]]:
+    if max(jobs, len(gpus)) % min(jobs, len(gpus)):
+        raise UserError(f"--jobs={jobs} does not divide {len(gpus)} GPUs evenly: use a divisor or a multiple.")
+    if jobs <= len(gpus):
+        per_job = len(gpus) // jobs
+        groups = [",".join(gpus[i * per_job : (i + 1) * per_job]) for i in range(jobs)]
+        return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
+    per_gpu = jobs // len(gpus)
+    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"}
+    shared = [gpus[i // per_gpu] for i in range(jobs)]
+    return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs in CUDA_VISIBLE_DEVICES; if it is not set, the indices of all GPUs of this machine."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]

@@ -1,0 +1,66 @@
+"""The model's examples in docs/extending.md, each added to its table and put through training and decoding."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.config import schema
+from t2t_flax.models import attention, dense, masks, mixers, positions
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+TABLES = {
+    "attention_score": attention.SCORES,
+    "position": positions.POSITIONS,
+    "mixer": mixers.MIXERS,
+    "feed_forward": dense.FEED_FORWARDS,
+    "activation": dense.ACTIVATIONS,
+    "norm_type": dense.NORMS,
+}
+EXAMPLES = {
+    "A new attention score": dict(attention_score="cosine"),
+    "A new position scheme": dict(position="clipped_distance"),
+    "A new mixer": dict(mixer="running_mean"),
+    "A new feed-forward or norm": dict(activation="relu_squared", norm_type="max_norm"),
+}
+
+
+@pytest.mark.parametrize("key", TABLES)
+def test_choices_of_a_key_are_the_rows_of_its_table(key):
+    assert set(schema.fields()[f"model.{key}"].metadata["choices"]) == set(TABLES[key])
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_documented_example_trains_and_decodes(heading, monkeypatch):
+    for table in TABLES.values():
+        for name in list(table):
+            monkeypatch.setitem(table, name, table[name])  # restores the table afterwards
+    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    names = {**vars(positions), **vars(mixers), **vars(dense), **vars(attention), **vars(masks)}
+    keys = EXAMPLES[heading]
+    for key, name in keys.items():
+        monkeypatch.setitem(TABLES[key], name, None)
+    for block in re.findall(r"```python\n(.*?)```", section, re.S):
+        exec(block, names)
+    model, _, state, _ = model_and_state(small_config(model=keys | dict(dropout=0.0)))
+    pairs = random_pairs(3, longest=12)
+    batch, params = rows_alone(pairs, 16), {"params": state.params}
+
+    def nll(p):
+        log_p = jax.nn.log_softmax(model.apply(p, batch))
+        return -jnp.take_along_axis(log_p, batch["target"][..., None], -1).sum(), log_p
+
+    (_, log_p), grads = jax.jit(jax.value_and_grad(nll, has_aux=True))(params)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+    cache = model.apply(params, batch["source"], 1, 16, method="start_cache")
+    step = jax.jit(lambda *args: model.apply(params, *args, method="decode_step"))
+    for position in range(3):
+        tokens_BxK = batch["target"][:, position - 1 : position] if position else np.zeros((3, 1), np.int32)
+        logits, cache = step(tokens_BxK, jnp.int32(position), cache)
+        for row, (_, target) in enumerate(pairs):
+            if position < len(target):
+                np.testing.assert_allclose(jax.nn.log_softmax(logits[row, 0]), log_p[row, position], atol=3e-5)

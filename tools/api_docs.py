@@ -1,0 +1,77 @@
+"""Writes docs/api.md from the docstrings of the public Python API: `python -m tools.api_docs`."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+INTRODUCTION = """# Python API
+
+Generated from the docstrings by `python -m tools.api_docs`; a test keeps it current.
+
+```python
+import t2t_flax
+
+run = t2t_flax.load("runs/toy")
+print([t.text for t in run.translate(["The train leaves on Friday at 3:45 PM."])])
+print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
+print(run.attend("It is late.").cross.shape)  # layers, heads, target tokens, source tokens
+```
+
+"""
+
+
+def page() -> str:
+    """The text of docs/api.md."""
+    from t2t_flax import api
+    from t2t_flax.decoding.attention_weights import AttentionMaps
+    from t2t_flax.decoding.scoring import PairScore
+    from t2t_flax.decoding.translator import Hypothesis, Translation
+    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.jobs import TrainResult
+
+    parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n"]
+    for name in ("train", "prepare", "evaluate", "load", "explain", "plan"):
+        parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
+    parts.append("\n## Results\n")
+    for cls in (TrainResult, Loaded, Translation, Hypothesis, PairScore, AttentionMaps):
+        parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n")
+        fields = [f"`{name}: {_type(kind)}`" for name, kind in inspect.get_annotations(cls).items()]
+        parts.append(f"\nFields: {', '.join(fields)}.\n")
+        for name, member in vars(cls).items():
+            if (
+                not name.startswith("_")
+                and (inspect.isfunction(member) or isinstance(member, property))
+                and member.__doc__
+            ):
+                parts.append(_entry(name, member, level=4))
+    return "".join(parts)
+
+
+def _entry(name: str, member: Any, level: int = 3) -> str:
+    shown = name if isinstance(member, property) else f"{name}{_signature(member)}"
+    return f"\n{'#' * level} `{name}`\n\n```\n{shown}\n```\n\n{_docstring(member)}\n"
+
+
+def _signature(function: Any) -> str:
+    text = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    text = re.sub(r"<built-in method (\w+) of str object at 0x\w+>", "...", text)
+    return _short(text)
+
+
+def _type(annotation: Any) -> str:
+    return _short(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+
+
+def _short(text: str) -> str:
+    """Annotations without quotes and module paths."""
+    return re.sub(r"(?:[a-z_0-9]+\.)+(?=[A-Z])", "", re.sub(r"(: |-> )'([^']*)'", r"\1\2", text))
+
+
+def _docstring(member: Any) -> str:
+    return inspect.cleandoc(member.__doc__ or "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
