@@ -45,6 +45,6 @@ def test_eight_simulated_devices_are_compiled_for(capsys, tmp_path):
         (["--topology=gpu:h100x8", "--config.mesh.tensor=3"], "config.mesh data x fsdp x tensor"),
     ],
 )
-def test_mistakes_are_told(flags, message, capsys):
+def test_wrong_arguments_are_refused(flags, message, capsys):
     assert main(["plan", *SMALL, *flags]) == 2
     assert message in capsys.readouterr().err

@@ -113,8 +113,8 @@ ELSEWHERE = {
     "distributed.hang_timeout": "multiprocess/test_faults.py::test_a_hung_process_is_named_and_the_run_ends",
     "distributed.straggler_share": "monitoring/test_pace.py::test_the_share_decides_who_is_named",
     "data.valid": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
-    "data.test": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
-    "data.tokenizer_model": "cli/test_commands.py::test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused",
+    "data.test": "cli/test_commands.py::test_evaluate_other_text_with_averaged_checkpoints",
+    "data.tokenizer_model": "cli/test_commands.py::test_given_tokenizer_larger_than_vocab_size_is_refused",
     "data.corpus": "evaluation/test_load.py::test_record_holds_what_led_to_the_score",
     "data.pretokenized": "evaluation/test_scores.py::test_pretokenized_text_is_scored_as_the_detokenised_text_would_be",
     "data.batch_processes": "data/test_layouts_ahead.py::test_batches_are_those_of_the_training_process",
@@ -127,17 +127,17 @@ ELSEWHERE = {
     "checkpoint.every_epochs": "training/test_epochs.py::test_epochs_are_counted_in_updates",
     "decode.length_penalty": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
     "decode.early_stopping": "decoding/test_stop_rules.py::test_search_keys_reach_the_search",
-    "data.empty_lines": "cli/test_commands.py::test_bad_input_is_named_and_nothing_is_half_written",
-    "train.steps": "cli/test_commands.py::test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on",
+    "data.empty_lines": "cli/test_commands.py::test_bad_input_is_located_and_leaves_no_partial_files",
+    "train.steps": "cli/test_commands.py::test_complete_run_is_reported_and_more_steps_resume_it",
     "train.init_from": "training/test_loop.py::test_a_finished_run_is_fine_tuned_on_other_data",
     "train.non_finite": "training/test_loop.py::test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same",
     "train.max_skipped_updates": "training/test_loop.py::test_more_skipped_updates_in_a_row_than_allowed_stop_the_run",
-    "train.deterministic": "test_process.py::test_deterministic_kernels_are_asked_for_on_a_gpu_alone",
+    "train.deterministic": "test_process.py::test_deterministic_kernels_are_set_on_gpu_only",
     "eval.every_steps": "training/test_loop.py::test_every_update_is_logged_once_with_what_was_promised",
     "eval.decode_every_steps": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.metric": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "eval.patience": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
-    "eval.samples": "cli/test_commands.py::test_evaluate_other_text_and_the_mean_of_checkpoints",
+    "eval.samples": "cli/test_commands.py::test_evaluate_other_text_with_averaged_checkpoints",
     "decode.strategy": "decoding/test_translator.py::test_translation_depends_on_no_batch_mate_order_or_batch_size",
     "decode.n_best": "decoding/test_translator.py::test_forced_prefix_and_n_best",
     "decode.seed": "decoding/test_translator.py::test_samples_of_a_line_depend_on_its_number_alone",
@@ -153,10 +153,10 @@ ELSEWHERE = {
     "checkpoint.keep_best": "training/test_best.py::test_patience_stops_and_the_best_checkpoint_is_kept",
     "checkpoint.every_steps": "training/test_loop.py::test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved",
     "checkpoint.keep_last": "training/test_loop.py::test_checkpoint_and_log_keys",
-    "checkpoint.average_last": "cli/test_commands.py::test_the_final_evaluation_averages",
+    "checkpoint.average_last": "cli/test_commands.py::test_final_evaluation_averages_checkpoints",
     "eval.decode_sentences": "evaluation/test_validation.py::test_bleu_of_the_first_sentences",
     "eval.sacrebleu_tokenizer": "evaluation/test_target_languages.py::test_the_tokenizer_of_the_target_language_is_in_the_signature",
-    "eval.bootstrap_samples": "cli/test_commands.py::test_the_final_evaluation_averages",
+    "eval.bootstrap_samples": "cli/test_commands.py::test_final_evaluation_averages_checkpoints",
     "log.every_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
     "log.tensorboard": "training/test_loop.py::test_checkpoint_and_log_keys",
     "log.profile_steps": "training/test_loop.py::test_checkpoint_and_log_keys",
@@ -242,7 +242,7 @@ def test_seed_init_changes_the_parameters():
     assert not np.allclose(tables[0], tables[2])
 
 
-def test_root_cache_and_processes(tmp_path, monkeypatch):
+def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
     """data.root is where relative paths start, data.cache where stores go, data.num_workers who tokenises."""
     root = tmp_path / "texts"
     root.mkdir()
@@ -281,9 +281,9 @@ def test_cpu_devices_compile_cache_and_allocator(monkeypatch):
 
 
 HERE = {
-    "data.root": test_root_cache_and_processes,
-    "data.cache": test_root_cache_and_processes,
-    "data.num_workers": test_root_cache_and_processes,
+    "data.root": test_data_root_cache_and_num_workers,
+    "data.cache": test_data_root_cache_and_num_workers,
+    "data.num_workers": test_data_root_cache_and_num_workers,
     "seed.init": test_seed_init_changes_the_parameters,
     "mesh.data": test_mesh_sizes,
     "mesh.fsdp": test_mesh_sizes,
@@ -294,7 +294,7 @@ HERE = {
 }
 
 
-def test_no_key_is_left_out():
+def test_every_key_has_a_test():
     assert set(fields()) == set(PROGRAM) | set(PREPARED) | set(BATCHES) | set(HERE) | set(ELSEWHERE)
     for key, place in ELSEWHERE.items():
         file, name = place.split("::")
