@@ -161,6 +161,8 @@ def test_documented_command_runs(folder, page, command):
 
 def test_documented_python_runs(folder):
     for page in PAGES:
+        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
+            continue
         for number, program in enumerate(programs_of(page)):
             (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
             run(folder, f"python example{number}.py")
