@@ -83,11 +83,11 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
-def run_in_child(*words: str) -> int:
-    """Runs `python -m t2t_flax WORDS` in a child process; returns its exit code, or STOPPED where a signal ended this one,
-    which is passed on to the child.
+def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
+    """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
+    or STOPPED where a signal ended this process, which is passed on to the child.
     """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment())
+    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
     signals = []
 
     def stop(number: int, frame: Any) -> None:

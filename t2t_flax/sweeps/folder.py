@@ -147,8 +147,7 @@ class Folder:
         if any(s.failures or s.failed_in_stack for s in map(self.status, (name, other))):
             return False
         a, b = map(self.read_config, (name, other))
-        same_step = self.newest_step(name) == self.newest_step(other)
-        return same_step and scalars.share_a_program(a, b) and scalars.can_train_together(a)
+        return self.newest_step(name) == self.newest_step(other) and scalars.can_be_vectorized(a, b)
 
     def claim(self, name: str) -> locks.FileLock | None:
         """The exclusive right to train a trial; None if another process has it.
