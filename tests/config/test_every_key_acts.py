@@ -114,8 +114,7 @@ ELSEWHERE = {
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_load.py": "data.corpus",
     "evaluation/test_scores.py": "data.pretokenized",
-    "data/test_layouts_ahead.py": 
-    "data/test_padded_plan.py": "data.batch_size_counts data.batch_groups",
+    "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
     "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",
