@@ -62,11 +62,10 @@ class Prefetcher:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            with self._batches.ahead() as layouts:
-                for k in range(first, last):
-                    fed = put_batch(self._batches.batch(k, layouts), self._mesh, self._lengths)
-                    if not self._put(fed):
-                        return
+            for k in range(first, last):
+                fed = put_batch(self._batches.batch(k), self._mesh, self._lengths)
+                if not self._put(fed):
+                    return
         except BaseException as error:  # noqa: BLE001 - handed to the loop
             self._put(error)
 

@@ -61,7 +61,7 @@ def test_a_signal_to_one_stops_all_at_one_update(whole, tmp_path, cache, told, t
 def test_a_signal_during_an_evaluation_is_not_kept_waiting(tmp_path, cache):
     """The evaluation is given up, and is the first thing that the resumed run does."""
     workdir = tmp_path / "run"
-    keys = TWO | dict(eval_every_steps=5, data_valid="toy:valid:3000", data_batch_tokens=256, train_steps=10)
+    keys = TWO | dict(eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as pod:
         pod.until_step(workdir, 5)
         pod.all[1].send_signal(signal.SIGTERM)

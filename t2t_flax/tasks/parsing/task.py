@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.preprocess import tokenizer_settings
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.base import Task
@@ -129,7 +128,7 @@ class Parsing(Task):
 
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.pairs())
-        words = train_sentencepiece(sentences, **tokenizer_settings(self.config.data))
+        words = train_sentencepiece(sentences, self.config.data)
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def preprocess_source(self, text):

@@ -1,7 +1,7 @@
 """Translation: sentence pairs, SentencePiece or BPE on both sides, BLEU."""
 
-from t2t_flax.data.preprocess import tokenizer_settings, train_tokenizers
 from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.tasks.base import Task
 from t2t_flax.tasks.translation.metrics import METRICS
 from t2t_flax.tasks.translation.target_language import check_tokenizer
@@ -18,8 +18,7 @@ class Translation(Task):
         return open_source(spec, root=data.root, seed=seed, key=key, **languages)
 
     def train_tokenizers(self, source):
-        data = self.config.data
-        return train_tokenizers(source, joint=data.joint_vocabulary, **tokenizer_settings(data))
+        return train_tokenizers(source, self.config.data)
 
     def check_requirements(self):
         check_tokenizer(self.config.eval.sacrebleu_tokenizer, self.config.data.target_language)
