@@ -251,7 +251,7 @@ def test_several_references_of_a_test_set_are_all_in_the_record(run_of_updates, 
     with pytest.raises(UserError, match="different test sets"):
         compare(folder / f"{name}.json", folder / f"{other}.json")
     with pytest.raises(
-        UserError, match=r"data\.train = 's\.en,r1\.de,r2\.de' names 2 targets: training text is SRC,TGT"
+        UserError, match=r"data\.train = 's\.en,r1\.de,r2\.de' names 2 targets, but training text is SRC,TGT"
     ):
         split_source(task_of(stored_config(run_of_updates, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
 
