@@ -1,5 +1,6 @@
 """Settings of the process that must be made before JAX starts, and of the processes that it starts."""
 
+import contextlib
 import ctypes
 import importlib.util
 import logging
@@ -7,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.errors import STOPPED
@@ -70,7 +72,7 @@ def use_deterministic_kernels() -> str:
 
 
 ALONE = "T2T_ALONE"
-"""Set for a child that is a run of its own, whatever pod or cluster surrounds its parent."""
+"""Set for a child that is a run of its own, whatever cluster surrounds its parent."""
 
 
 def child_environment(**more: str) -> dict[str, str]:
@@ -83,24 +85,33 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
-def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
-    """The exit code of `python -m t2t_flax WORDS` in a process of its own, with the variables of `environment` besides;
-    STOPPED where this one was asked to end, upon which the child is ended too.
-    """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
-    asked = []
+@contextlib.contextmanager
+def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` at SIGTERM and SIGINT within the block; the earlier handlers come back after it."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.signal(number, lambda *_: callback()) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
-    def stop(number: int, frame: Any) -> None:
-        asked.append(number)
+
+def run_in_child(*arguments: str, environment: dict[str, str] | None = None) -> int:
+    """The exit code of `python -m t2t_flax ARGUMENTS` in a child process with the variables of `environment` added. A signal
+    to stop ends the child too, and gives STOPPED.
+    """
+    command = [sys.executable, "-m", "t2t_flax", *arguments]
+    child = subprocess.Popen(command, env=child_environment(**(environment or {})))
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
         child.terminate()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with on_stop_signal(stop):
         code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return STOPPED if asked else code
+    return STOPPED if stopped.is_set() else code
 
 
 def likely_platform() -> str:
