@@ -293,7 +293,8 @@ def _check_same_sweep(
         if path.exists():
             changed = config_lib.differences(config_lib.from_json(path.read_text()), config)
             changed.pop("data.cache", None)
-            differences += [f"  {label}{key}: {a!r} in the folder, {b!r} now" for key, (a, b) in changed.items()]
+            lines = config_lib.format_differences(changed, "in the folder", "now", indent=f"  {label}")
+            differences += lines.splitlines()
     new = [name for name in sweep["trials"] if name not in stored["trials"]]
     if differences or new and not extend:
         advice = "or the command of this sweep" if differences else "or add them to this one with --extend"

@@ -60,11 +60,9 @@ class Prefetcher:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            with self._batches.ahead() as layouts:
-                for k in range(first, last):
-                    batch = self._batches.batch(k, layouts)
-                    if not self._put(put_batch(batch, self._mesh, self._lengths)):
-                        return
+            for k in range(first, last):
+                if not self._put(put_batch(self._batches.batch(k), self._mesh, self._lengths)):
+                    return
         except BaseException as error:  # noqa: BLE001 - raised by `next`
             self._put(error)
 

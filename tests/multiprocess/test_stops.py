@@ -68,7 +68,7 @@ def test_sigterm_to_one_stops_all_and_the_run_resumes(undisturbed, tmp_path, cac
 def test_signal_interrupts_an_evaluation(tmp_path, cache):
     """The evaluation is interrupted, and is the first thing that the resumed run does."""
     workdir = tmp_path / "run"
-    keys = TWO | dict(eval_every_steps=5, data_valid="toy:valid:3000", data_batch_tokens=256, train_steps=10)
+    keys = TWO | dict(eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
         processes.until_step(workdir, 5)
         processes.all[1].send_signal(signal.SIGTERM)

@@ -63,7 +63,7 @@ def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("text, message", [
-    ("x = 1", "defines no get_sweep"),
+    ("x = 1", "does not define get_sweep"),
     ("def get_sweep():\n  return 3", "returned int, expected a Sweep"),
     ("def get_sweep(:", "line 1"),
     ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
