@@ -163,8 +163,9 @@ def evaluate(
     """Raises StopRequested where all processes are to stop in the middle of it."""
     values = {}
     if valid_loss and now.loss:
-        nll, loss = valid_loss(state.eval_params, supervisor.raise_if_stopping)
-        values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+        means = valid_loss(state.eval_params, supervisor.raise_if_stopping)
+        values |= {f"valid_{name}": mean for name, mean in means.items()}
+        values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
     if now.bleu:
         compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
         name = task_class(config.data.task).score
