@@ -24,11 +24,13 @@ TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"accura
 as NAME after updates and as valid_NAME after evaluations. No gradient.
 """
 
-SUMS = ("loss", "nll", *TOKEN_METRICS, "tokens")
-"""What is summed: the smoothed loss and the negative log-likelihood in nats, token metrics, and real target tokens."""
-
 Sums = dict[str, jax.Array]
-"""float32 scalars by their name in SUMS."""
+"""float32 scalars: "loss" (smoothed) and "nll" in nats, the token metrics, and "tokens", the real target tokens."""
+
+
+def zero_sums() -> Sums:
+    """The sums of no tokens."""
+    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, "tokens")}
 
 
 def means(sums: Sums) -> Sums:

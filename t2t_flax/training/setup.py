@@ -17,7 +17,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring import memory
-from t2t_flax.training.losses import SUMS, means
+from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
 from t2t_flax.training.train_step import make_eval_step, make_train_step
@@ -146,8 +146,9 @@ class ValidationLoss:
                 arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
                 sums.append(program(params, arrays))
                 after_batch()
-        total = np.sum([[float(each[name]) for name in SUMS] for each in sums], axis=0)
-        return {name: float(mean) for name, mean in means(dict(zip(SUMS, total, strict=True))).items()}
+        names = list(sums[0])
+        total = np.sum([[float(each[name]) for name in names] for each in sums], axis=0)
+        return {name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()}
 
 
 def describe_shapes(shapes: list[Shape]) -> str:

@@ -12,7 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
-from t2t_flax.training.losses import SUMS, Sums, chunked_sums, means, token_sums
+from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, parameter_shardings
 
@@ -25,7 +25,7 @@ def loss_sums(
     noise: Noise | None,
     shards: int = 1,
 ) -> tuple[jax.Array, Sums]:
-    """(smoothed loss, all other sums of `losses.SUMS`) of rows [B, L]; float32. `shards`: of the batch axis."""
+    """(smoothed loss, all other sums) of rows [B, L]; float32. `shards`: of the batch axis."""
 
     def sums(params, hidden, targets, weights):
         logits = model.apply({"params": params}, hidden, method="logits")
@@ -68,7 +68,7 @@ def train_step(
         if count == 1:  # a loop of one costs a tenth of the step
             grads, sums = micro(jax.tree.map(lambda x: x[0], batch), 0)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params), {name: jnp.zeros(()) for name in SUMS}
+            zeros = jax.tree.map(jnp.zeros_like, state.params), zero_sums()
             add = lambda total, xs: (jax.tree.map(jnp.add, total, micro(*xs)), None)  # noqa: E731
             (grads, sums), _ = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
         loss, tokens = sums["loss"], sums["tokens"]
@@ -115,7 +115,7 @@ def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransf
 
 
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
-    """jitted (params, rows [B, L]) -> the sums of `losses.SUMS`, without dropout."""
+    """jitted (params, rows [B, L]) -> the sums, "loss" among them, without dropout."""
 
     def step(params, batch):
         loss, others = loss_sums(config, model, params, batch, None, mesh_lib.batch_shards(mesh))

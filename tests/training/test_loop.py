@@ -51,7 +51,7 @@ def test_every_update_is_logged_once_with_what_was_promised(uninterrupted, tmp_p
     loop.train(start(tiny_run(tmp_path, steps=4, eval=dict(every_steps=2)), tmp_path, cache), score=None)
     lines = read_metrics(tmp_path)
     update = next(m for m in lines if m["step"] == 3)
-    for name in ("loss", "nll", "ppl", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
+    for name in ("loss", "nll", "ppl", "accuracy", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
                  "target_tokens", "mfu_hardware_measured", "mfu_useful_measured", "seconds"):  # fmt: skip
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
@@ -59,6 +59,7 @@ def test_every_update_is_logged_once_with_what_was_promised(uninterrupted, tmp_p
     assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
     valid = [m for m in lines if "valid_nll" in m]
     assert [m["step"] for m in valid] == [2, 4]
+    assert 0 < valid[0]["valid_accuracy"] < 1
     assert valid[0]["valid_ppl"] == pytest.approx(math.exp(valid[0]["valid_nll"]))
 
 

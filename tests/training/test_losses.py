@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Loss
-from t2t_flax.training.losses import SUMS, TOKEN_METRICS, chunked_sums, means, smoothed_cross_entropy, token_sums
+from t2t_flax.training.losses import chunked_sums, smoothed_cross_entropy, token_sums
 
 VOCAB, ROWS = 13, 16  # classes, and rows of the table with padding
 
@@ -57,13 +57,3 @@ def test_accuracy_counts_real_targets_with_the_highest_logit():
     logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 9.0]]])
     _, others = token_sums(logits, jnp.array([[1, 2, 2]]), jnp.array([[1.0, 1.0, 0.0]]), config=Loss(), vocab_size=3)
     assert float(others["accuracy"]) == 1.0  # of two: the third is padding
-
-
-def test_a_new_metric_is_one_row(monkeypatch):
-    """It is summed beside the loss, in chunks too, and divided by the tokens."""
-    monkeypatch.setitem(TOKEN_METRICS, "confidence", lambda logits, targets: jax.nn.softmax(logits).max(-1))
-    logits, targets, weights = jnp.zeros((1, 4, 8)), jnp.zeros((1, 4), jnp.int32), jnp.array([[1.0, 1.0, 1.0, 0.0]])
-    from_logits = lambda params, *tokens: token_sums(*tokens, config=Loss(), vocab_size=8)  # noqa: E731
-    _, others = chunked_sums(from_logits, (), logits, targets, weights, chunk=3)
-    assert float(means(others | {"tokens": weights.sum()})["confidence"]) == pytest.approx(1 / 8)
-    assert set(others) | {"loss", "tokens"} == {*SUMS, "confidence"}
