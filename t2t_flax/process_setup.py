@@ -83,11 +83,11 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
-def run_in_child(*words: str) -> int:
-    """The exit code of `python -m t2t_flax WORDS` in a process of its own; STOPPED where this one was asked to end, upon
-    which the child is ended too.
+def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
+    """The exit code of `python -m t2t_flax WORDS` in a process of its own, with the variables of `environment` besides;
+    STOPPED where this one was asked to end, upon which the child is ended too.
     """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment())
+    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
     asked = []
 
     def stop(number: int, frame: Any) -> None:
