@@ -18,6 +18,8 @@ COMMANDS = {
     "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
     "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",
 }
+_INTERNAL = ("train_together",)
+"""Commands that other commands start."""
 
 # Errors of the path itself, such as a folder where a file is expected: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return OK if argv else USER_ERROR
-    if argv[0] not in COMMANDS:
+    if argv[0] not in (*COMMANDS, *_INTERNAL):
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
     try:

@@ -179,10 +179,10 @@ def _check_checkpoint(args: argparse.Namespace) -> None:
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
-    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.process_setup import prepare_process
 
-    alone("this command")
+    require_single_process("this command")
     prepare_process(stored_config(args.workdir, overrides))
     return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)

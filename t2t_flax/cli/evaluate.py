@@ -122,12 +122,12 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Evaluates each run in its own process: settings that JAX reads when it starts differ between runs."""
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.compare_runs import COLUMNS, check_runs, comparison, existing_record
     from t2t_flax.evaluation.parameters import Choice
     from t2t_flax.evaluation.restore import stored_config
 
-    alone("an evaluation of several runs")
+    require_single_process("an evaluation of several runs")
     sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
     for name in sets:

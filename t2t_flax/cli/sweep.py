@@ -11,7 +11,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.distributed.initialize import alone
+from t2t_flax.distributed.initialize import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.sweeps import space
 from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     if args.report:
         return _report(args, fixed)
     if not args.submit:
-        alone("sweep")
+        require_single_process("sweep")
     resources, slurm_options = divide_machine(1 if args.submit else args.jobs), _slurm_options(args)
     folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
     _list_trials(sweep, brief=not args.dry_run)

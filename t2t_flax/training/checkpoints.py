@@ -359,7 +359,7 @@ class Checkpoints:
         self._steps = [step for step in self._steps if step not in damaged]
         if self.group.count > 1:  # Orbax lists the folder on every host
             for step in damaged:
-                appears(self._folder / str(step), there=False)
+                appears(self._folder / str(step), exists=False)
 
 
 class _Always(policies.SaveDecisionPolicy):
