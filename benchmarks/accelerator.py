@@ -1,11 +1,11 @@
-"""A few hundred updates on the accelerator that is there: tokens/s, MFU and peak memory, beside what `plan` predicts.
+"""A few hundred updates on this machine's accelerator: tokens/s, MFU and peak memory, next to what `plan` predicts.
 
     python -m benchmarks.accelerator --out=benchmarks/results/accelerator.json
     python -m benchmarks.accelerator --preset=aiayn_big --steps=300 --config.data.batch_tokens=100000
 
-Every preset runs in a process of its own, with the train step, the batches and the feed of `train`, on random pairs of
-26 tokens on average; --config.KEY=VALUE holds for all of them. The first updates are left out; the rest is timed in
-blocks. On a CPU this takes hours with the presets, and there is nothing to predict.
+Every preset runs in its own process, with the train step, batches and prefetching of `train`, on random pairs of 26
+tokens on average; --config.KEY=VALUE applies to all of them. The first updates are not timed; the others are timed in
+blocks. On a CPU the presets take hours, and `plan` predicts no time.
 """
 
 import json
@@ -26,7 +26,7 @@ WARM, BLOCK = 20, 20  # updates
 
 
 def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any]:
-    """Trains a preset for so many updates in this process."""
+    """Trains a preset for `steps` updates in this process."""
     from t2t_flax.process_setup import prepare_process
 
     config = load_config(preset, {"train.steps": str(steps)} | overrides)
@@ -111,29 +111,35 @@ def random_store(folder: Path, vocab: int, pairs: int = 200_000):
 
 
 def predict(result: dict[str, Any]) -> dict[str, Any] | None:
-    """What `plan` says of the same step on this machine; None for one that it has no data sheet of."""
-    from t2t_flax.planning.chips import CHIPS, GPUS
-    from t2t_flax.planning.plan import make_plan
-    from t2t_flax.planning.topology import parse
+    """What `plan` says about the same step on this machine; None without a data sheet of it or without its compiler."""
+    from t2t_flax.__main__ import main as t2t_flax
+    from t2t_flax.planning.chips import GPUS, TPUS
 
     kind = result["kind"].replace("TPU v5 lite", "TPU v5e").replace("TPU v6 lite", "TPU v6e")
-    names = {chip.kind: f"gpu:{name}x{result['devices']}" for name, chip in GPUS.items()}
-    names |= {c.kind: f"{name}-{result['devices'] // c.devices * c.cores_in_name}" for name, c in CHIPS.items()}
+    names = {
+        chip.kind: f"{family}-{result['devices'] // chip.devices * chip.cores_in_name}"
+        for family, chip in (TPUS | GPUS).items()
+    }
     name = next((name for known, name in names.items() if kind.startswith(known)), None)
     if name is None:
         return None
-    config = load_config(result["preset"], result["changed"])
-    plan = make_plan(config, parse(name), rows=result["rows_on_a_device"], decode=False)
+    with tempfile.TemporaryDirectory() as folder:
+        keys = [f"--config.{key}={value}" for key, value in result["changed"].items()]
+        flags = [f"--rows={result['rows_on_a_device']}", "--no-decode", f"--json={folder}/plan.json"]
+        if t2t_flax(["plan", f"--config={result['preset']}", f"--topology={name}", *flags, *keys]) != 0:
+            return None
+        (plan,) = json.loads(Path(folder, "plan.json").read_text())
+    memory, prediction = plan["train"].get("memory"), plan["prediction"]
     return {
         "topology": name,
-        "by": plan["by"],
-        "peak_bytes": plan["train"]["memory"]["peak"],
-        "milliseconds_an_update_at_least": round(plan["prediction"]["seconds"] * 1e3, 3),
+        "peak_bytes": memory and memory["peak"],
+        "milliseconds_an_update_at_least": prediction and round(prediction["seconds"] * 1e3, 3),
+        "ideal_milliseconds_an_update": round(plan["ideal"]["seconds"] * 1e3, 3),
     }
 
 
 def main(argv: list[str]) -> None:
-    """Measures each preset in a process, then asks `plan`."""
+    """Measures each preset in its own process, then plans for the same machine."""
     parser = arguments.parser("accelerator", __doc__)
     parser.prog = "python -m benchmarks.accelerator"
     parser.add_argument("--preset", action="append", help="default: aiayn_base and aiayn_big")
@@ -154,7 +160,7 @@ def main(argv: list[str]) -> None:
             subprocess.run([sys.executable, "-m", "benchmarks.accelerator", *own], check=True)
             result = json.loads(Path(folder, "result.json").read_text())
             results.append(result | {"plan": predict(result)})
-    what = "updates as `train` makes them on random pairs; plan: what was predicted for the same rows"
+    what = "updates as in `train` on random pairs; plan: the prediction for the same rows"
     command = "python -m benchmarks.accelerator " + " ".join(argv)
     publish({"what": what, "command": command.strip(), "results": results}, args.out)
 

@@ -1,5 +1,5 @@
-"""Trials that share a program (`sweep --stack`) beside the same trials one after the other and, as `sweep --jobs` has them,
-one on each core: trials times updates per second, as a ratio, in turn.
+"""Throughput of trials in one vectorized train step (`sweep --stack`), relative to one trial after the other, and of one
+trial on each core (`sweep --jobs`): trials times updates per second, measured in turns.
 
     python -m benchmarks.stacked_trials --out=benchmarks/results/stacked_trials.json
 """
@@ -47,36 +47,31 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
 
     from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.training.prefetch import put_batch
-    from t2t_flax.training.setup import compile_train_steps, set_up_training
+    from t2t_flax.training.setup import set_up_training
     from t2t_flax.training.train_state import init_state
-    from t2t_flax.training.vectorized import Stack, trial_mesh
+    from t2t_flax.training.vectorized import SingleProgram, VectorizedProgram
 
-    vary = lambda i: dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, peak_lr=1e-3 * (1 + i)))  # noqa: E731
-    configs = [vary(i) for i in range(trials)]
+    rates = [dataclasses.replace(base.optimizer, peak_lr=1e-3 * (1 + i)) for i in range(trials)]
+    configs = [dataclasses.replace(base, optimizer=optimizer) for optimizer in rates]
     workdir = epath.Path(folder) / f"{how}{trials}"
     corpus = prepare_corpus(configs[0], workdir)
     if how == "stacked":
+        devices = [jax.devices()[i % devices] for i in range(trials)]
         runs = [
-            set_up_training(config, workdir, corpus, devices=[jax.devices()[i % devices]])
-            for i, config in enumerate(configs)
+            set_up_training(c, workdir, corpus, devices=[device]) for c, device in zip(configs, devices, strict=True)
         ]
-        stack = Stack(runs, trial_mesh(trials))
-        state = stack.put([init_state(run.config, run.model, run.tx, run.mesh)[0] for run in runs])
-        stack.compile(state)
-        place, step, batches = stack.mesh, stack.step, runs[0].batches
+        step = VectorizedProgram(runs)
     else:
-        run = set_up_training(configs[0], workdir, corpus)
-        programs = compile_train_steps(run)
-        state, _ = init_state(run.config, run.model, run.tx, run.mesh)
-        place, batches, trials = run.mesh, run.batches, 1
-        step = lambda state, arrays: programs[arrays["target"].shape](state, arrays)  # noqa: E731
-    fed = [put_batch(batches.batch(k), place, corpus.train.lengths).arrays for k in range(8)]
-    for arrays in fed:
+        runs, trials = [set_up_training(configs[0], workdir, corpus)], 1
+        step = SingleProgram(runs[0])
+    state = step.join([init_state(run.config, run.model, run.tx, run.mesh)[0] for run in runs])
+    batches = [put_batch(runs[0].batches.batch(k), step.mesh, corpus.train.lengths).arrays for k in range(8)]
+    for arrays in batches:
         state, metrics = step(state, arrays)
     jax.block_until_ready(metrics)
     began = time.perf_counter()
     for k in range(updates):
-        state, metrics = step(state, fed[k % len(fed)])
+        state, metrics = step(state, batches[k % len(batches)])
         if k % 4 == 3:
             jax.block_until_ready(metrics)
     jax.block_until_ready(metrics)
@@ -87,25 +82,16 @@ def in_processes(size: str, how: str, trials: int, updates: int, folder: str) ->
     """The rate of one process, or with "jobs" of one on each core, together."""
     cores = sorted(os.sched_getaffinity(0))
     sets = [[core] for core in cores] if how == "jobs" else [cores]
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.stacked_trials",
-        "--measure",
-        size,
-        how,
-        str(trials),
-        str(updates),
-        folder,
-    ]
-    started = [
-        subprocess.Popen(["taskset", "-c", ",".join(map(str, own)), *words], stdout=subprocess.PIPE, text=True)
+    arguments = [size, how, str(trials), str(updates), folder]
+    command = [sys.executable, "-m", "benchmarks.stacked_trials", "--measure", *arguments]
+    processes = [
+        subprocess.Popen(["taskset", "-c", ",".join(map(str, own)), *command], stdout=subprocess.PIPE, text=True)
         for own in sets
     ]
-    said = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        sys.exit(f"{' '.join(words)} failed")
-    return sum(json.loads(text.splitlines()[-1]) for text in said)
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        sys.exit(f"{' '.join(command)} failed")
+    return sum(json.loads(text.splitlines()[-1]) for text in outputs)
 
 
 def main() -> None:

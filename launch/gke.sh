@@ -3,21 +3,21 @@
 # usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
 #   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--dry-run] [-- COMMAND...]
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
-# --hosts and --chips are those of one slice and of one host. The image holds this repository, installed with [tpu].
+# --hosts: per slice; --chips: per host. The image contains this repository, installed with [tpu].
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
 cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes=''
 parse "name image slices hosts chips accelerator topology restarts cluster zone machine spot jobset_version nodes" "$@"
-need name
-number 0 restarts
-number 1 slices hosts chips
+require name
+require_number 0 restarts
+require_number 1 slices hosts chips
 
-json() { # the words as a JSON list
+json() { # the words as a JSON array
   local word words='' code hex char
   for word in "$@"; do
     word=${word//\\/\\\\} && word=${word//\"/\\\"}
-    for ((code = 1; code < 32; code++)); do # control characters; a word has no NUL
+    for ((code = 1; code < 32; code++)); do # control characters (a word cannot contain NUL)
       printf -v hex %02x "$code" && printf -v char %b "\\x$hex" && word=${word//"$char"/\\u00$hex}
     done
     words+=", \"$word\""
@@ -31,7 +31,7 @@ manifest() {
   echo "${text//__COMMAND__/"$(json "${command[@]}")"}"
 }
 start() {
-  need image
+  require image
   if [ -n "$dry_run" ]; then
     run kubectl apply --filename=- && manifest
   else
@@ -40,7 +40,7 @@ start() {
 }
 node_pools() { # create or delete: one node pool per slice
   local i
-  need cluster zone
+  require cluster zone
   for ((i = 0; i < slices; i++)); do
     if [ "$1" = create ]; then
       run gcloud container node-pools create "$name-$i" --cluster="$cluster" --location="$zone" --node-locations="$zone" \
@@ -63,5 +63,5 @@ case $action in
   logs) run kubectl logs --follow --prefix --tail=200 --max-log-requests=64 \
     --selector="jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0" ;;
   delete) remove && if [ -n "$nodes" ]; then node_pools delete; fi ;;
-  *) mistake "unknown sub-command '$action'" ;;
+  *) usage_error "unknown sub-command '$action'" ;;
 esac

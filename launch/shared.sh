@@ -1,51 +1,66 @@
 # shellcheck shell=bash
-# Sourced by the launchers: sub-command, flags, dry runs. None of them knows anything about the model.
+# Sourced by the launchers: sub-command, flags, dry runs. Nothing here knows about the model.
 set -euo pipefail
-# shellcheck disable=SC2034 # the launchers use it
+# shellcheck disable=SC2034 # used by the launchers
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-action='' dry_run='' command=()
+action=''
+dry_run=''
+command=()
 
-mistake() { # a user's mistake: the message, the usage line of the launcher, exit code 2
-  { echo "$(basename "$0"): $1" && sed -n '/^# usage: /,/^[^#]/s/^# *//p' "$0"; } >&2
+usage_error() { # prints the message and the launcher's usage comment, and exits with 2
+  echo "$(basename "$0"): $1" >&2
+  sed -n '/^# usage: /,/^[^#]/s/^# *//p' "$0" >&2
   exit 2
 }
 
 # parse "flag flag ..." SUBCOMMAND [--flag=value ...] [--dry-run] [-- COMMAND ...]: sets `action`, `command`, `dry_run`
-# and the variable of each flag that is given. A flag --x-y is the variable x_y, which the launcher has given a default.
+# and the variable of each flag. The flag --x-y is the variable x_y, to which the launcher has assigned a default.
 parse() {
-  local flags=" $1 " key
+  local known=" $1 " key # not `name`, which is a flag of the launchers
   action=${2-}
   shift $(($# > 1 ? 2 : 1))
-  while (($#)); do
-    key=${1%%=*} && key=${key#--} && key=${key//-/_}
+  while [ $# -gt 0 ]; do
     case $1 in
-      --) shift && command=("$@") && break ;;
+      --)
+        shift
+        command=("$@")
+        break
+        ;;
       --dry-run) dry_run=--dry-run ;;
-      --*=*) [[ $flags == *" $key "* ]] || mistake "unknown flag ${1%%=*}" && printf -v "$key" %s "${1#*=}" ;;
-      *) mistake "unexpected '$1'; flags are --name=value, the command follows --" ;;
+      --*=*)
+        key=${1%%=*}
+        key=${key#--}
+        key=${key//-/_}
+        [[ $known == *" $key "* ]] || usage_error "unknown flag ${1%%=*}"
+        printf -v "$key" %s "${1#*=}"
+        ;;
+      *) usage_error "unexpected '$1'; flags are --name=value, and the command follows --" ;;
     esac
     shift
   done
-  if [[ $action == run || $action == resume ]] && ((${#command[@]} == 0)); then
-    mistake "what is to run? Give the command after --, for example -- python -m t2t_flax train --config=... --workdir=..."
+  if [[ $action == run || $action == resume ]] && [ ${#command[@]} -eq 0 ]; then
+    usage_error "no command: give it after --, for example -- python -m t2t_flax train --config=... --workdir=..."
   fi
 }
 
-need() { # the named flags must have a value
+require() { # the flags with these variables must have a value
   local key
-  for key in "$@"; do [ -n "${!key}" ] || mistake "--${key//_/-} is missing"; done
+  for key in "$@"; do
+    [ -n "${!key}" ] || usage_error "--${key//_/-} is missing"
+  done
 }
 
-number() { # the named flags are whole numbers of at least $1
+require_number() { # require_number LEAST VARIABLE...: these flags are whole numbers of at least LEAST
   local least=$1 key
-  for key in "${@:2}"; do
-    if ! [[ ${!key} =~ ^(0|[1-9][0-9]{0,8})$ ]] || ((${!key} < least)); then
-      mistake "--${key//_/-}=${!key}: expected a whole number, $least or more"
+  shift
+  for key in "$@"; do
+    if ! [[ ${!key} =~ ^(0|[1-9][0-9]{0,8})$ ]] || [ "${!key}" -lt "$least" ]; then
+      usage_error "--${key//_/-}=${!key}: expected a whole number, $least or more"
     fi
   done
 }
 
-quoted() { # the words as one line that a shell reads back as the same words
+quoted() { # the words as one line that a shell splits into the same words
   local word line='' quote="'\\''"
   for word in "$@"; do
     [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word="'${word//\'/"$quote"}'"
@@ -54,6 +69,11 @@ quoted() { # the words as one line that a shell reads back as the same words
   echo "${line# }"
 }
 
-run() { # says what it does, and does it; a dry run only says it
-  if [ -n "$dry_run" ]; then quoted "$@"; else echo "+ $(quoted "$@")" >&2 && "$@"; fi
+run() { # prints the command and runs it; a dry run only prints it
+  if [ -n "$dry_run" ]; then
+    quoted "$@"
+  else
+    echo "+ $(quoted "$@")" >&2
+    "$@"
+  fi
 }

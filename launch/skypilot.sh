@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# A managed job of SkyPilot on any cloud that it knows: launch/skypilot.yaml.
+# A managed job of SkyPilot on any cloud it supports: launch/skypilot.yaml.
 # usage: launch/skypilot.sh create|run|logs|resume|delete --name=NAME [--accelerators=tpu-v6e-16] [--nodes=1]
 #   [--infra=gcp/us-east5-b] [--spot=yes|no] [--restarts=20] [--dry-run] [-- COMMAND...]
-# `create` checks the credentials: `run` makes the machines, and SkyPilot takes them down at the end. --workdir must be
-# one that outlives the machines (gs://..., or a bucket that is mounted); `resume` is `run` with the same one.
+# `create` checks the credentials; `run` creates the machines, and SkyPilot removes them at the end. --workdir must outlive
+# the machines (gs://..., or a mounted bucket); `resume` is `run` with the same one.
 source "$(dirname "$0")/shared.sh"
 name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes restarts=20
 parse "name accelerators nodes infra spot restarts" "$@"
-need name
-number 0 restarts
-number 1 nodes
+require name
+require_number 0 restarts
+require_number 1 nodes
 case $spot in
   yes) spot=--use-spot ;;
   no) spot=--no-use-spot ;;
-  *) mistake "--spot=$spot: expected yes or no" ;;
+  *) usage_error "--spot=$spot: expected yes or no" ;;
 esac
 
 start() {
@@ -34,5 +34,5 @@ case $action in
     ;;
   logs) run sky jobs logs --name="$name" --follow ;;
   delete) run sky jobs cancel --name="$name" --yes ;;
-  *) mistake "unknown sub-command '$action'" ;;
+  *) usage_error "unknown sub-command '$action'" ;;
 esac

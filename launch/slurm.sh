@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# A SLURM cluster: launch/slurm.sbatch. Run it on a login node, in the repository, on a file system that all nodes see.
+# A SLURM cluster: launch/slurm.sbatch. Run it on a login node, in the repository, on a file system shared by all nodes.
 # usage: launch/slurm.sh create|run|logs|resume|delete --name=NAME [--nodes=1] [--tasks-per-node=N] [--gpus-per-node=0]
 #   [--time=1-00:00:00] [--partition=P] [--options="more options of sbatch"] [--restarts=20] [--dry-run] [-- COMMAND...]
-# With GPUs there is one task for each, and no other number; without, --tasks-per-node is 1. `create` makes .venv here;
-# `resume` is `run` with the same --workdir, and waits until no other job of this name runs.
+# With GPUs there is exactly one task per GPU; without, --tasks-per-node defaults to 1. `create` creates .venv here;
+# `resume` is `run` with the same --workdir, and waits for other jobs of this name.
 source "$(dirname "$0")/shared.sh"
 name='' nodes=1 tasks_per_node='' gpus_per_node=0 time='' partition='' options='' restarts=20
 parse "name nodes tasks_per_node gpus_per_node time partition options restarts" "$@"
-need name
-number 0 restarts gpus_per_node
-number 1 nodes
+require name
+require_number 0 restarts gpus_per_node
+require_number 1 nodes
 : "${tasks_per_node:=$((gpus_per_node > 0 ? gpus_per_node : 1))}"
 ((gpus_per_node == 0 || tasks_per_node == gpus_per_node)) ||
-  mistake "--tasks-per-node=$tasks_per_node with --gpus-per-node=$gpus_per_node: JAX gives each task one GPU"
+  usage_error "--tasks-per-node=$tasks_per_node with --gpus-per-node=$gpus_per_node: JAX gives each task one GPU"
 
 start() {
   local more=() gpus=()
@@ -33,5 +33,5 @@ case $action in
   resume) start --dependency=singleton ;;
   logs) run tail -n 200 -F "$name.log" ;;
   delete) run scancel --name="$name" --me ;;
-  *) mistake "unknown sub-command '$action'" ;;
+  *) usage_error "unknown sub-command '$action'" ;;
 esac

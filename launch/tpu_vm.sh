@@ -2,30 +2,30 @@
 # One TPU slice of any number of hosts, as a TPU VM.
 # usage: launch/tpu_vm.sh create|run|logs|resume|status|delete --name=NAME --zone=ZONE [--project=PROJECT]
 #   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20] [--dry-run] [-- COMMAND...]
-# `run` copies what is committed (HEAD) to every host and starts the command there; `resume` is `run` with the same
-# --workdir, which must be one that all hosts share (gs://...). Each host restarts its process (launch/retry.sh).
-# `status` prints `running`, `never` (nothing was started) or the exit code of the last run; of another command than the
-# one that follows --, it prints `other-` before it.
+# `run` copies the commit HEAD to every host and starts the command there; `resume` is `run` with the same
+# --workdir, which all hosts must share (gs://...). Each host restarts its process (launch/retry.sh).
+# `status` prints `running`, `never` (nothing was started) or the exit code of the last run, with the prefix `other-` if
+# that run had another command than the one after --.
 source "$(dirname "$0")/shared.sh"
 name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20
 parse "name zone project accelerator version spot restarts" "$@"
-need name zone
-number 0 restarts
+require name zone
+require_number 0 restarts
 where=("--zone=$zone" ${project:+"--project=$project"})
 vm=(gcloud compute tpus tpu-vm)
-mark=$(quoted ${command[@]+"${command[@]}"} | cksum | tr ' ' -) # of the command, to tell its runs from others
+mark=$(quoted ${command[@]+"${command[@]}"} | cksum | tr ' ' -) # identifies the command
 
 start() {
   local folder="${TMPDIR:-/tmp}/t2t_flax.XXXXXX" remote
-  if [ -z "$dry_run" ]; then # a folder of its own: nobody else can have put a link there
+  if [ -z "$dry_run" ]; then # a new folder, so that nobody can have put a link there
     folder=$(mktemp -d "$folder")
-    # shellcheck disable=SC2064 # the folder of now
+    # shellcheck disable=SC2064 # expanded now
     trap "rm -rf '$folder'" EXIT
   fi
   run git -C "$here/.." archive --format=tar.gz --output="$folder/t2t_flax.tgz" HEAD
   run "${vm[@]}" scp "$folder/t2t_flax.tgz" "$name:t2t_flax.tgz" --worker=all "${where[@]}"
-  # A lock per host, so that two runs never share the chips; uv, because the images' own Python may be older than 3.11.
-  remote="touch t2t.lock && { flock -n t2t.lock true || { echo 'a run is going on here' >&2; exit 1; }; } && \
+  # A lock per host keeps two runs from sharing the chips; uv, because the image's Python may be older than 3.11.
+  remote="touch t2t.lock && { flock -n t2t.lock true || { echo 'a run is in progress on this host' >&2; exit 1; }; } && \
 rm -rf t2t_flax && mkdir t2t_flax && tar -xzf t2t_flax.tgz -C t2t_flax && cd t2t_flax && \
 python3 -m pip install --quiet --user uv && { [ -d ../t2t_venv ] || python3 -m uv venv --python 3.12 ../t2t_venv; } && \
 python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[tpu]' && \
@@ -35,10 +35,10 @@ export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && rm -f ../t2t
   run "${vm[@]}" ssh "$name" --worker=all "${where[@]}" --command="$remote"
 }
 status() {
-  local whose=''
-  ((${#command[@]} == 0)) || whose="[ \"\$(cat t2t.command 2>/dev/null)\" = $mark ] || [ ! -e t2t.command ] || printf other-; "
+  local prefix=''
+  ((${#command[@]} == 0)) || prefix="[ \"\$(cat t2t.command 2>/dev/null)\" = $mark ] || [ ! -e t2t.command ] || printf other-; "
   run "${vm[@]}" ssh "$name" --worker=0 "${where[@]}" --command \
-    "${whose}if [ -e t2t.lock ] && ! flock -n t2t.lock true; then echo running; else cat t2t.exit 2>/dev/null || echo never; fi"
+    "${prefix}if [ -e t2t.lock ] && ! flock -n t2t.lock true; then echo running; else cat t2t.exit 2>/dev/null || echo never; fi"
 }
 
 case $action in
@@ -49,5 +49,5 @@ case $action in
   logs) run "${vm[@]}" ssh "$name" --worker=0 "${where[@]}" --command='tail -n 200 -F t2t.log' ;;
   status) status ;;
   delete) run "${vm[@]}" delete "$name" "${where[@]}" --quiet ;;
-  *) mistake "unknown sub-command '$action'" ;;
+  *) usage_error "unknown sub-command '$action'" ;;
 esac

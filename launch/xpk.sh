@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# TPU slices on GKE through xpk (pip install xpk), which makes cluster and JobSet by itself.
+# TPU slices on GKE through xpk (pip install xpk), which creates cluster and JobSet itself.
 # usage: launch/xpk.sh create|run|logs|resume|delete --cluster=CLUSTER --name=NAME [--tpu-type=v5litepod-16] [--slices=1]
 #   [--zone=ZONE] [--project=PROJECT] [--image=IMAGE] [--capacity=on-demand|spot] [--restarts=20] [--everything=yes]
 #   [--dry-run] [-- COMMAND...]
-# The image holds this repository, installed with [tpu]. `delete --everything=yes` removes the cluster too.
+# The image contains this repository, installed with [tpu]. `delete --everything=yes` removes the cluster too.
 source "$(dirname "$0")/shared.sh"
 cluster='' name='' tpu_type=v5litepod-16 slices=1 zone='' project='' image='' capacity=on-demand restarts=20 everything=''
 parse "cluster name tpu_type slices zone project image capacity restarts everything" "$@"
-need cluster name
-number 0 restarts
-number 1 slices
-[[ $capacity == on-demand || $capacity == spot ]] || mistake "--capacity=$capacity: expected on-demand or spot"
+require cluster name
+require_number 0 restarts
+require_number 1 slices
+[[ $capacity == on-demand || $capacity == spot ]] || usage_error "--capacity=$capacity: expected on-demand or spot"
 where=("--cluster=$cluster" ${zone:+"--zone=$zone"} ${project:+"--project=$project"})
 
 start() {
-  need image
-  # By itself xpk restarts after 42 and 127 to 255; 2 (a mistake) and 3 (diverged) are not added.
+  require image
+  # By itself xpk restarts after 42 and 127 to 255; 2 (user error) and 3 (diverged) are not added.
   run xpk workload create --workload="$name" "${where[@]}" --tpu-type="$tpu_type" --num-slices="$slices" \
     --docker-image="$image" --max-restarts="$restarts" --restart-on-exit-codes=1,75 \
     --termination-grace-period-seconds=300 --env=PYTHONUNBUFFERED=1 --command="$(quoted "${command[@]}")"
@@ -32,5 +32,5 @@ case $action in
   logs) run kubectl logs --follow --prefix --tail=200 --max-log-requests=64 \
     --selector="jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0" ;;
   delete) remove && if [ -n "$everything" ]; then run xpk cluster delete "${where[@]}" --force; fi ;;
-  *) mistake "unknown sub-command '$action'" ;;
+  *) usage_error "unknown sub-command '$action'" ;;
 esac

@@ -7,19 +7,21 @@ import sys
 from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
 
 COMMANDS = {
-    "train": "train, or resume what the workdir holds; ends with an evaluation record",
+    "train": "train a config, or resume the run in a workdir; ends with an evaluation record",
     "evaluate": "decode and score a split with a trained run; writes a record",
-    "translate": "lines in, translations out",
-    "prepare": "tokenise the data of a config ahead of training",
+    "translate": "translate lines of text with a trained run",
+    "prepare": "train the tokenizer and tokenise the data of a config before training",
     "score": "log-probability of given pairs",
-    "attend": "attention of every layer and head for a pair, as arrays and a picture",
-    "average": "the mean of checkpoints as a workdir of its own",
-    "sweep": "many trials of a config, and the table of what they found",
-    "plan": "compile for a machine that need not be there; memory, collectives, predicted time",
-    "explain": "what a run will be, and in what it leaves a preset; every config key",
+    "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
+    "average": "write the mean of checkpoints as a workdir of its own",
+    "sweep": "train many variants of a config, and compare their results in a table",
+    "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
+    "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",
 }
+_INTERNAL = ("train_together",)
+"""Commands that other commands start."""
 
-# A path that is a folder and should be a file, or the other way round, and so on: no restart will help.
+# Errors of the path itself, such as a folder where a file is expected: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
 
 
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return OK if argv else USER_ERROR
-    if argv[0] not in COMMANDS:
+    if argv[0] not in (*COMMANDS, *_INTERNAL):
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
     try:
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t2t_flax {argv[0]}: {error}", file=sys.stderr)
         return USER_ERROR
-    except BrokenPipeError:  # the reader of our output has gone, as in `| head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `| head`
         sys.stderr.close()
         return FAILURE
     except OSError as error:
@@ -65,11 +67,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """The commands, a line each."""
+    """The list of commands, one per line."""
     lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        ["usage: python -m t2t_flax COMMAND ...", ""] + lines + ["", "`python -m t2t_flax COMMAND --help` tells more."]
-    )
+    hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command."
+    return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 
 
 if __name__ == "__main__":

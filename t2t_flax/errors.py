@@ -15,7 +15,13 @@ class UserError(Exception):
     """
 
 
-_OPTIONAL = {"gcs": "gcsfs", "s3": "s3fs", "sweep": "optuna submitit", "plan": "'jax[tpu]'"}
+_OPTIONAL = {
+    "gcs": "gcsfs",
+    "s3": "s3fs",
+    "sweep": "optuna submitit",
+    "plan": "'jax[tpu]'",
+    "plan-gpu": "'jax[cuda12]'",
+}
 """Packages by the extra of pyproject.toml that installs them."""
 
 

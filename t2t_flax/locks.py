@@ -1,7 +1,7 @@
-"""One writer at a time: the right to write into a folder, or to train a trial, held by a file that names its holder.
+"""Locks on folders and trials, so that only one process writes at a time. The lock file names its holder.
 
-On a file system the kernel holds the lock (`flock`): it ends with the processes that have it open, however they end. An
-object store has no locks: there a lease is renewed every few seconds, and one that is no longer renewed has lapsed.
+On a file system it is a kernel lock (`flock`), which ends with the processes that hold it, however they end. Object stores
+have no locks: there a lease is renewed every few seconds, and expires when the renewals stop.
 """
 
 import contextlib
@@ -21,30 +21,30 @@ from collections.abc import Callable
 import psutil
 from etils import epath
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
 BEAT = 15.0
 """Seconds between two renewals of a lease."""
-LAPSE = 75.0
-"""A lease that has not been renewed for so many seconds has lapsed: its holder is gone."""
+EXPIRY = 75.0
+"""Seconds without a renewal after which a lease has expired: its holder is gone."""
 LOST_HOST = 120.0
-"""Seconds that a shared file system may need to free the lock of a host that is gone."""
+"""Seconds that a shared file system may need to free the lock of a dead host."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: a process on a host, what it runs, and since when (UTC)."""
+    """Who holds a lock: host, process, command, and the time since when (UTC)."""
 
     host: str
     process: int
     command: str
     since: str
     started: float
-    """When the process started, by its host's clock: process numbers are used again."""
+    """When the process started, by its host's clock: process numbers are reused."""
     token: str = ""
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Holder:
 
     @property
     def gone(self) -> bool:
-        """Whether it is known to have ended; of a process on another host nothing is known."""
+        """Whether the process is known to have ended; unknown, so False, for another host."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -69,21 +69,21 @@ def this_process(command: str) -> Holder:
 
 
 class FileLock:
-    """A lock of the kernel. A child that inherits `descriptor` holds it too."""
+    """A kernel lock. A child process that inherits `descriptor` holds it too."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
 
     def release(self) -> None:
-        """Gives up this process's share; does nothing the second time."""
+        """Releases this process's share of the lock; does nothing the second time."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
-    """The lock on a local file, which is made; None where another process holds it. Raises OSError where the file system
-    has no locks.
+    """Locks a local file, which is created if missing; None where another process holds the lock. Raises OSError where the
+    file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -99,8 +99,8 @@ def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
 
 
 def _try_exclusive(descriptor: int) -> bool:
-    """Takes an exclusive lock if no process holds one. A process that only looks (`holder_of`) shares the lock for a
-    moment, which is waited for: about 50 ms at most.
+    """Takes an exclusive lock unless a process holds one. Waits about 50 ms at most for processes that share the lock for a
+    moment to read its holder (`holder_of`).
     """
     for _ in range(25):
         with contextlib.suppress(BlockingIOError):
@@ -116,7 +116,7 @@ def _try_exclusive(descriptor: int) -> bool:
 
 
 def holder_of(path: str | os.PathLike) -> Holder | None:
-    """Who holds the lock on a local file; None where nobody does."""
+    """The holder of the lock on a local file; None where it is free."""
     try:
         file = open(path)  # noqa: SIM115
     except FileNotFoundError:
@@ -132,15 +132,14 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
 def lock_folder(
     folder: epath.PathLike, command: str, what: str = "--workdir", say: Callable[[str], None] = log.warning
 ) -> "FileLock | Lease":
-    """The right to write into `folder`, which is made. Raises UserError, naming the holder, where another process has it.
-
-    Where the holder is on another host, which may be gone, waits as long as the file system or the lease needs to free it.
+    """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, where another process
+    holds the lock. If that process is on another host, which may be dead, waits until its lock should have expired.
     """
     folder = epath.Path(folder)
     if is_remote(folder):
         return _take_lease(folder / NAME, command, f"{what}={folder}", say)
     folder.mkdir(parents=True, exist_ok=True)
-    path, began, told = folder / NAME, time.monotonic(), False
+    path, start, reported = folder / NAME, time.monotonic(), False
     while True:
         try:
             lock = lock_file(path, command)
@@ -150,20 +149,20 @@ def lock_folder(
             return _take_lease(path, command, f"{what}={folder}", say)
         if lock:
             return lock
-        found = _read(path)
-        elsewhere = found is not None and found.host != socket.gethostname()
-        patience = LOST_HOST if elsewhere else 10.0 if found is None or found.gone else 0.0
-        if time.monotonic() - began >= patience:
-            raise _taken(f"{what}={folder}", found)
-        if elsewhere and not told:
-            say(f"{what}={folder} is locked by {found}; waiting up to {LOST_HOST:.0f} s in case that host is gone")
-            told = True
+        holder = _read(path)
+        elsewhere = holder is not None and holder.host != socket.gethostname()
+        patience = LOST_HOST if elsewhere else 10.0 if holder is None or holder.gone else 0.0
+        if time.monotonic() - start >= patience:
+            raise _in_use(f"{what}={folder}", holder)
+        if elsewhere and not reported:
+            say(f"{what}={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
+            reported = True
         time.sleep(0.2)
 
 
 class Lease:
-    """A file that its holder writes again every `BEAT` seconds. Best effort: two that find it lapsed in the same second
-    agree by reading it again.
+    """A file that its holder rewrites every `BEAT` seconds. Best effort: of two processes that find it expired in the same
+    second, the one that reads its own name again wins.
     """
 
     def __init__(self, path: epath.Path, me: Holder):
@@ -173,17 +172,17 @@ class Lease:
         self._write()
 
     def start(self) -> None:
-        """Begins to renew it."""
+        """Starts the renewals."""
         self._thread.start()
 
     @property
     def mine(self) -> bool:
         """Whether the file still names this process."""
-        found = _read(self._path)
-        return found is not None and found.token == self._me.token
+        holder = _read(self._path)
+        return holder is not None and holder.token == self._me.token
 
     def release(self) -> None:
-        """Gives it up; the file goes."""
+        """Stops the renewals and deletes the file."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -204,28 +203,28 @@ class Lease:
                     log.error("%s was taken over by %s; this process ends at once", self._path, _read(self._path))
                     os._exit(1)
                 self._write()
-            except Exception as error:  # noqa: BLE001 - any of dozens of network errors; the next beat tries again
-                log.warning("could not renew %s (%s); trying again", self._path, str(error).strip()[:200])
+            except Exception as error:  # noqa: BLE001 - any network error; the next beat tries again
+                log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
 
 
 def _take_lease(path: epath.Path, command: str, what: str, say: Callable[[str], None]) -> Lease:
     text = read_if_exists(path)
-    found = _parse(text or "")
-    if text is not None and not (found and found.gone):
-        say(f"{what} has a lock of {found or 'another process'}; looking whether it is alive, at most {LAPSE:.0f} s")
-        began = time.monotonic()
-        while time.monotonic() - began < LAPSE:
+    holder = _parse(text or "")
+    if text is not None and not (holder and holder.gone):
+        say(f"{what} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life")
+        start = time.monotonic()
+        while time.monotonic() - start < EXPIRY:
             time.sleep(min(1.0, BEAT / 4))
             now = read_if_exists(path)
             if now is None:
                 break
             if now != text:
-                raise _taken(what, _parse(now))
+                raise _in_use(what, _parse(now))
     lease = Lease(path, this_process(command))
     if text is not None:
-        time.sleep(min(2.0, BEAT / 4))  # another that found it lapsed too has written by now
+        time.sleep(min(2.0, BEAT / 4))  # another process that found it expired has written by now
         if not lease.mine:
-            raise _taken(what, _read(path))
+            raise _in_use(what, _read(path))
     lease.start()
     return lease
 
@@ -242,8 +241,8 @@ def _parse(text: str) -> Holder | None:
         return None
 
 
-def _taken(what: str, holder: Holder | None) -> UserError:
+def _in_use(what: str, holder: Holder | None) -> UserError:
     return UserError(
-        f"{what} is being written by another process: {holder or 'it has not said which'}. One process at a time may "
-        "write there: wait until that one has ended, or stop it."
+        f"{what} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: wait "
+        "until it has ended, or stop it."
     )

@@ -1,4 +1,4 @@
-"""Settings of the process that must be made before JAX starts, and of the processes that it starts."""
+"""Process settings that must be applied before JAX starts, and child processes."""
 
 import ctypes
 import importlib.util
@@ -18,64 +18,64 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def prepare_process(config: Config) -> list[str]:
-    """Applies the config's process settings; returns what was done, in words, for the log.
+    """Applies the config's process settings; returns a line about each for the log.
 
-    Must run before anything touches a JAX device.
+    Must run before anything uses a JAX device.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.ERROR)
-    done, platform = [], likely_platform()
+    notes, platform = [], likely_platform()
     if platform == "cpu" and config.train.cpu_allocator:
-        done.append(keep_freed_memory())
+        notes.append(keep_freed_memory())
     if platform == "gpu" and config.train.deterministic:
-        done.append(use_deterministic_kernels())
+        notes.append(use_deterministic_kernels())
     import jax
 
-    if config.mesh.cpu_devices > 1:  # of the CPU alone, so no harm is done where JAX then finds an accelerator
+    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
         if platform == "cpu":
-            done.append(f"CPU divided into {config.mesh.cpu_devices} devices")
+            notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     if config.train.compile_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return done
+    return notes
 
 
 def keep_freed_memory() -> str:
-    """Tells glibc to keep freed blocks: XLA allocates its temporaries anew each step, and otherwise pays for fresh
-    pages every time. One arena, no mmap, no trimming (-1: the largest int would still trim what is above 2 GiB).
+    """Makes glibc keep freed blocks: XLA allocates its temporaries anew each step, and would pay for fresh pages every
+    time. One arena, no mmap, no trimming (-1: the largest int would still trim above 2 GiB).
     """
     if not sys.platform.startswith("linux"):
-        return "allocator: not glibc, left as it is"
+        return "allocator: not glibc, unchanged"
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
-        return "allocator: not glibc, left as it is"
+        return "allocator: not glibc, unchanged"
     for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 2**28)):
         mallopt(name, value)
     return "allocator: freed memory is kept (train.cpu_allocator)"
 
 
 def use_deterministic_kernels() -> str:
-    """Adds XLA's flag for GPUs to XLA_FLAGS, which it reads when it starts: no atomic adds, and no autotuning, which may choose
-    another kernel in another process.
+    """Adds XLA's flag for GPUs to XLA_FLAGS, which is read when XLA starts: no atomic adds, and no autotuning, which may
+    choose another kernel in another process.
     """
     flag = "--xla_gpu_deterministic_ops=true"
     given = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join([*(word for word in given if not word.startswith(flag.split("=")[0])), flag])
-    return "GPU: deterministic kernels alone (train.deterministic)"
+    return "GPU: deterministic kernels only (train.deterministic)"
 
 
 ALONE = "T2T_ALONE"
-"""Set for a child that is a run of its own, whatever pod or cluster surrounds its parent."""
+"""Set for a child that is a run of its own, even if its parent is one of several processes."""
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment with `more`, and with this package where a child's `python -m` finds it, also where the
-    folder in which the child starts holds another one.
+    """This process's environment with `more`, in which `python -m t2t_flax` finds this package even if the working folder
+    holds another copy.
     """
     package = str(Path(__file__).parents[1])
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -83,15 +83,15 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
-def run_in_child(*words: str) -> int:
-    """The exit code of `python -m t2t_flax WORDS` in a process of its own; STOPPED where this one was asked to end, upon
-    which the child is ended too.
+def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
+    """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
+    or STOPPED where a signal ended this process, which is passed on to the child.
     """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment())
-    asked = []
+    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
+    signals = []
 
     def stop(number: int, frame: Any) -> None:
-        asked.append(number)
+        signals.append(number)
         child.terminate()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -100,23 +100,23 @@ def run_in_child(*words: str) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return STOPPED if asked else code
+    return STOPPED if signals else code
 
 
 def likely_platform() -> str:
-    """Where JAX will run, judged without starting it: "cpu", "gpu" or "tpu". An accelerator counts where there is a device
-    and a backend of JAX for it is installed.
+    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts where its device file exists
+    and a JAX backend for it is installed.
     """
-    asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if asked:
-        return "gpu" if asked in ("cuda", "rocm") else asked
+    requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if requested:
+        return "gpu" if requested in ("cuda", "rocm") else requested
     for platform, devices, packages in _ACCELERATORS:
         if any(map(os.path.exists, devices)) and any(map(_installed, packages)):
             return platform
     return "cpu"
 
 
-# Platform, device files, and the packages one of which JAX needs for them.
+# Platform, device files, and the JAX backends of which one must be installed.
 _ACCELERATORS = (
     (
         "gpu",
@@ -135,5 +135,5 @@ _ACCELERATORS = (
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package that holds it
+    except ModuleNotFoundError:  # of its parent package
         return False

@@ -16,7 +16,6 @@ import pytest
 from helpers.processes import environment
 
 from t2t_flax.data.sources import toy
-from t2t_flax.planning.ask import has_libtpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[1]
@@ -83,8 +82,9 @@ def shortened(command: str) -> str:
         flags = " ".join(re.findall(r"--\w+", command))
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
     name = re.search(r"t2t_flax (\w+)", command)[1]
-    if name == "plan" and not has_libtpu():
-        return re.sub(r"--topology=\S+", "--topology=gpu:h100x8", command)
+    if name == "plan":  # the compilers have tests of their own
+        command = re.sub(r"--topology=\S+", "--topology=cpu:2", re.sub(r" --json=\S+", "", command))
+        return command + overrides(TINY)
     config = re.search(r"--config=(\S+)", command)
     if name in ("train", "prepare"):
         run = overrides(OVERRIDES[config[1]])
@@ -161,6 +161,8 @@ def test_documented_command_runs(folder, page, command):
 
 def test_documented_python_runs(folder):
     for page in PAGES:
+        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
+            continue
         for number, program in enumerate(programs_of(page)):
             (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
             run(folder, f"python example{number}.py")

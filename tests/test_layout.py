@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 BELOW = {
     "errors": set(),
     "version": set(),
+    "tables": set(),
     "filesystem": {"errors"},
     "locks": {"errors", "filesystem"},
     "config": {"errors"},
@@ -42,6 +43,7 @@ BELOW = {
         "process_setup",
         "monitoring",
         "evaluation",
+        "tables",
         "version",
     },
     "planning": {
@@ -55,9 +57,10 @@ BELOW = {
         "monitoring",
         "training",
         "decoding",
+        "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

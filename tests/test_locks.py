@@ -1,4 +1,4 @@
-"""One writer at a time: who holds a lock is named, and a lock ends with its holder."""
+"""Locks allow one writer, name their holder, and end with it."""
 
 import dataclasses
 import json
@@ -30,11 +30,11 @@ def other_process(folder, then="time.sleep(600)"):
     return process
 
 
-def test_a_second_writer_is_refused_by_name_and_a_killed_one_holds_nothing(tmp_path):
+def test_second_writer_is_refused_until_the_first_is_killed(tmp_path):
     process = other_process(tmp_path / "run")
     try:
-        told = rf"--workdir=.*run is being written .*: train, process {process.pid} on .*, since \d{{4}}-.* UTC"
-        with pytest.raises(UserError, match=told):
+        message = rf"--workdir=.*run is in use .*: train, process {process.pid} on .*, since \d{{4}}-.* UTC"
+        with pytest.raises(UserError, match=message):
             locks.lock_folder(tmp_path / "run", "prepare")
     finally:
         process.send_signal(signal.SIGKILL)
@@ -43,12 +43,12 @@ def test_a_second_writer_is_refused_by_name_and_a_killed_one_holds_nothing(tmp_p
     with pytest.raises(UserError, match=f"prepare, process {os.getpid()} on"):
         locks.lock_folder(tmp_path / "run", "average", "--output")
     lock.release()
-    lock.release()  # twice does no harm
+    lock.release()  # the second release does nothing
     locks.lock_folder(tmp_path / "run", "average").release()
 
 
-def test_a_child_does_not_keep_the_lock_of_a_folder(tmp_path):
-    """The processes that prepare data may outlive a killed training for a moment."""
+def test_child_process_does_not_keep_a_folder_locked(tmp_path):
+    """Processes that tokenise may outlive a killed training for a moment."""
     script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     process = other_process(tmp_path, script)
     child = int(process.stdout.readline())
@@ -62,9 +62,9 @@ def test_a_child_does_not_keep_the_lock_of_a_folder(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leases of tenths of a second."""
+    """Leases that expire within seconds."""
     monkeypatch.setattr(locks, "BEAT", 0.1)
-    monkeypatch.setattr(locks, "LAPSE", 1.5)
+    monkeypatch.setattr(locks, "EXPIRY", 1.5)
 
 
 def lease(path, command="train"):
@@ -76,7 +76,7 @@ def elsewhere(path, **values):
     path.write_text(json.dumps(dataclasses.asdict(holder) | {"beat": 3}) + "\n")
 
 
-def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_holder(tmp_path, quick):
+def test_renewed_lease_is_respected_until_it_is_released(tmp_path, quick):
     path = tmp_path / "lock"
     first = lease(path)
     with pytest.raises(UserError, match=f"train, process {os.getpid()} on"):
@@ -87,23 +87,23 @@ def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_holder(tmp_path,
     lease(path, "prepare").release()
 
 
-def test_a_lease_of_a_lost_host_lapses(tmp_path, quick):
+def test_lease_of_a_dead_host_expires(tmp_path, quick):
     path = tmp_path / "lock"
     elsewhere(path)
-    began = time.monotonic()
+    start = time.monotonic()
     mine = lease(path)
-    assert mine.mine and time.monotonic() - began > locks.LAPSE
+    assert mine.mine and time.monotonic() - start > locks.EXPIRY
     mine.release()
 
 
-def test_a_lease_of_a_process_that_has_ended_here_is_free_at_once(tmp_path, monkeypatch):
+def test_lease_of_a_dead_local_process_is_free_at_once(tmp_path, monkeypatch):
     path = tmp_path / "lock"
-    for changed in (dict(process=2**22 - 3), dict(started=1.0)):  # no such process; its number is another's now
+    for changed in (dict(process=2**22 - 3), dict(started=1.0)):  # no such process; its number was reused
         path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(locks.this_process("train"), **changed))))
         monkeypatch.setattr(locks.time, "sleep", lambda seconds: None)
         lease(path).release()
 
 
-def test_a_damaged_lock_file_keeps_nobody_out(tmp_path):
+def test_damaged_lock_file_does_not_block(tmp_path):
     (tmp_path / locks.NAME).write_bytes(b"\x00{")
     locks.lock_folder(tmp_path, "train").release()

@@ -1,4 +1,4 @@
-"""Processes that a command starts."""
+"""Settings of the process, and child processes."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ time.sleep(60)
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Stands in for this package in a child: it waits until it is asked to end, or ends as it is told."""
+    """A stand-in for this package in a child process: waits for a signal, or exits with the given code."""
     (tmp_path / "t2t_flax").mkdir()
     (tmp_path / "t2t_flax" / "__init__.py").touch()
     (tmp_path / "t2t_flax" / "__main__.py").write_text(CHILD)
@@ -41,26 +41,25 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_stops_a_command_stops_its_child(package, tmp_path, number):
-    """An evaluation of many runs, say; the child saves, or gives up, in its own way."""
+def test_signal_is_passed_on_to_the_child(package, tmp_path, number):
     pid = tmp_path / "pid"
 
-    def ask():
+    def send_signal():
         while signal.getsignal(number) == before or not (pid.exists() and pid.read_text()):
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    sender = threading.Thread(target=send_signal, daemon=True)
+    sender.start()
     assert process.run_in_child(str(pid)) == STOPPED
-    asking.join(10)
+    sender.join(10)
     assert (tmp_path / "pid.stopped").exists() and signal.getsignal(number) == before
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_child_runs_this_code_wherever_it_starts(tmp_path):
+def test_child_runs_this_copy_of_the_package(tmp_path):
     """The folder in which it starts may be a checkout of another version."""
     (tmp_path / "t2t_flax").mkdir()
     (tmp_path / "t2t_flax" / "__init__.py").touch()
@@ -73,13 +72,13 @@ def test_a_child_runs_this_code_wherever_it_starts(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 2])
-def test_a_child_that_ends_by_itself_tells_its_exit_code(package, tmp_path, code):
+def test_exit_code_of_the_child_is_returned(package, tmp_path, code):
     assert process.run_in_child(str(tmp_path / "pid"), str(code)) == code
 
 
 @pytest.mark.parametrize(("platforms", "asked"), [("cuda", True), ("cuda,cpu", True), ("cpu", False), ("tpu", False)])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_deterministic_kernels_are_asked_for_on_a_gpu_alone(monkeypatch, platforms, asked, deterministic):
+def test_deterministic_kernels_are_set_on_gpu_only(monkeypatch, platforms, asked, deterministic):
     """train.deterministic; other flags in XLA_FLAGS stay, and one that says otherwise gives way."""
     given = "--xla_gpu_deterministic_ops=false --xla_some_flag=1"
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
@@ -104,14 +103,14 @@ def test_deterministic_kernels_are_asked_for_on_a_gpu_alone(monkeypatch, platfor
         ([], [], "cuda,cpu", "gpu"),
     ],
 )
-def test_the_platform_is_one_whose_device_and_backend_are_there(monkeypatch, devices, packages, platforms, expected):
+def test_platform_needs_a_device_and_a_backend(monkeypatch, devices, packages, platforms, expected):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(process.os.path, "exists", devices.__contains__)
     monkeypatch.setattr(process, "_installed", packages.__contains__)
     assert process.likely_platform() == expected
 
 
-def test_the_cpu_is_divided_whatever_is_expected(monkeypatch):
+def test_cpu_devices_apply_on_every_platform(monkeypatch):
     updates = {}
     monkeypatch.setattr(jax.config, "update", updates.__setitem__)
     monkeypatch.setattr(process, "likely_platform", lambda: "tpu")

@@ -1,4 +1,4 @@
-"""What the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
+"""Flags, files and progress that the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
 
 import argparse
 import codecs
@@ -21,30 +21,35 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}\n{self.format_usage().strip()}")
 
     def parse_known_args(self, args=None, namespace=None):
-        """Refuses, besides, flags that are given nothing, or text that no file name and no message can hold."""
-        found, rest = super().parse_known_args(args, namespace)
+        """Accepts --n_best for --n-best. Raises UserError for empty values and for text that no file name can contain."""
+        args = [self._with_dashes(arg) for arg in (sys.argv[1:] if args is None else args)]
+        parsed, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
-            value = getattr(found, action.dest, None)
+            value = getattr(parsed, action.dest, None)
             if value is not action.default and action.option_strings:
-                several = isinstance(action, argparse._AppendAction)
-                for text in value if several and isinstance(value, list) else (value,):
+                for text in value if isinstance(value, list) and value else (value,):
                     _check_text(action.option_strings[0], text)
-        return found, rest
+        return parsed, rest
+
+    def _with_dashes(self, arg: str) -> str:
+        flag, equals, value = arg.partition("=")
+        dashed = flag.replace("_", "-")
+        return dashed + equals + value if dashed in self._option_string_actions else arg
 
 
 def _check_text(flag: str, text: object) -> None:
-    if isinstance(text, list):  # what argparse makes of "--flag=--"
+    if isinstance(text, list):  # argparse returns [] for "--flag=--"
         raise UserError(f"{flag}=-- has no value: write {flag}=VALUE.")
     if not isinstance(text, str):
         return
     if not text.strip():
         raise UserError(f"{flag}= is empty: write {flag}=VALUE.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{flag}={text!r}: holds a NUL, or bytes that are not UTF-8.")
+        raise UserError(f"{flag}={text!r}: contains a NUL, or bytes that are not UTF-8.")
 
 
 def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `low` to `high`."""
+    """An argparse `type`: a whole number from `low` to `high`."""
 
     def whole_number(text: str) -> int:
         try:
@@ -60,7 +65,7 @@ def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
-    """An argument parser whose mistakes are UserErrors."""
+    """An argument parser that raises UserError for wrong arguments."""
     return _Parser(
         prog=f"python -m t2t_flax {command}",
         description=description,
@@ -71,7 +76,7 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 
 
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The parsed flags, and the overrides `{"model.dropout": "0.2"}`. Raises UserError."""
+    """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by the current names of their keys. Raises UserError."""
     plain, overrides = [], {}
     rest = iter(argv)
     for arg in rest:
@@ -90,7 +95,9 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     return args, current_overrides(overrides, note="--config.")
 
 
-def add_workdir(arguments: argparse.ArgumentParser, what: str) -> None:
+def add_workdir(
+    arguments: argparse.ArgumentParser, what: str = "folder of a trained run; nothing else is needed"
+) -> None:
     """`--workdir`, required."""
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=what)
 
@@ -106,8 +113,8 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
 
 
 def read_lines(name: str) -> list[str]:
-    """Lines of a file or a pipe, or of standard input for "-"; split at newlines only. Reads it once. Raises UserError for
-    what cannot be read, and for invalid UTF-8.
+    """Lines of a file or a pipe, or of standard input for "-"; split at newlines only. Reads once. Raises UserError for a
+    file that cannot be read, and for invalid UTF-8.
     """
     if name != "-" and not Path(name).exists():
         raise UserError(f"no file {name}.")
@@ -137,11 +144,13 @@ def check_read_once(*names: str | None) -> None:
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
     for name in set(real):
         if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
-            raise UserError(f"{' and '.join(filter(None, names))} are one pipe, which can be read once: use a file.")
+            raise UserError(
+                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
+            )
 
 
 def write_text(name: str, text: str) -> None:
-    """To a file, under a temporary name first, or to standard output for "-"."""
+    """Writes to a file, whole or not at all, or to standard output for "-"."""
     if name == "-":
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
@@ -152,28 +161,28 @@ def write_text(name: str, text: str) -> None:
 def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
     more = {"action": "append"} if several else {}
-    told = "checkpoint of this step (default: the newest)" + ("; may be given several times" if several else "")
-    arguments.add_argument("--step", type=count(), metavar="N", help=told, **more)
+    about = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
+    arguments.add_argument("--step", type=count(), metavar="N", help=about, **more)
     arguments.add_argument(
-        "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to that step"
+        "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
     )
     arguments.add_argument(
-        "--best", action="store_true", help="the checkpoint with the best eval.metric, in place of --step and --average"
+        "--best", action="store_true", help="the checkpoint with the best eval.metric, instead of --step and --average"
     )
 
 
 def _check_checkpoint(args: argparse.Namespace) -> None:
     if args.best and (args.step is not None or args.average):
         other = "--average" if args.average else "--step"
-        raise UserError(f"--best and {other} are two choices of a checkpoint: give one of them.")
+        raise UserError(f"--best and {other} choose different checkpoints: give one of them.")
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
-    """The run that --workdir, --step, --average and --best name, its process settings made before JAX starts."""
-    from t2t_flax.distributed.initialize import alone
+    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
+    from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.process_setup import prepare_process
 
-    alone("this command")
+    require_single_process("this command")
     prepare_process(stored_config(args.workdir, overrides))
     return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)

@@ -9,17 +9,17 @@ def run(argv: list[str]) -> int:
         "attend",
         "Writes the attention weights of every layer and head for one pair: encoder [L, N, S, S], decoder\n"
         "[L, N, T, T] and cross [L, N, T, S] with token labels, as .npz; prints each head's entropy and mean\n"
-        "distance, and which source token each target token looks at most.",
+        "distance, and the source token that each target token attends to most.",
         epilog="Example:\n"
         "  python -m t2t_flax attend --workdir=runs/toy --source='The train leaves on Friday.' \\\n"
         "      --output=attention.npz --picture=attention.png",
     )
-    arguments.add_workdir(parser, "folder of a run; nothing else is needed")
+    arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
     parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
-    parser.add_argument("--output", required=True, metavar="FILE.npz", help="where the arrays go")
-    parser.add_argument("--picture", metavar="FILE", help="a .png, .pdf or .svg besides; needs matplotlib")
+    parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
+    parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
     args, overrides = arguments.parse(parser, argv)
     if args.picture:
         from t2t_flax.decoding.attention_weights import check_picture
@@ -41,7 +41,7 @@ def _table(maps) -> str:
         for layer, heads in enumerate(zip(maps.entropy(kind), maps.mean_distance(kind), strict=True), 1):
             values = "  ".join(f"{e:.2f}/{d:.1f}" for e, d in zip(*heads, strict=True))
             lines.append(f"{kind:8} {layer:2}       {values}")
-    lines += ["", "target token looks most at (cross-attention, mean of layers and heads)"]
+    lines += ["", "source token that each target token attends to most (cross-attention, mean of layers and heads)"]
     alignment = maps.alignment()
     for token, row in zip(maps.target_tokens, alignment, strict=True):
         best = int(row.argmax())

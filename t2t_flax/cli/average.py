@@ -12,33 +12,34 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "average",
         "Writes the mean of checkpoints (6.1) to a new folder that evaluate, translate, score, attend and\n"
-        "train.init_from take like a run's. (evaluate --average=N does the same without writing anything.)",
+        "train.init_from accept like a run's. (evaluate --average=N does the same without writing a folder.)",
         epilog="Examples:\n"
-        "  python -m t2t_flax average --workdir=runs/toy --last=5 --output=runs/toy-mean\n"
-        "  python -m t2t_flax average --workdir=runs/toy --steps=500,1000 --output=runs/toy-mean\n"
-        "  python -m t2t_flax average --workdir=runs/a --workdir=runs/b --last=1 --output=runs/mean\n"
+        "  python -m t2t_flax average --workdir=runs/toy --average=5 --output=runs/toy-mean\n"
+        "  python -m t2t_flax average --workdir=runs/toy --step=500 --step=1000 --output=runs/toy-mean\n"
+        "  python -m t2t_flax average --workdir=runs/a --workdir=runs/b --average=1 --output=runs/mean\n"
         "  python -m t2t_flax average --workdir=runs/toy --best --output=runs/toy-best",
     )
     parser.add_argument(
         "--workdir", required=True, action="append", metavar="DIR", help="folder of a run; may be given several times"
     )
-    parser.add_argument(
-        "--last", type=arguments.count(1), default=0, metavar="N", help="the last N checkpoints of each"
-    )
-    parser.add_argument("--steps", metavar="A,B,...", help="these checkpoints of each instead")
-    parser.add_argument("--best", action="store_true", help="the checkpoint of each with the best eval.metric instead")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder to be made")
+    arguments.add_checkpoint(parser, several=True)
+    parser.add_argument("--last", type=arguments.count(1), dest="average", help=argparse.SUPPRESS)  # older names
+    parser.add_argument("--steps", type=_steps, dest="step", help=argparse.SUPPRESS)
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to create")
     args, overrides = arguments.parse(parser, argv)
-    steps = _steps(args.steps) if args.steps else []
-    if [bool(steps), bool(args.last), args.best].count(True) != 1:
-        raise UserError("say which checkpoints: either --last=N with N of at least 1, or --steps=A,B,..., or --best")
+    steps = args.step or []
+    if not (steps or args.average or args.best) or (args.average and len(steps) > 1):
+        raise UserError(
+            "say which checkpoints of each run: --average=N (the last N, up to one --step), --step=A --step=B ..., or "
+            "--best."
+        )
 
     from t2t_flax.evaluation.checkpoint_average import average
     from t2t_flax.evaluation.restore import stored_config
 
     prepare_process(stored_config(args.workdir[0], overrides))
-    taken = average(args.workdir, args.output, last=args.last, steps=steps, best=args.best, overrides=overrides)
-    print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in taken))
+    parts = average(args.workdir, args.output, last=args.average, steps=steps, best=args.best, overrides=overrides)
+    print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in parts))
     return 0
 
 
@@ -46,4 +47,4 @@ def _steps(text: str) -> list[int]:
     try:
         return [arguments.count()(step) for step in text.split(",")]
     except argparse.ArgumentTypeError:
-        raise UserError(f"--steps={text}: expected step numbers, as in --steps=500,1000.") from None
+        raise argparse.ArgumentTypeError(f"expected step numbers, as in --steps=500,1000, not {text[:40]!r}") from None

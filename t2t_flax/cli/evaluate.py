@@ -1,4 +1,4 @@
-"""`evaluate`: restores runs, decodes a split, writes the records; compares them."""
+"""`evaluate`: restores runs, decodes test sets, writes a record of each and compares them."""
 
 import argparse
 import json
@@ -14,29 +14,30 @@ from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.process_setup import prepare_process, run_in_child
+from t2t_flax.tables import csv_text, text_table
 
 
 def run(argv: list[str]) -> int:
     """Exit code 0 when the record is written, or two records are compared."""
     parser = arguments.parser(
         "evaluate",
-        "Decodes and scores test sets with a trained run, and writes a record of each beside the hypotheses and the\n"
-        "references: WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). Another text or other\n"
-        "settings than the run's own get a record of their own, with a digest in its name: none replaces another's.\n"
-        "Needs the workdir and the text; runs on any hardware.",
-        epilog="The record of a translation holds three BLEUs, each with a sentence that says how it was computed: sacrebleu\n"
-        "(detokenised text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf,\n"
-        "chrf++ and ter (lower is better). That of a parser holds labelled F1 by EVALB's rules.\n\n"
+        "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"
+        "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
+        "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
+        "text; runs on any hardware.",
+        epilog="A translation record has three BLEUs, each with a sentence on how it was computed: sacrebleu (detokenised\n"
+        "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
+        "ter (lower is better). A parsing record has labelled F1 by EVALB's rules.\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
         "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.\n\n"
-        "Several --workdir and --step: each run's every step, one after the other, and a table with differences to the\n"
-        "first. What is there already is not decoded again; give the same command to go on after a kill.",
+        "With several --workdir or --step all combinations are evaluated one after the other, and compared with the first\n"
+        "in a table. Records that exist are not computed again: rerun the same command to continue after a kill.",
     )
     of = parser.add_mutually_exclusive_group(required=True)
     of.add_argument("--workdir", metavar="DIR", action="append", help="folder of a run; may be given several times")
     of.add_argument(
-        "--record", metavar="FILE.json", help="a record instead of a run: decodes nothing, only does --compare"
+        "--record", metavar="FILE.json", help="an existing record instead of a run; decodes nothing, only compares"
     )
     parser.add_argument(
         "--split", metavar="SET", help="valid, test (default; all sets of config.data.test), or the name of a test set"
@@ -51,19 +52,21 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--compare-score",
         metavar="SCORE",
-        help="what --compare looks at: sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; in parsing f1",
+        help="score that --compare uses: sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; parsing: f1",
     )
-    parser.add_argument("--table", metavar="FILE.csv", help="where the table of several runs or steps is written too")
+    parser.add_argument(
+        "--table", metavar="FILE.csv", help="also write the table of several runs or steps to this file"
+    )
     args, overrides = arguments.parse(parser, argv)
     several = len(args.workdir or ()) > 1 or len(args.step or ()) > 1
     if several and args.record:
-        raise UserError("--record decodes nothing, so it has no --step.")
+        raise UserError("--record decodes nothing: leave out --step.")
     if several and args.compare:
-        raise UserError("--compare is for one run: several are compared with the first of them.")
+        raise UserError("--compare is for one run: several runs are compared with the first one.")
     if args.table and not several:
-        raise UserError("--table is of several runs or checkpoints: give --workdir or --step more than once.")
+        raise UserError("--table needs several runs or checkpoints: give --workdir or --step more than once.")
     if args.compare_score and not (args.compare or several):
-        raise UserError("--compare-score says what --compare looks at: give --compare=FILE.json too.")
+        raise UserError("--compare-score needs --compare=FILE.json, or several runs.")
     if several:
         return _many(args, overrides)
     args.workdir = args.workdir and args.workdir[0]
@@ -81,9 +84,9 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     config = stored_config(args.workdir, overrides)
     sets = sets_of(config, args.split or "test")
     if other and len(sets) > 1:
-        raise UserError(f"--compare is of one test set: give --split=NAME too, one of {', '.join(sets)}.")
+        raise UserError(f"--compare is for one test set: add --split=NAME, one of {', '.join(sets)}.")
     check_metrics(config)
-    if other:  # what cannot be compared is told before the decoding, not after it
+    if other:  # checked before decoding, not after
         ours = planned(config, sets[0])
         check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
@@ -102,8 +105,8 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
         loaded = load(args.workdir, **which, overrides=overrides, group=supervisor.group)
         if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
             raise UserError(
-                f"--compare={args.compare} is the record that this evaluation replaces: copy it, with its .hyp.txt and "
-                ".ref.txt, to another folder and compare with the copy."
+                f"--compare={args.compare} is the record that this evaluation would replace: copy it, with its .hyp.txt "
+                "and .ref.txt, to another folder and compare with the copy."
             )
         for name in sets:
             path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
@@ -117,19 +120,18 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
 
 
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
-    """Each in a process of its own: what must be set before JAX starts differs from run to run."""
+    """Evaluates each run in its own process: settings that JAX reads when it starts differ between runs."""
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.distributed.initialize import alone
+    from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.compare_runs import COLUMNS, check_runs, comparison, existing_record
     from t2t_flax.evaluation.parameters import Choice
     from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.sweeps.report import csv_text, text_table
 
-    alone("an evaluation of several runs")
+    require_single_process("an evaluation of several runs")
     sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
     for name in sets:
-        check_runs(args.workdir, name, args.compare_score or "", overrides)  # told before any decoding
+        check_runs(args.workdir, name, args.compare_score or "", overrides)  # before any decoding
     records, names, failed = {name: [] for name in sets}, [], []
     for workdir, step in wanted:
         choice = Choice(step, args.average, args.best)
@@ -144,11 +146,11 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 print(f"== {' '.join(words)}", flush=True)
                 code = run_in_child("evaluate", *words)
                 if code == STOPPED:
-                    print("stopped; give the same command again to go on")
+                    print("stopped; rerun the same command to continue")
                     return STOPPED
                 record = None if code else existing_record(workdir, name, choice, overrides)
                 if record is None:
-                    why = f"exit code {code}" if code else "its checkpoints, or this code, changed meanwhile"
+                    why = f"exit code {code}" if code else "its checkpoints or this code changed meanwhile"
                     what = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
                     failed.append(f"{what} ({why})")
             records[name].append(record)
@@ -157,7 +159,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     for name in sets:
         if any(records[name]):
             table = comparison(records[name], names, args.compare_score or "")
-            print("\n".join([f"{name}:"] * (len(sets) > 1) + [text_table(COLUMNS, table)]))
+            print("\n".join([f"{name}:"] * (len(sets) > 1) + [text_table(COLUMNS, table, right=("score",))]))
             lines += [[*line, name] for line in table]
     if args.table and lines:
         header, width = (*COLUMNS, "set"), len(COLUMNS) + (len(sets) > 1)
@@ -171,12 +173,12 @@ def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int
     from t2t_flax.evaluation.compare import compare
 
     if not args.compare:
-        raise UserError("--record is there to be compared: give --compare=OTHER_RECORD.json too.")
+        raise UserError("--record needs --compare=OTHER_RECORD.json.")
     given = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
         f"--config.{key}": value for key, value in overrides.items()
     }
     without_effect = [flag for flag, value in given.items() if value]
     if without_effect:
-        raise UserError(f"{', '.join(without_effect)} changes how a run is decoded; --record decodes nothing.")
+        raise UserError(f"{', '.join(without_effect)} has no effect: --record decodes nothing.")
     print(json.dumps(compare(args.record, args.compare, score=args.compare_score or ""), indent=2))
     return 0

@@ -1,4 +1,4 @@
-"""`explain`: what a run will be, in what it leaves a preset, and every config key."""
+"""`explain`: a config in figures, its differences to a preset, and the list of all config keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -10,10 +10,10 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when it was explained; --diff says the same with and without differences."""
+    """Exit code 0, also where --diff finds differences."""
     parser = arguments.parser(
         "explain",
-        "Says what a run of a config will be: parameters by group, FLOPs, batches, learning rates, memory.",
+        "Shows parameters by group, FLOPs, batches, learning rates and memory of a config, without training.",
         epilog="Examples:\n"
         "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
         "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"
@@ -21,10 +21,12 @@ def run(argv: list[str]) -> int:
         f"\npresets: {', '.join(PRESETS)}",
     )
     parser.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
-    parser.add_argument("--workdir", metavar="DIR", help="the config of this run instead")
-    parser.add_argument("--diff", metavar="PRESET", help="list every key in which the config leaves this preset")
+    parser.add_argument("--workdir", metavar="DIR", help="use the config of this run instead")
+    parser.add_argument("--diff", metavar="PRESET", help="list every key whose value differs from this preset")
     parser.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
-    parser.add_argument("--presets", action="store_true", help="list the presets with their sources and results")
+    parser.add_argument(
+        "--presets", action="store_true", help="list the presets with their sources and published results"
+    )
     args, overrides = arguments.parse(parser, argv)
     _refuse_without_effect(args, overrides)
     if args.presets:
@@ -50,16 +52,14 @@ def run(argv: list[str]) -> int:
 
 def _refuse_without_effect(args, overrides: dict[str, str]) -> None:
     """Raises UserError where one of the flags would silently do nothing."""
-    what = [name for name in ("diff", "keys", "presets") if getattr(args, name)]
-    if len(what) > 1:
-        raise UserError(f"--{what[0]} and --{what[1]} are two questions: ask them one after the other.")
+    modes = [name for name in ("diff", "keys", "presets") if getattr(args, name)]
+    if len(modes) > 1:
+        raise UserError(f"--{modes[0]} and --{modes[1]} print different things: give one of them.")
     if args.presets and (args.config or args.workdir or overrides):
-        raise UserError(
-            "--presets lists all presets, whatever the config: leave out --config, --workdir and --config.KEY."
-        )
+        raise UserError("--presets lists all presets of any config: leave out --config, --workdir and --config.KEY.")
     if not args.config and not args.workdir and (overrides or args.diff):
         given = "--diff" if args.diff else f"--config.{next(iter(overrides))}"
-        raise UserError(f"{given} is about a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
+        raise UserError(f"{given} needs a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
 
 
 def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
@@ -74,12 +74,12 @@ def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
 
 
 def _preset_line(name: str) -> str:
-    found = find(name)
-    return f"{name:22} {found.source}" + (f"\n{'':22} published: {found.published}" if found.published else "")
+    about = find(name)
+    return f"{name:22} {about.source}" + (f"\n{'':22} published: {about.published}" if about.published else "")
 
 
 def _difference(config: config_lib.Config, name: str) -> str:
-    """Every key in which the config leaves the preset, by group: what a run keeps throughout, then the rest."""
+    """Every key that differs from the preset, by group: those that are fixed for a run, then the others."""
     differ = config_lib.differences(config_lib.resolve(preset(name)), config)
     if not differ:
         return f"no difference from {name}"
@@ -95,7 +95,7 @@ def _difference(config: config_lib.Config, name: str) -> str:
             if key.split(".")[0] != group:
                 group = key.split(".")[0]
                 lines.append(f"  {group}")
-            lines.append(f"    {key:28} {theirs!r} there, {mine!r} here")
+            lines.append(f"    {key:28} {theirs!r} in {name}, {mine!r} here")
     return "\n".join(lines)
 
 

@@ -1,15 +1,15 @@
-"""`prepare`: text, TFDS or the built-in corpus to tokenised stores; `train` does the same when it needs it."""
+"""`prepare`: trains the tokenizer and writes the token stores; `train` does the same when they are missing."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the stores are there."""
+    """Exit code 0 when the stores are complete."""
     parser = arguments.parser(
         "prepare",
         "Trains the tokenizer and tokenises the data of a config into WORKDIR/data (or config.data.cache).\n"
-        "What is there already, by digest, is reused; a run that has begun to train stays as it is.",
+        "Stores with the same digest are reused; a run that has begun to train is not changed.",
         epilog=arguments.OVERRIDE_HELP,
     )
     arguments.add_config(parser)

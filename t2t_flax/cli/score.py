@@ -12,16 +12,16 @@ def run(argv: list[str]) -> int:
         "number of target tokens, and their mean. One line for each pair, TAB between the three.",
         epilog="Examples:\n"
         "  python -m t2t_flax score --workdir=runs/toy --source=test.en --target=test.de\n"
-        "  ... --tokens                       after it each target piece and its log-probability",
+        "  ... --tokens                       adds each target piece with its log-probability",
     )
-    arguments.add_workdir(parser, "folder of a run; nothing else is needed")
+    arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
     parser.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
-    parser.add_argument("--tokens", action="store_true", help="log-probability of each target token too")
+    parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
     args, overrides = arguments.parse(parser, argv)
     arguments.check_read_once(args.source, args.target)
     sources, targets = arguments.read_lines(args.source), arguments.read_lines(args.target)

@@ -11,19 +11,20 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.distributed.initialize import alone
+from t2t_flax.distributed.initialize import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.sweeps import space
 from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
 from t2t_flax.sweeps.optuna_search import NO_OPTUNA, SearchQueue
 from t2t_flax.sweeps.progress import progress_table
-from t2t_flax.sweeps.report import report, text_table
+from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.resources import Resources, divide_machine
 from t2t_flax.sweeps.results import check_score, default_score
 from t2t_flax.sweeps.slurm import NO_SUBMITIT, submit
 from t2t_flax.sweeps.space import Search, Sweep
 from t2t_flax.sweeps.trials import expand, folder_name
 from t2t_flax.sweeps.worker import TrialQueue, Worker, count_states
+from t2t_flax.tables import text_table
 
 SWEEP_VERSION = 1
 
@@ -36,7 +37,7 @@ def run(argv: list[str]) -> int:
     if args.report:
         return _report(args, fixed)
     if not args.submit:
-        alone("sweep")
+        require_single_process("sweep")
     resources, slurm_options = divide_machine(1 if args.submit else args.jobs), _slurm_options(args)
     folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
     _list_trials(sweep, brief=not args.dry_run)

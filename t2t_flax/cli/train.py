@@ -1,4 +1,4 @@
-"""`train`: trains, or resumes what the workdir holds; evaluates on the way; ends with a record."""
+"""`train`: trains a config or resumes a run, with evaluations on the way and a record at the end."""
 
 import sys
 
@@ -16,16 +16,16 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the run is complete, 75 when it was asked to stop and saved, 3 when it has diverged."""
+    """Exit code 0 when the run is complete, 75 when a signal stopped it (everything is saved), 3 when it diverged."""
     parser = arguments.parser(
         "train",
-        "Trains a Transformer. Give the same command again to resume; nothing is lost by a kill.",
-        epilog=f"{arguments.OVERRIDE_HELP}\n\nThe workdir gets config.json, tokenizer/, data/, checkpoints/, metrics.jsonl,\n"
-        "tensorboard/ and eval/. Exit codes: 0 complete, 75 stopped by a signal with everything saved,\n"
-        "2 a mistake in the input, 3 diverged (an update was not finite), 1 anything else.",
+        "Trains a Transformer. Rerun the same command to resume; a kill loses nothing that was saved.",
+        epilog=f"{arguments.OVERRIDE_HELP}\n\nWrites config.json, tokenizer/, data/, checkpoints/, metrics.jsonl, tensorboard/\n"
+        "and eval/ to the workdir. Exit codes: 0 complete, 75 stopped by a signal with everything saved,\n"
+        "2 wrong input, 3 diverged (an update was not finite), 1 any other failure.",
     )
     arguments.add_config(parser)
-    arguments.add_workdir(parser, "folder of the run; made if it is not there")
+    arguments.add_workdir(parser, "folder of the run; created if it does not exist")
     args, overrides = arguments.parse(parser, argv)
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)

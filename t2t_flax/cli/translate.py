@@ -14,17 +14,17 @@ def run(argv: list[str]) -> int:
         "Translates standard input (or --input) line by line with a trained run.",
         epilog="Examples:\n"
         "  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n"
-        "  ... --n_best=4 --scores            N ||| translation ||| score, best first\n"
+        "  ... --n-best=4 --scores            N ||| translation ||| score, best first\n"
         "  ... --prefix=starts.txt            each translation begins with the line of the same number\n"
         "  ... --config.decode.strategy=sample --config.decode.top_p=0.9 --config.decode.seed=1",
     )
-    arguments.add_workdir(parser, "folder of a run; nothing else is needed")
+    arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     parser.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
     parser.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
-        "--n_best",
+        "--n-best",
         type=arguments.count(1),
         metavar="N",
         help="translations of each line (default: the run's decode.n_best)",
@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     if args.n_best is not None:
         if overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
             raise UserError(
-                f"--n_best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them."
+                f"--n-best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them."
             )
     arguments.check_read_once(args.input, args.prefix)
     loaded = arguments.load_run(args, overrides)
@@ -57,15 +57,15 @@ def run(argv: list[str]) -> int:
 def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
     if n_best == 1:
         return [f"{answers[0]}\t{scores[0]:.4f}" if with_scores else answers[0]]
-    told = [f" ||| {score:.4f}" if with_scores else "" for score in scores]
-    return [f"{number} ||| {answer}{score}" for answer, score in zip(answers, told, strict=True)]
+    ends = [f" ||| {score:.4f}" if with_scores else "" for score in scores]
+    return [f"{number} ||| {answer}{end}" for answer, end in zip(answers, ends, strict=True)]
 
 
 def _warn(translations: list) -> None:
     for what, numbers in (
-        ("cut to config.decode.max_source_length", [i for i, t in enumerate(translations, 1) if t.source_cut]),
+        ("truncated to config.decode.max_source_length", [i for i, t in enumerate(translations, 1) if t.source_cut]),
         (
-            "ended by the length cap (config.decode.max_length_offset)",
+            "ended by the length limit (config.decode.max_length_offset)",
             [i for i, t in enumerate(translations, 1) if t.hit_cap],
         ),
     ):

@@ -2,6 +2,7 @@
 
 from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.overrides import (
+    NOT_A_CONFIG,
     SCHEMA_VERSION,
     as_json,
     check_value,
@@ -33,6 +34,7 @@ from t2t_flax.config.schema import (
 from t2t_flax.config.test_sets import parse_test_sets
 
 __all__ = [
+    "NOT_A_CONFIG",
     "SCHEMA_VERSION",
     "Checkpoint",
     "Config",

@@ -1,4 +1,4 @@
-"""A config by the file that makes it, by the name of a preset, or by the config.json of a run."""
+"""Loads a config from a Python file, by the name of a preset, or from the config.json of a run."""
 
 import importlib.util
 import traceback
@@ -15,11 +15,11 @@ from t2t_flax.errors import UserError
 
 
 def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
-    """Reads `FILE.py[:variant]` or a run's `config.json`, or takes the preset of that name; applies
-    `{"model.dropout": "0.2"}` overrides, checks and freezes.
+    """The checked, frozen config of `FILE.py[:variant]`, a run's `config.json` or a preset's name, with overrides such as
+    `{"model.dropout": "0.2"}`.
 
-    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, or one
-    that a training would come to regret (`check_trainable`).
+    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, or a
+    missing evaluation (`check_trainable`).
     """
     config = resolve(overridden(_read(path), overrides or {}))
     check_trainable(config)
@@ -45,9 +45,9 @@ def _stored(path: str) -> ml_collections.ConfigDict:
 
 
 def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
-    """What `function` of the Python file returns; `path` is FILE.py or FILE.py:VARIANT, which the function then gets.
+    """Calls `function()` of a Python file and returns the result; with `path` FILE.py:VARIANT, calls `function(VARIANT)`.
 
-    Raises UserError where there is no such file or function, or it fails; `flag` and `example` are for the message.
+    Raises UserError for a missing file or function, and for any error in it; `flag` and `example` are for the message.
     """
     file, _, variant = path.partition(":")
     if not Path(file).is_file():
@@ -59,13 +59,13 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
-            raise UserError(f"{flag}={path}: {file} defines no {function}(). See {example} for the form.")
+            raise UserError(f"{flag}={path}: {file} does not define {function}(). See {example} for an example.")
         return getattr(module, function)(*([variant] if variant else []))
     except UserError:
         raise
     except SyntaxError as error:
         raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
-    except (Exception, SystemExit) as error:  # whatever a user's file does wrong
+    except (Exception, SystemExit) as error:  # any error in the user's file
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         place = f"{file} line {lines[-1]}" if lines else f"{function}()"
         raise UserError(f"{flag}={path}: {place}: {type(error).__name__}: {error}") from error

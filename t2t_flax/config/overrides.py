@@ -13,6 +13,10 @@ from t2t_flax.config.schema import Config
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
 
+NOT_A_CONFIG = (
+    "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
+    'holds a copy under "config" in checkpoints/N/meta/metadata'
+)
 _FIELDS = schema.fields()
 _GROUPS = {group.name: group.default_factory for group in dataclasses.fields(Config)}
 
@@ -36,7 +40,7 @@ def _asdict(group: Any) -> dict[str, Any]:
 
 
 def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
-    """A copy of `config` with `overrides`, dotted key to text; the text is parsed by the key's type.
+    """A copy of `config` with `overrides`, from dotted key to text, which is parsed by the key's type.
 
     Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
     """
@@ -44,7 +48,7 @@ def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml
 
 
 def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
-    """As `override`, in plain dicts, whatever else is in them. Raises UserError where `config` is no dict of groups."""
+    """As `override`, in unchecked plain dicts. Raises UserError where `config` is not a dict of groups."""
     values = _groups_of(config)
     for name, text in renamed.current_overrides(overrides).items():
         group, item = _known(name).split(".")
@@ -53,7 +57,7 @@ def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: di
 
 
 def _groups_of(config: Any) -> dict[str, Any]:
-    """A copy, two levels deep. Raises UserError for what is not groups of keys."""
+    """A copy, two levels deep, by current names. Raises UserError where `config` is not a dict of groups."""
     given = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(given, dict):
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(given)}.")
@@ -68,7 +72,7 @@ def _groups_of(config: Any) -> dict[str, Any]:
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
-    """Checks names, types, ranges and combinations, and freezes. Raises UserError that names the key."""
+    """Checks names, types, ranges and combinations, and freezes. Raises UserError, naming the key."""
     given = _groups_of(config)
     for group, items in given.items():
         for item in items:
@@ -97,19 +101,17 @@ def as_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Config:
-    """A resolved config from `to_json`'s text. Raises UserError for any other text, and where it was written by a newer
-    schema.
-    """
+    """A resolved config from `to_json`'s text, of this or an older schema version. Raises UserError for any other text."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the stored config is not JSON ({error}): bring the run's own config.json back.") from None
+        raise UserError(f"{NOT_A_CONFIG} (not JSON: {error}).") from None
     version = values.get("schema_version") if isinstance(values, dict) else None
     if type(version) is not int:
-        raise UserError("the stored config has no schema version: this is not the config.json of a run.")
+        raise UserError(f"{NOT_A_CONFIG} (no schema version).")
     if version > SCHEMA_VERSION:
         raise UserError(
-            f"the stored config has schema version {version}, this code knows up to {SCHEMA_VERSION}: update t2t_flax."
+            f"the stored config has schema version {version}, this version reads up to {SCHEMA_VERSION}: update t2t_flax."
         )
     values = renamed.upgraded(values)
     del values["schema_version"]
@@ -136,7 +138,7 @@ def format_differences(
 
 
 def check_value(name: str, text: str) -> None:
-    """Raises UserError where the key is unknown, or the text is not a value of it by type, choices and range."""
+    """Raises UserError where the key is unknown or the text is not one of its values."""
     ((name, text),) = renamed.current_overrides({name: text}).items()
     item = _FIELDS[_known(name)]
     keys.check_value(name, item, keys.parse_value(name, item, text))

@@ -8,15 +8,21 @@ NUMBERS = (
     "optimizer.lr_scale", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
 )  # fmt: skip
 SCALARS = (*RATES, *NUMBERS, "seed.dropout", "seed.init")
-"""What may differ. (seed.init makes the first parameters, and is no part of the program.)"""
+"""Keys in which vectorized runs may differ. (seed.init makes the first parameters, and is no part of the program.)"""
 
 
-def share_a_program(a: Config, b: Config) -> bool:
-    """Whether the runs differ in scalars alone."""
-    return all(key in SCALARS for key in differences(a, b))
+def can_be_vectorized(config: Config, other: Config) -> bool:
+    """Whether one vectorized train step can train both runs."""
+    return not vectorization_conflict(config, other)
 
 
-def can_train_together(config: Config) -> bool:
-    """Whether one device will do for the run, and it asks for no profile, which would be one of all runs."""
-    sizes = config.mesh.data, config.mesh.fsdp, config.mesh.tensor
-    return all(size in (-1, 1) for size in sizes) and config.log.profile_steps == (0, 0)
+def vectorization_conflict(config: Config, other: Config) -> str:
+    """Why one vectorized train step cannot train both runs; empty where it can."""
+    keys = [key for key in differences(config, other) if key not in SCALARS]
+    if keys:
+        return f"they differ in more than scalars: {', '.join(keys)}."
+    if any(size not in (-1, 1) for size in (other.mesh.data, other.mesh.fsdp, other.mesh.tensor)):
+        return "each must fit on one device: leave config.mesh at its defaults."
+    if other.log.profile_steps != (0, 0):
+        return "a profile would be one of all runs: leave config.log.profile_steps at its default."
+    return ""

@@ -1,4 +1,5 @@
-"""Every configuration key with its type, meaning, default, unit and range; group `model` is in `model_keys`.
+"""Every configuration key with its type, meaning, default, unit and range; groups `model` and `optimizer` are in
+`model_keys` and `optimizer_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A key with
 `mutable=True` may change when a run is resumed; a change of any other key is an error, because it would be another run.
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from t2t_flax.config.keys import key
 from t2t_flax.config.model_keys import Model
+from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
 
 
@@ -101,35 +103,6 @@ class Data:
         "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",
         low=0,
         mutable=True,
-    )
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    schedule: str = key(
-        "noam",
-        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3); inverse_sqrt reaches peak_lr after "
-        "warm-up; constant stays there",
-        choices=("noam", "inverse_sqrt", "constant"),
-    )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
-    peak_lr: float = key(5e-4, "highest rate of inverse_sqrt and constant", low=0.0, mutable=True)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
-    warmup_init: float = key(0.0, "rate from which inverse_sqrt and constant warm up", low=0.0, mutable=True)
-    b1: float = key(0.9, "Adam beta 1 (5.3)", low=0.0, high=0.9999)
-    b2: float = key(0.98, "Adam beta 2 (5.3)", low=0.0, high=0.999999)
-    eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
-    schedule_first_step: int = key(
-        1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
-    )
-    max_grad_norm: float = key(
-        0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, mutable=True
-    )
-    weight_decay: float = key(
-        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
-    )
-    ema_decay: float = key(
-        0.0, "moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
 
 

@@ -1,4 +1,4 @@
-"""`mesh.rules` as text: which axes of the mesh divide which axis of the parameters."""
+"""Parses mesh.rules: which mesh axes divide which axis of the parameters."""
 
 from t2t_flax.errors import UserError
 
@@ -14,14 +14,14 @@ LOGICAL_AXES = {
     "position": "rows of learned positions",
 }
 MESH_AXES = ("data", "fsdp", "tensor")
-# Embeddings by rows only: one divided by columns too makes XLA gather it whole for every lookup.
+# Embeddings by rows only: with divided columns XLA would gather the whole table for every lookup.
 DEFAULT_RULES = "vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor"
 
 
 def sharding_rules(text: str) -> dict[str, tuple[str, ...]]:
-    """`{"vocab": ("fsdp", "tensor"), ...}` with every logical axis; () where the text does not name it: not divided.
+    """`{"vocab": ("fsdp", "tensor"), ...}` with every logical axis; () = not divided, as an axis that is not named.
 
-    Raises UserError for an unknown axis, or one that is named twice.
+    Raises UserError for an unknown axis, and for one that is named twice.
     """
     rules: dict[str, tuple[str, ...]] = {}
     for part in text.replace(",", " ").split():
@@ -33,9 +33,7 @@ def sharding_rules(text: str) -> dict[str, tuple[str, ...]]:
                 f"{', '.join(f'{axis} ({what})' for axis, what in LOGICAL_AXES.items())}."
             )
         if not set(chosen) <= set(MESH_AXES) or len(set(chosen)) < len(chosen):
-            raise UserError(
-                f"config.mesh.rules: {part!r} names something else than {', '.join(MESH_AXES)}, joined by +."
-            )
+            raise UserError(f"config.mesh.rules: {part!r} is not {', '.join(MESH_AXES)} joined by +.")
         rules[name] = chosen
     rules.setdefault("kv_heads", rules.get("heads", ()))
     return {name: rules.get(name, ()) for name in LOGICAL_AXES}

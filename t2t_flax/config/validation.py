@@ -1,6 +1,7 @@
 """Which values of config keys do not go together, a function for each group."""
 
-from t2t_flax.config.schema import Config, Log, Mesh, Model, Optimizer
+from t2t_flax.config.optimizer_keys import check_optimizer
+from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
 from t2t_flax.errors import UserError
@@ -10,7 +11,7 @@ def check_combinations(c: Config) -> None:
     """Raises UserError for the first impossible combination of a config whose single values are valid."""
     _check_model(c.model)
     _check_data(c)
-    _check_optimizer(c.optimizer)
+    check_optimizer(c.optimizer)
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)
@@ -122,18 +123,6 @@ def _check_data(c: Config) -> None:
             "config.data.task = parsing."
         )
     parse_test_sets(d.test)
-
-
-def _check_optimizer(o: Optimizer) -> None:
-    """Keys of another schedule would silently do nothing."""
-    for name, schedules in (("lr_scale", ("noam",)), ("peak_lr", ("inverse_sqrt", "constant")),
-                            ("warmup_init", ("inverse_sqrt", "constant"))):  # fmt: skip
-        value = getattr(o, name)
-        if o.schedule not in schedules and value != getattr(Optimizer, name):
-            raise UserError(
-                f"config.optimizer.{name} = {value} is for {' and '.join(schedules)}; "
-                f"config.optimizer.schedule = {o.schedule}."
-            )
 
 
 def _check_eval(c: Config) -> None:

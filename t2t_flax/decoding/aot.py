@@ -1,6 +1,4 @@
-"""The two programs of a beam search, compiled for abstract inputs: so that they can be weighed on a machine without the
-devices that they are for.
-"""
+"""Ahead-of-time compilation of a beam search, to measure its programs on a machine without the devices they are for."""
 
 from typing import Any
 
@@ -8,9 +6,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Decode
-from t2t_flax.decoding import beam_search as beam
-from t2t_flax.decoding import search_loop as stages
-from t2t_flax.decoding import translator
+from t2t_flax.decoding import beam_search, search_loop, translator
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 
@@ -20,28 +16,33 @@ def compile_search(
 ) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """(encoder and empty cache, one stage of the loop over target tokens), as `Translator` runs them on this mesh.
 
-    `params`: ShapeDtypeStructs with shardings. The stage takes sources of `source_length` and a cache of `length`
-    target tokens, with config.batch_size sentences on each data shard.
+    `params`: ShapeDtypeStructs with shardings. The programs take int32 sources [B, source_length], where B is
+    config.batch_size on each data shard, and the stage a cache of `length` target tokens.
     """
     rows = config.batch_size * mesh_lib.batch_shards(mesh)
-    by_rows = mesh_lib.named(mesh, mesh_lib.ROWS)
-    ints = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32, sharding=by_rows)  # noqa: E731
-    placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-    options = beam.BeamOptions(
+    by_rows, replicated = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.ROWS, mesh_lib.REPLICATED))
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=by_rows)
+
+    def placed(x: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    options = beam_search.BeamOptions(
         config.beam_size, config.alpha, config.n_best, config.length_penalty, config.early_stopping
     )
     with mesh_lib.use(mesh):
-        told = model, params, ints(rows, source_length), config.beam_size, length
-        encode = translator.start_search.lower(*told).compile()
-        cache = jax.tree.map(placed, jax.eval_shape(lambda p, s: translator.start_search(model, p, s, *told[3:]), *told[1:3]),
-                             encode.output_shardings)  # fmt: skip
-        sentences = stages.Sentences(ints(rows), ints(rows, 0))
-        state = jax.eval_shape(lambda s: beam.start(options, s, length), sentences)
+        source = ints(rows, source_length)
+        encode = translator.start_search.lower(model, params, source, config.beam_size, length).compile()
+        empty_cache = lambda p, s: translator.start_search(model, p, s, config.beam_size, length)  # noqa: E731
+        cache = jax.tree.map(placed, jax.eval_shape(empty_cache, params, source), encode.output_shardings)
+        sentences = search_loop.Sentences(ints(rows), ints(rows, 0))
+        state = jax.eval_shape(lambda s: beam_search.start(options, s, length), sentences)
         state = jax.tree.map(lambda x: placed(x, by_rows), state)
-        position = jax.ShapeDtypeStruct((), np.int32, sharding=mesh_lib.named(mesh, mesh_lib.REPLICATED))
+        position = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
         shared = {name: tree for name, tree in cache.items() if name != "self"}
-        step = stages.run_stage.lower(
-            translator.DecodeStep(model), beam.advance, options, length, params, shared, sentences, position, state,
-            cache["self"],
-        ).compile()  # fmt: skip
-    return encode, step
+        decode_step = translator.DecodeStep(model)
+        stage = search_loop.run_stage.lower(
+            decode_step, beam_search.advance, options, length, params, shared, sentences, position, state, cache["self"]
+        ).compile()
+    return encode, stage

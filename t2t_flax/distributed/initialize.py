@@ -1,8 +1,8 @@
-"""Starts the processes of a run together: by our environment variables, or by what a cluster tells JAX.
+"""Joins the processes of a run, by our environment variables or by those of a cluster that JAX knows.
 
 T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234     set by launch/local_pod.sh or by hand
-SLURM (srun with several tasks), TPU VMs, GKE, several slices              found by JAX
-T2T_ALONE=1                                                                a trial of a sweep: one of none of them
+SLURM (srun with several tasks), TPU VMs, GKE, several slices              detected by JAX
+T2T_ALONE=1                                                                a trial of a sweep: never one of several
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -23,16 +24,16 @@ from t2t_flax.process_setup import ALONE
 _OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 
 
-class NotTogether(Exception):
-    """The other processes did not come in time. Not a mistake of the user's: a host may be slow, and a restart helps."""
+class InitializationError(Exception):
+    """The processes did not all start in time. Not a user error: a host may be slow, and a restart helps."""
 
 
-def start(config: Distributed, say: Callable[[str], None] = print) -> ProcessGroup:
-    """The group of this process; JAX sees the devices of all afterwards. Where process 0 dies, JAX itself ends the others
-    at once, with its own words.
+def initialize(config: Distributed, say: Callable[[str], None] = print) -> ProcessGroup:
+    """Joins the processes of this run, after which JAX sees the devices of all of them.
 
-    Must run before anything touches a device. Raises UserError for variables that do not fit, NotTogether where the
-    others do not come within `initialization_timeout`.
+    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
+    InitializationError where the others do not come within `initialization_timeout`. Where process 0 dies later, JAX
+    itself aborts the others.
     """
     own = _from_environment()
     if os.environ.get(ALONE) or own is None and not _cluster():
@@ -41,51 +42,56 @@ def start(config: Distributed, say: Callable[[str], None] = print) -> ProcessGro
 
     jax.config.update("jax_enable_preemption_service", False)  # `RunSupervisor` handles the signals
     seconds = config.initialization_timeout
-    told = {}
+    address = {}
     if own:
-        count, index, address = own
-        told = dict(num_processes=count, process_id=index, coordinator_address=address)
-        say(f"process {index} of {count}: coordinator at {address}, waiting at most {seconds} s for the others")
-        _await_coordinator(address, index, seconds, say)
+        count, index, coordinator = own
+        address = dict(num_processes=count, process_id=index, coordinator_address=coordinator)
+        say(f"process {index} of {count}: coordinator at {coordinator}, waiting at most {seconds} s for the others")
+        _await_coordinator(coordinator, index, seconds, say)
     else:
         say(f"several processes ({_cluster()}): waiting at most {seconds} s for the others")
     late = (
         f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s. Start "
         "the same command on every host, with a coordinator address and port that all can reach."
     )
-    # JAX's own timeout aborts the process with a stack trace, so it is set behind ours.
-    timer = threading.Timer(seconds, _give_up, [late])
+    # JAX's own timeout aborts the process with a stack trace, so ours comes first.
+    timer = threading.Timer(seconds, _exit, [late])
     timer.daemon = True
     timer.start()
     try:
         jax.distributed.initialize(
-            **told,
+            **address,
             initialization_timeout=seconds + 60,
-            # The group's own beats notice earlier, and say who it is; this is what ends a process without them.
+            # `Heartbeats` notices earlier, and names the process; this ends one whose own thread is gone.
             heartbeat_timeout_seconds=config.heartbeat_timeout + 30,
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
         cause = first_line(error, limit=200)
-        raise NotTogether(
+        raise InitializationError(
             f"{late if 'DEADLINE' in cause else 'this process could not join the others.'} ({cause})"
         ) from error
     finally:
         timer.cancel()
+    return ProcessGroup(jax.process_index(), jax.process_count(), _coordination_client())
+
+
+def _coordination_client() -> Any:
+    """JAX's client of the coordination service, which has no public name; only `ProcessGroup` uses it."""
     from jax._src.distributed import global_state
 
-    return ProcessGroup(jax.process_index(), jax.process_count(), global_state.client)
+    return global_state.client
 
 
-def alone(command: str) -> None:
+def require_single_process(command: str) -> None:
     """Raises UserError where this process is one of several, which `command` cannot use."""
     if os.environ.get(ALONE):
         return
     own = _from_environment()
-    told = f"process {own[1]} of {own[0]}" if own else _cluster()
-    if told and told != "TPU VM":
+    place = f"process {own[1]} of {own[0]}" if own else _cluster()
+    if place and place != "TPU VM":
         raise UserError(
-            f"{command} runs as one process, this is {told}: run it on one host. (train and evaluate use all.)"
+            f"{command} runs as one process, this is {place}: run it on one host. (train and evaluate use all.)"
         )
 
 
@@ -109,7 +115,7 @@ def _from_environment() -> tuple[int, int, str] | None:
 
 
 def _cluster() -> str:
-    """What surrounds this process, where it is one of several; judged by the environment alone."""
+    """The cluster in which this process is one of several, by its environment variables; empty where there is none."""
     e = os.environ
     if int(e.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in e:
         return f"SLURM, task {e.get('SLURM_PROCID')} of {e['SLURM_NTASKS']}"
@@ -123,25 +129,25 @@ def _cluster() -> str:
     return ""
 
 
-def _give_up(text: str) -> None:
+def _exit(text: str) -> None:
     print(f"t2t_flax: {text}", file=sys.stderr, flush=True)
     end(FAILURE)
 
 
-def _await_coordinator(address: str, index: int, seconds: float, say) -> None:
-    """JAX's own wait says nothing, and ends in an abort: this one speaks and gives up in words."""
+def _await_coordinator(address: str, index: int, seconds: float, say: Callable[[str], None]) -> None:
+    """Waits for the coordinator with messages. JAX's own wait prints nothing, and ends in an abort."""
     host, port = address.rpartition(":")[::2]
-    began, told = time.monotonic(), time.monotonic()
+    start = last_report = time.monotonic()
     while index:
         with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
             return
         now = time.monotonic()
-        if now - began > seconds:
-            raise NotTogether(
+        if now - start > seconds:
+            raise InitializationError(
                 f"no coordinator answers at {address} after {seconds} s (config.distributed.initialization_timeout): is "
                 "process 0 running there, and is the port open? JAX_COORDINATOR_ADDRESS names process 0's host."
             )
-        if now - told > 10:
-            told = now
-            say(f"process {index}: still no coordinator at {address} after {now - began:.0f} s")
+        if now - last_report > 10:
+            last_report = now
+            say(f"process {index}: still no coordinator at {address} after {now - start:.0f} s")
         time.sleep(0.3)

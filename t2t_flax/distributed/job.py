@@ -1,4 +1,4 @@
-"""A command as one of several processes: none waits for one that is gone, and each says why it ends."""
+"""Runs a command as one of several processes: none waits for one that is gone, and each says why it ends."""
 
 import contextlib
 import sys
@@ -9,21 +9,21 @@ from etils import epath
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import broken_connection
-from t2t_flax.distributed.initialize import NotTogether, start
+from t2t_flax.distributed.initialize import InitializationError, initialize
 from t2t_flax.distributed.supervisor import RunSupervisor, end
-from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError
+from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
 
 
 def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks: epath.Path | None = None) -> int:
-    """`body(supervisor)`, in this process alone or as one of several; returns its exit code.
+    """`body(supervisor)` in this process, alone or as one of several; returns its exit code.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
-    device. `stacks`: folder for the stacks of a process that hangs.
+    device. `stacks`: folder for the stack traces of a process that hangs.
     """
     try:
-        group = start(config)
-    except NotTogether as error:
+        group = initialize(config)
+    except InitializationError as error:
         print(f"t2t_flax: {error}", file=sys.stderr)
         end(FAILURE)
     with RunSupervisor(group, config, stacks=stacks) as supervisor:
@@ -42,7 +42,7 @@ def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks
 
 
 def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
-    """Says what happened, lets the others know, and ends this process."""
+    """Says what happened, tells the other processes, and ends this one."""
     if isinstance(error, OSError) and is_write_refused(error):
         error = UserError(f"{error}. {WRITE_HINT}")
     if isinstance(error, UserError):
@@ -50,14 +50,14 @@ def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
         supervisor.broadcast_failure(USER_ERROR, str(error))
         end(USER_ERROR)
     if supervisor.signal and broken_connection(error):
-        supervisor.say(f"{supervisor.signal}: another process gave up first; the last checkpoint stands")
+        supervisor.say(f"{supervisor.signal}: another process exited first; the last checkpoint stays")
         end(STOPPED)
-    words = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {words[0][:300] if words else ''}"
+    text = f"{type(error).__name__}: {first_line(error)}"
     if broken_connection(error):
-        gone = supervisor.find_dead_processes()
+        dead = ", ".join(supervisor.find_dead_processes()) or "which one is not known"
         supervisor.say(
-            f"the connection to another process broke, {gone}. The last checkpoint stands; start all again. ({text})"
+            f"the connection to another process broke ({dead}). The last checkpoint stays; start all processes again. "
+            f"({text})"
         )
     else:
         traceback.print_exception(error)

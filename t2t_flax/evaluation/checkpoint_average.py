@@ -31,15 +31,15 @@ def average(
     best: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> list[tuple[str, int]]:
-    """Writes the float32 mean of each workdir's `last` regular checkpoints, of its checkpoints `steps`, or of its `best`, to
-    `output`.
+    """Writes the float32 mean of each workdir's `last` regular checkpoints (up to the one of `steps`, if there is one), of its
+    checkpoints `steps`, or of its `best`, to `output`.
 
     Returns the (workdir, step) pairs that went in. Config and tokenizer are those of the first workdir. Raises UserError
     for an output that exists, unknown steps, and workdirs of another model or tokenizer (the keys are named).
     """
     output = epath.Path(output)
     _refuse_existing(output)
-    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--steps", list(steps))):
+    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"{what} names {twice} twice: it would weigh double.")
@@ -48,7 +48,7 @@ def average(
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
         if TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest != first.tokenizers.digest:
             raise UserError(f"{workdir} has another tokenizer than {workdirs[0]}: their parameters mean other tokens.")
-    choices = [Choice(step=step) for step in steps] or [Choice(average=last, best=best)]
+    choices = [Choice(step=step, average=last) for step in steps] or [Choice(average=last, best=best)]
     taken: list[tuple[str, int]] = []
 
     def parts() -> Iterator[Part]:

@@ -17,13 +17,24 @@ def device_memory() -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def program_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Bytes that a compiled program holds on a device while it runs: arguments, results and temporaries."""
+def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
+    """Bytes on a device by use: argument, output, alias (results in place of arguments), temp, generated_code; `peak` is what
+    they take together. None where the compiler does not say.
+    """
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
-    aliased = getattr(analysis, "alias_size_in_bytes", 0)
-    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes - aliased
+    parts = {
+        name: int(getattr(analysis, f"{name}_size_in_bytes", 0))
+        for name in ("argument", "output", "alias", "temp", "generated_code")
+    }
+    return parts | {"peak": sum(parts.values()) - 2 * parts["alias"]}
+
+
+def program_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Bytes that a compiled program holds on a device while it runs."""
+    memory = program_memory(compiled)
+    return memory and memory["peak"]
 
 
 def resident_bytes(tree: Any) -> int:

@@ -20,7 +20,7 @@ class Profile:
         self._tracing = False
         self._local: tempfile.TemporaryDirectory | None = None
 
-    def before(self, step: int) -> None:
+    def before_update(self, step: int) -> None:
         """To be called before each update."""
         if step == self._first:
             self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None

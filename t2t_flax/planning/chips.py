@@ -1,10 +1,11 @@
-"""Data sheets of the chips that a plan knows. Nothing here was measured by this project.
+"""Data sheets of the chips that `plan` knows. Nothing here was measured by this project.
 
-Sources: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /v4, /v3 (HBM, its bandwidth, inter-chip and data-centre
-bandwidth, the largest slice), read in November 2026; Jouppi et al. 2023 (arXiv 2304.01433), Table 4, for the links of v3
-(4 of 70 GB/s) and v4 (6 of 50 GB/s); NVIDIA's A100, H100 and H200 data sheets (memory, NVLink) and DGX manuals (one 200 or
-400 Gb/s port for each GPU).
-bfloat16 peaks are those of `telemetry.flops`.
+TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /v4, /v3 (HBM, bandwidths, the largest slice), read in
+November 2026; links of v3 (4 of 70 GB/s) and v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4.
+GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm,
+h200, b200) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for NVLink and
+DGX manuals for the network (one port of 200 or 400 Gb/s for each GPU).
+Peak bfloat16 FLOP/s are those of `monitoring.flops`.
 """
 
 import dataclasses
@@ -12,14 +13,32 @@ import dataclasses
 from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS
 
 GIB, GB = 2.0**30, 1e9
-HOP_SECONDS = 1e-6  # one link, one way: an assumption, of the order that is reported for TPUs
+HOP_SECONDS = 1e-6  # one link, one way: assumed, the order of magnitude reported for TPUs
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuTarget:
+    """What XLA's GPU compiler asks about a GPU: streaming multiprocessors, float32 units in each, bytes of L2 and of
+    shared memory, and the compute capability.
+    """
+
+    name: str
+    cores: int
+    fpus_per_core: int
+    clock_ghz: float
+    l2_bytes: int
+    shared_bytes: int
+    shared_bytes_of_block: int
+    capability: int
+    features: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """`devices`: JAX devices of a chip. Bandwidths in bytes/s of a chip; a link's is one way. `axes`: of its torus;
-    `wraps`: the size from which an axis is closed to a ring; `largest`: chips of the largest slice.
-    `cores_in_name`: what the number of the vendor's name counts for each chip.
+    """Bandwidths in bytes/s of one chip: `link_bandwidth` of one link (on a GPU all of NVLink), one way;
+    `network_bandwidth` between slices or hosts. `axes`: of a TPU slice's torus. `wraps`: the size from which an axis
+    closes to a ring. `largest`: chips of the largest slice or host. `devices`: JAX devices of a chip.
+    `cores_in_name`: what the number in the vendor's name counts for each chip.
     """
 
     kind: str
@@ -32,38 +51,74 @@ class Chip:
     largest: int
     devices: int = 1
     cores_in_name: int = 1
-    per_host: int = 4
     config_name: str = "default"
-    unsure: str = ""
+    uncertain: str = ""
+    target: GpuTarget | None = None
 
     @property
     def peak_flops(self) -> float:
         """bfloat16 FLOP/s of a JAX device."""
         return DATA_SHEET_TFLOPS[self.kind] * 1e12
 
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that programs may use on a JAX device: on TPU all but 0.25 GiB (the compiler offers 15.75 of the 16
+        GiB of a v5e); on GPU the 75 % that JAX allocates unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+        """
+        return 0.75 * self.hbm_bytes if self.target else self.hbm_bytes / self.devices - 0.25 * GIB
 
-CHIPS = {
-    # 400 GB/s of inter-chip bandwidth, both ways together, over 4 links; 6.4 Tb/s of the data-centre network for 256 chips.
+
+TPUS = {
+    # 400 GB/s of inter-chip bandwidth, both ways, over 4 links; 6.4 Tb/s of data-centre network for 256 chips.
     "v5e": Chip("TPU v5e", 16 * GIB, 819 * GB, 50 * GB, 3.125 * GB, 2, 16, 256),
     # 1,200 GB/s over 6 links; 50 Gb/s a chip. A pod has 8,960 chips, the largest slice 6,144.
     "v5p": Chip(
-        "TPU v5p", 95 * GIB, 2765 * GB, 100 * GB, 6.25 * GB, 3, 4, 6144, cores_in_name=2, config_name="megacore"
+        "TPU v5p", 95 * GIB, 2765 * GB, 100 * GB, 6.25 * GB, 3, 4, 6144,
+        cores_in_name=2, config_name="megacore",
     ),
     # 800 GB/s over 4 links (pages of 2024: 3,584 Gb/s); 25.6 Tb/s for 256 chips.
     "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256),
     "v4": Chip(
-        "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096, cores_in_name=2, config_name="megacore",
-        unsure="the data-centre bandwidth of a v4 chip (taken as 50 Gb/s)",
+        "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096,
+        cores_in_name=2, config_name="megacore", uncertain="network bandwidth of a v4 chip (assumed: 50 Gb/s)",
     ),
     "v3": Chip(
-        "TPU v3", 32 * GIB, 900 * GB, 70 * GB, 3.125 * GB, 2, 32, 1024, devices=2, cores_in_name=2,
-        unsure="the data-centre bandwidth of a v3 chip (taken as 25 Gb/s)",
+        "TPU v3", 32 * GIB, 900 * GB, 70 * GB, 3.125 * GB, 2, 32, 1024, devices=2,
+        cores_in_name=2, uncertain="network bandwidth of a v3 chip (assumed: 25 Gb/s)",
     ),
 }  # fmt: skip
 
-# NVLink joins the 8 GPUs of a host through a switch: each sends at half the two-way figure of the data sheet.
+_A100 = GpuTarget("NVIDIA A100-SXM4-80GB", 108, 64, 1.41, 41_943_040, 167_936, 166_912, 8, "NONE")
+_H100 = GpuTarget("NVIDIA H100 80GB HBM3", 132, 128, 1.98, 52_428_800, 233_472, 232_448, 9, "ACCELERATED_FEATURES")
+_H200 = dataclasses.replace(_H100, name="NVIDIA H200 141GB HBM3e")
+_B200 = GpuTarget("NVIDIA B200", 148, 128, 1.965, 132_644_864, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
+
+# NVLink joins the 8 GPUs of a host through a switch: each sends at half of the data sheet's two-way bandwidth.
 GPUS = {
-    "a100": Chip("NVIDIA A100", 80 * GIB, 2039 * GB, 300 * GB, 25 * GB, 1, 1, 8, per_host=8),
-    "h100": Chip("NVIDIA H100", 80 * GIB, 3350 * GB, 450 * GB, 50 * GB, 1, 1, 8, per_host=8),
-    "h200": Chip("NVIDIA H200", 141 * GB, 4800 * GB, 450 * GB, 50 * GB, 1, 1, 8, per_host=8),
+    "a100": Chip("NVIDIA A100", 85_100_068_864, 2039.04 * GB, 300 * GB, 25 * GB, 1, 1, 8, target=_A100),
+    "h100": Chip("NVIDIA H100", 84_942_979_072, 3352.32 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H100),
+    "h200": Chip("NVIDIA H200", 151_397_597_184, 4800 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H200),
+    "b200": Chip("NVIDIA B200", 191_514_411_008, 7672.32 * GB, 900 * GB, 50 * GB, 1, 1, 8, target=_B200),
 }
+
+
+def target_config(chip: Chip) -> str:
+    """The text of the `GpuTargetConfigProto` from which XLA compiles for a GPU that is not there."""
+    gpu = chip.target
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {gpu.shared_bytes}
+  shared_memory_per_block_optin: {gpu.shared_bytes_of_block}
+  core_count: {gpu.cores} fpus_per_core: {gpu.fpus_per_core} clock_rate_ghz: {gpu.clock_ghz}
+  memory_bandwidth: {int(chip.hbm_bandwidth)} l2_cache_size: {gpu.l2_bytes}
+  device_memory_size: {int(chip.hbm_bytes)}
+  cuda_compute_capability {{ major: {gpu.capability} feature_extension: {gpu.features} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{gpu.name}"
+"""

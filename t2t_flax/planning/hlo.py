@@ -1,9 +1,13 @@
-"""Reads the text of an optimised XLA program: computations, instructions, loops, and the bytes that pass through HBM."""
+"""Reads the text of an optimized XLA program for TPU, GPU or CPU: computations, loops, memory traffic, collectives."""
 
+import collections
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "token": 0}
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
@@ -11,21 +15,29 @@ _CALLS = re.compile(r"(?:calls|to_apply|body|condition|async_wrapped_computation
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _NAME = re.compile(r"%([\w.\-]+)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_ON_CHIP = re.compile(r"S\([1-4]\)")  # memory spaces of the TPU compiler; 0, which is not written, is HBM, 5 the host
 _TRIPS = re.compile(r'known_trip_count[^\d}]*"?(\d+)')
-# Instructions that move nothing: names for parts of what is there, and the ends of pairs whose start was counted.
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# Memory spaces of the TPU compiler that are on the chip; 0, which is not written, is HBM, 5 the host. On GPU, 1 is a
+# part of the GPU's memory that collectives use.
+_ON_CHIP = re.compile(r"S\([1-4]\)")
+# Instructions that move nothing: names for parts of arrays.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
+_CALLING = ("while", "call", "conditional", "async-start")
+# Custom calls of the TPU compiler that are bookkeeping, not kernels.
+_BOOKKEEPING = re.compile("ConcatBitcast|AllocateBuffer|AsyncCollective|AssumeGather|GatherScatter|Sharding")
 
 
 class Array(NamedTuple):
-    """One array of a shape. `on_chip`: it lies in the chip's own memory, not in HBM."""
+    """One array of a shape. `on_chip`: in a TPU's own memory (VMEM, SMEM), not in HBM."""
 
     bytes: int
     on_chip: bool
 
 
 class Instruction(NamedTuple):
-    """`operands`: names; `attributes`: the text after the operands; `index`: its place in the schedule."""
+    """`operands`: names; `text`: what is between the parentheses; `attributes`: what follows; `index`: its place in the
+    schedule.
+    """
 
     name: str
     op: str
@@ -37,20 +49,19 @@ class Instruction(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of its result."""
+        """Of the result."""
         return sum(a.bytes for a in self.arrays)
 
     @property
     def hbm_bytes(self) -> int:
-        """Of its result, as far as it lies in HBM."""
+        """Of the part of the result that is in HBM."""
         return sum(a.bytes for a in self.arrays if not a.on_chip)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that it runs: of a fusion, a call, a loop (body first), the branches of a conditional."""
-        found = [name for name in _CALLS.findall(self.attributes)]
+        """Computations that it runs: of a fusion, a call, a loop, or the branches of a conditional."""
         branches = _BRANCHES.search(self.attributes)
-        return tuple(found) + (tuple(_NAME.findall(branches[1])) if branches else ())
+        return (*_CALLS.findall(self.attributes), *(_NAME.findall(branches[1]) if branches else ()))
 
 
 class Computation(NamedTuple):
@@ -58,19 +69,23 @@ class Computation(NamedTuple):
     root: str
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions that made its operands."""
+        """The instructions whose results are its operands."""
         return [self.instructions[n] for n in instruction.operands if n in self.instructions]
+
+    def after(self, instruction: Instruction) -> list[Instruction]:
+        """The rest of the schedule."""
+        return list(self.instructions.values())[instruction.index + 1 :]
 
 
 class Program(NamedTuple):
-    """Computations by name, and which one is run."""
+    """Computations by name; `entry` is the name of the one that runs."""
 
     computations: dict[str, Computation]
     entry: str
 
 
 class Visit(NamedTuple):
-    """An instruction that is run `times` times; `known` is False inside a loop whose turns the text does not tell."""
+    """An instruction that runs `times` times; `known` is False in a loop whose trip count the text does not say."""
 
     computation: Computation
     instruction: Instruction
@@ -79,32 +94,33 @@ class Visit(NamedTuple):
     asynchronous: bool
 
 
-def parse(text: str) -> Program:
-    """The program of `Compiled.as_text()`."""
-    computations, entry, name, found, root = {}, "", None, {}, ""
+def parse(text: str, platform: str = "tpu") -> Program:
+    """The program of `Compiled.as_text()`, compiled for "tpu", "gpu" or "cpu"."""
+    computations, entry, name, body, root = {}, "", None, {}, ""
     for line in text.splitlines():
         head = _HEAD.match(line) if not line.startswith(" ") else None
         if head:
-            name, found, root = head[2], {}, ""
+            name, body, root = head[2], {}, ""
             entry = name if head[1] else entry
         elif line.startswith("}") and name:
-            computations[name], name = Computation(found, root), None
+            computations[name], name = Computation(body, root), None
         elif name and " = " in line:
-            instruction = _instruction(line, len(found))
-            found[instruction.name] = instruction
+            instruction = _instruction(line, len(body), platform)
+            body[instruction.name] = instruction
             root = instruction.name if line.lstrip().startswith("ROOT ") else root
     return Program(computations, entry)
 
 
-def _instruction(line: str, index: int) -> Instruction:
+def _instruction(line: str, index: int, platform: str) -> Instruction:
     left, _, right = line.strip().partition(" = ")
     end = _closing(right, 0) + 1 if right.startswith("(") else right.index(" ")
     shape, rest = right[:end], right[end:].lstrip()
     opening = rest.index("(")
     closing = _closing(rest, opening)
-    operands, attributes = rest[opening + 1 : closing], rest[closing + 1 :]
+    text, attributes = rest[opening + 1 : closing], rest[closing + 1 :]
     name = left.removeprefix("ROOT ").lstrip("%")
-    return Instruction(name, rest[:opening], arrays(shape), tuple(_NAME.findall(operands)), attributes, operands, index)
+    arrays = _arrays(shape, platform)
+    return Instruction(name, rest[:opening], arrays, tuple(_NAME.findall(text)), attributes, text, index)
 
 
 def _closing(text: str, start: int) -> int:
@@ -116,40 +132,36 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"no closing parenthesis in {text[start : start + 80]!r}")
 
 
-def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a shape in HLO notation, of a tuple one after the other."""
-    found = []
+def _arrays(shape: str, platform: str) -> tuple[Array, ...]:
+    arrays = []
     for kind, sizes, layout in _ARRAY.findall(shape):
         bits = re.search(r"\d+", kind)
-        each = _BYTES.get(kind, max(1, int(bits[0]) // 8) if bits else 4)
+        item = _BYTES.get(kind, max(1, int(bits[0]) // 8) if bits else 4)
         count = math.prod(int(n) for n in sizes.split(",") if n)
-        found.append(Array(each * count, bool(_ON_CHIP.search(layout))))
-    return tuple(found)
+        arrays.append(Array(item * count, platform == "tpu" and bool(_ON_CHIP.search(layout))))
+    return tuple(arrays)
 
 
 def visits(program: Program, start: str = "", times: int = 1, known=True, asynchronous=False) -> Iterator[Visit]:
-    """Every instruction that runs, with how often; what lies inside fusions is left to their one instruction."""
+    """Every instruction that runs, and how often; the inside of a fusion counts as its one instruction."""
     computation = program.computations[start or program.entry]
     for instruction in computation.instructions.values():
         yield Visit(computation, instruction, times, known, asynchronous)
         if instruction.op == "while":
-            turns = trip_count(program, computation, instruction)
-            body = re.search(r"body=%?([\w.\-]+)", instruction.attributes)[1]
-            for part in (body, re.search(r"condition=%?([\w.\-]+)", instruction.attributes)[1]):
-                yield from visits(program, part, times * (turns or 1), known and turns is not None, asynchronous)
-        elif instruction.op in ("call", "conditional"):
+            trips = trip_count(program, computation, instruction)
+            for part in ("body", "condition"):
+                name = re.search(rf"{part}=%?([\w.\-]+)", instruction.attributes)[1]
+                yield from visits(program, name, times * (trips or 1), known and trips is not None, asynchronous)
+        elif instruction.op in _CALLING:
             for name in instruction.called:
-                yield from visits(program, name, times, known, asynchronous)
-        elif instruction.op == "async-start":
-            for name in instruction.called:
-                yield from visits(program, name, times, known, True)
+                yield from visits(program, name, times, known, asynchronous or instruction.op == "async-start")
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-    """Turns of a `while`: as XLA says, or the constant that its condition compares a counter from 0 with; else None."""
-    said = _TRIPS.search(loop.attributes)
-    if said:
-        return int(said[1])
+    """Of a `while`: as XLA states it, or the constant with which its condition compares a counter from 0; else None."""
+    stated = _TRIPS.search(loop.attributes)
+    if stated:
+        return int(stated[1])
     condition = program.computations[re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]]
     root = condition.instructions[condition.root]
     if root.op != "compare" or "direction=LT" not in root.attributes:
@@ -158,22 +170,40 @@ def trip_count(program: Program, computation: Computation, loop: Instruction) ->
     return limits[0] if len(limits) == 1 else None
 
 
-def hbm_traffic(program: Program) -> int:
-    """Bytes read from and written to HBM by one run: operands and results that do not lie on the chip.
+def custom_calls(program: Program) -> dict[str, int]:
+    """Kernels that XLA calls instead of generating them (cuBLAS, cuDNN, Mosaic), and how often they run."""
+    counts: collections.Counter[str] = collections.Counter()
+    for visit in visits(program):
+        target = _TARGET.search(visit.instruction.attributes)
+        if target and not _BOOKKEEPING.match(target[1]):
+            counts[target[1]] += visit.times
+    return dict(counts)
 
-    Each instruction is taken to read its operands once and to write its result once; slices and updates count with
-    their own size. Loops whose turns are unknown count one turn.
+
+# ---------------------------------------------------------------------------------------------------- memory traffic
+
+
+def hbm_traffic(program: Program) -> int:
+    """Bytes read from and written to the device's memory in one run.
+
+    Each instruction reads its operands once and writes its result once; slices and updates count with their own size.
+    Caches are not modelled. Loops of unknown trip count count one turn.
     """
     return sum(visit.times * _traffic(program, visit) for visit in visits(program))
 
 
 def _traffic(program: Program, visit: Visit) -> int:
     computation, it = visit.computation, visit.instruction
-    if 'custom_call_target="ConcatBitcast"' in it.attributes or 'custom_call_target="AllocateBuffer"' in it.attributes:
-        return 0
-    if it.op in _FREE or it.op.endswith("-done") or it.op in ("while", "call", "conditional", "async-start"):
+    if it.op in _FREE or it.op.endswith("-done") or it.op in _CALLING:
         return 0
     operands = computation.operands(it)
+    if it.op == "custom-call":
+        target = _TARGET.search(it.attributes)[1]
+        if target in ("ConcatBitcast", "AllocateBuffer"):
+            return 0
+        # The last result of cuBLAS and cuDNN calls is scratch memory.
+        results = it.arrays[:-1] if target.startswith("__cu") and len(it.arrays) > 1 else it.arrays
+        return sum(a.bytes for a in results if not a.on_chip) + sum(o.hbm_bytes for o in operands)
     if it.op == "copy-start":  # its shape is (target, source, context)
         return sum(a.bytes for a in it.arrays[:2] if not a.on_chip)
     if it.op.endswith("slice-start"):  # (source), target, context
@@ -200,11 +230,162 @@ def _fusion_traffic(inside: Computation, fusion: Instruction, operands: list[Ins
     read = 0
     parameters = {int(i.text): i.name for i in inside.instructions.values() if i.op == "parameter"}
     for number, operand in enumerate(operands):
-        name, takers = parameters.get(number), users.get(parameters.get(number), [])
-        if name is not None and name == updated and len(takers) == 1:
+        name = parameters.get(number)
+        readers = users.get(name, [])
+        if name is not None and name == updated and len(readers) == 1:
             continue
-        if takers and all(t.op in ("dynamic-slice", "gather", "slice") and t.operands[0] == name for t in takers):
-            read += min(operand.hbm_bytes, sum(t.bytes for t in takers))
+        if readers and all(r.op in ("dynamic-slice", "gather", "slice") and r.operands[0] == name for r in readers):
+            read += min(operand.hbm_bytes, sum(r.bytes for r in readers))
         else:
             read += operand.hbm_bytes
     return read + written
+
+
+# -------------------------------------------------------------------------------------------------------- collectives
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_COMPUTING = ("fusion", "dot", "convolution", "custom-call", "while")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+)
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """`bytes`: of the whole array on one device each time it runs (all-gather: the gathered one). `group`: positions
+    in the mesh of the first group's devices. `across_slices`: the part of one that TPU slices exchange over the
+    data-centre network. `times`: runs in one run of the program; `known` False: in a loop of unknown trip count,
+    counted once. `overlaps`: other work is scheduled between its start and its end.
+    """
+
+    kind: str
+    bytes: int
+    group: tuple[int, ...]
+    times: int = 1
+    known: bool = True
+    overlaps: bool = False
+    across_slices: bool = False
+
+
+def collectives(program: Program, devices: int) -> list[Collective]:
+    """Every collective that moves data between devices, in program order.
+
+    GPU programs and most TPU programs have pairs of a start and a done, or single instructions. The TPU compiler also
+    writes them inside fusions, where one that runs beside products appears in each of these with the same channel;
+    and, between slices, as transfers of each device to the host and back, which name the operation.
+    """
+    result: list[Collective] = []
+    channels: dict[str, int] = {}
+    for visit in visits(program):
+        it, computation = visit.instruction, visit.computation
+        transfer = _TRANSFER.search(it.attributes) if it.op == "send" else None
+        if transfer:
+            kind = transfer[1].lower().replace("_", "-")
+            size = sum(o.bytes for o in computation.operands(it))
+            overlaps = _work_before_answer(computation, it)
+            result.append(Collective(kind, size, (0,), visit.times, visit.known, overlaps, across_slices=True))
+            continue
+        fused = _fused(program, it)
+        home, collective = fused or (computation, it)
+        kind = _kind(collective)
+        if kind is None:
+            continue
+        if fused and "reduce-scatter" in it.called[0]:
+            kind = "reduce-scatter"
+        channel = _CHANNEL.search(collective.attributes)
+        if fused and channel and channel[1] in channels:  # a later part of a collective that is in the list
+            if any(i.op in ("dot", "convolution", "reduce") for i in home.instructions.values()):
+                index = channels[channel[1]]
+                result[index] = dataclasses.replace(result[index], overlaps=True)
+            continue
+        group = first_group(collective.attributes, devices)
+        size = sum(o.bytes for o in home.operands(collective)) * (len(group) if kind == "all-gather" else 1)
+        if len(group) > 1:
+            if fused and channel:
+                channels[channel[1]] = len(result)
+            result.append(Collective(kind, size, group, visit.times, visit.known, _overlaps(visit)))
+    return result
+
+
+def _kind(instruction: Instruction) -> str | None:
+    name = instruction.op.removesuffix("-start")
+    return name if name in KINDS else None
+
+
+def _fused(program: Program, it: Instruction) -> tuple[Computation, Instruction] | None:
+    """The collective inside a fusion, with its computation."""
+    if it.op != "fusion" or not it.called or it.called[0] not in program.computations:
+        return None
+    home = program.computations[it.called[0]]
+    inside = next((i for i in home.instructions.values() if _kind(i)), None)
+    return (home, inside) if inside else None
+
+
+def _overlaps(visit: Visit) -> bool:
+    it = visit.instruction
+    if visit.asynchronous or not it.op.endswith("-start"):
+        return visit.asynchronous
+    for later in visit.computation.after(it):
+        if it.name in later.operands and later.op.endswith("-done"):
+            return False
+        if later.op in _COMPUTING:
+            return True
+    return False
+
+
+def _work_before_answer(computation: Computation, send: Instruction) -> bool:
+    """Whether something is computed between a transfer to other slices and the arrival of its answer."""
+    mark = f'"{_RENDEZVOUS.search(send.attributes)[1]}"'
+    answers = {i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes}
+    for later in computation.after(send):
+        if later.op == "recv-done" and answers & set(later.operands):
+            return False
+        if later.op in _COMPUTING:
+            return True
+    return False
+
+
+def first_group(attributes: str, devices: int) -> tuple[int, ...]:
+    """Positions in the mesh of the first group of `replica_groups`, in any of XLA's notations; all where it is empty."""
+    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes)
+    if pairs:
+        return tuple(sorted({int(pairs[1]), int(pairs[2])}))
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    if listed:
+        return tuple(int(n) for n in listed[1].split(","))
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if iota:
+        sizes, shape, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
+        positions = np.arange(np.prod(shape)).reshape(shape)
+        positions = positions.transpose(order) if order else positions
+        return tuple(int(n) for n in positions.reshape(sizes)[0])
+    named = _MESH.search(attributes)
+    if named:
+        return _mesh_group(*named.groups())
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        raise ValueError(f"unknown notation of groups: {attributes[attributes.index('replica_groups=') :][:120]}")
+    return tuple(range(devices))
+
+
+def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str) -> tuple[int, ...]:
+    """`'a'=4,'b'=2` and `'a'`, or a part of an axis: `'a':(2)2` is the 2 after the first 2 of a. Devices are numbered
+    row by row, or as in a mesh of `order_sizes` whose axes are permuted by `order`.
+    """
+    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    positions = np.arange(np.prod(list(sizes.values())))
+    if order_sizes:
+        positions = positions.reshape([int(n) for n in order_sizes.split(",")])
+        positions = positions.transpose([int(n) for n in order.split(",")]) if order else positions
+    positions = positions.reshape(list(sizes.values()))
+    index: list = [slice(0, 1)] * positions.ndim
+    for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
+        axis = list(sizes).index(name)
+        if not size:
+            index[axis] = slice(None)
+            continue
+        step = sizes[name] // (int(before) * int(size))
+        index[axis] = slice(0, step * int(size), step)
+    return tuple(int(n) for n in positions[tuple(index)].ravel())

@@ -1,133 +1,139 @@
-"""The plan of a config on a machine: what the compiler and the formulas say, as one record of plain values."""
+"""The plan of a config on a machine as one record of plain values: what the compiler says, and a predicted time.
 
-import dataclasses
+Runs in a process with `environment.compiler_environment`; the command `plan` starts one.
+"""
+
 import functools
+import math
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.config.sharding_rules import DEFAULT_RULES
-from t2t_flax.data.batching.batches import Shape
-from t2t_flax.errors import UserError
+from t2t_flax.data.batching.batches import Batches, Shape, shape_of
+from t2t_flax.data.batching.shape_list import bucket_edges
+from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.monitoring.flops import Tokens, forward_flops
-from t2t_flax.planning.ask import ask
-from t2t_flax.planning.chips import GIB
-from t2t_flax.planning.roofline import Roofline, roofline
-from t2t_flax.planning.shapes import FILL, real_tokens, update_flops
+from t2t_flax.monitoring.memory import resident_bytes
+from t2t_flax.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
+from t2t_flax.planning.roofline import roofline
 from t2t_flax.planning.topology import Topology
 
-RESERVED = 0.25 * GIB  # of HBM by the runtime: the compiler offers 15.75 of the 16 GiB of a v5e
+FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))
 
 
 def make_plan(
     config: Config, topology: Topology, *, store: str = "", rows: int = 0, decode: bool = True
 ) -> dict[str, Any]:
-    """Compiles (for GPUs: does not) and predicts. `rows`: packed rows on each device at once, in place of the config's
-    batch. Raises UserError where the mesh does not fit the machine or the model.
+    """Compiles the steps and predicts their time. The batch has the largest shape that training on the token store
+    `store` uses, or `rows` packed rows on each device, or else an estimate from the config.
+
+    Raises UserError where the mesh does not fit the machine or the model.
     """
-    if topology.platform == "gpu" and config.mesh.rules != DEFAULT_RULES:
-        raise UserError(
-            f"--topology={topology.name}: the formulas know the default config.mesh.rules alone; leave it out."
-        )
-    vocab = (config.data.vocab_size,) * 2
-    parts = ("train", "decode") if decode else ("train",)
-    return complete(config, topology, ask(config, topology, vocab, parts, store=store, rows=rows), rows=rows)
-
-
-def complete(config: Config, topology: Topology, told: dict[str, Any], *, rows: int = 0) -> dict[str, Any]:
-    """The worker's answer with the predictions that follow from it."""
-    vocab, shape = config.data.vocab_size, Shape(*told["shape"])
-    compiled = told.get("train")
-    by_compiler = bool(compiled and compiled["fits"])
-    facts = compiled if by_compiler else told["formula"]
-    flops = update_flops(config, vocab, shape) / told["devices"]
+    run = abstract_run(config, topology)
+    shape = batch_shape(config, run.shards, store=store, rows=rows)
     slots = shape.length * shape.rows * shape.micro
-    tokens = slots * FILL if rows else real_tokens(config, shape)
-    line = roofline(topology, flops, facts["hbm_bytes"], facts["collectives"])
+    train = compile_train_step(run, shape)
+    flops = update_flops(config, shape) / run.mesh.size
+    tokens = slots * FILL if rows else float(min(config.data.batch_tokens, slots))
+    state_bytes = resident_bytes(run.state)
     plan = {
         "topology": topology.name,
         "machine": topology.describe(),
         "chips": topology.chips,
-        "devices": told["devices"],
-        "mesh": told["mesh"],
+        "devices": run.mesh.size,
+        "mesh": dict(run.mesh.shape),
         "shape": {"length": shape.length, "rows": shape.rows, "micro": shape.micro},
         "slots": slots,
         "tokens": tokens,
-        "by": "compiler" if by_compiler else "formula",
-        "hbm_per_device": hbm_of(topology),
-        "state_bytes": told["state_bytes"],
+        "usable_bytes": topology.chip and topology.chip.usable_bytes,
+        "state_bytes": state_bytes,
         "flops_per_device": flops,
-        "train": facts,
-        "formula": told["formula"],
-        "prediction": _prediction(config, topology, line, tokens),
+        "ideal": ideal(topology, flops, state_bytes),
+        "train": train,
+        "prediction": None,
     }
-    if compiled and not compiled["fits"]:
-        plan["refused"] = compiled
-    if "decode" in told:
-        plan["decode"] = _decode(config, topology, vocab, told)
+    line = roofline(topology, flops, train["hbm_bytes"], train["collectives"]) if train["fits"] else None
+    if line:
+        hours = line.seconds * config.train.steps / 3600
+        plan["prediction"] = line.as_dict() | {
+            "tokens_per_second": tokens / line.seconds,
+            "hours": hours,
+            "chip_hours": hours * topology.chips,
+        }
+    if decode and config.decode.strategy == "beam":
+        plan["decode"] = _decode(run)
     return plan
 
 
-def hbm_of(topology: Topology) -> float | None:
-    """Bytes of HBM that a program may use on a device; None where there is no data sheet."""
-    chip = topology.chip
-    return chip.hbm_bytes / chip.devices - RESERVED if chip else None
+def ideal(topology: Topology, flops: float, state_bytes: int) -> dict[str, float] | None:
+    """Seconds of an update that no program can beat: its matrix products at the chip's bfloat16 peak, or parameters
+    and optimizer state read once and written once, whichever takes longer. None without a data sheet.
+    """
+    line = roofline(topology, flops, 2 * state_bytes, [])
+    return line and {"compute": line.compute, "memory": line.memory, "seconds": line.seconds}
 
 
-def _prediction(config: Config, topology: Topology, line: Roofline | None, tokens: float) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    hours = line.seconds * config.train.steps / 3600
-    return dataclasses.asdict(line) | {
-        "seconds": line.seconds,
-        "binds": line.binds,
-        "tokens_per_second": tokens / line.seconds,
-        "hours": hours,
-        "chip_hours": hours * topology.chips,
-    }
-
-
-def _decode(config: Config, topology: Topology, vocab: int, told: dict[str, Any]) -> dict[str, Any]:
-    """One target token of every sentence: all beams attend to the whole cache, as the compiled loop does."""
-    facts = told["decode"]
-    if not facts["fits"]:
-        return facts
-    sentences = config.decode.batch_size * told["shards"]
+def _decode(run: AbstractRun) -> dict[str, Any]:
+    """One target token of every sentence; all beams attend to the whole cache, as in the compiled loop."""
+    facts, config = compile_decode_step(run), run.config
+    sentences = config.decode.batch_size * run.shards
     beams = float(sentences * config.decode.beam_size)
-    one = Tokens(0.0, beams, 0.0, beams * facts["cache_length"], beams * facts["source_length"])
-    flops = forward_flops(config.model, vocab, one) / told["devices"]
-    line = roofline(topology, flops, facts["hbm_bytes"], facts["collectives"])
-    found = facts | {"sentences": sentences, "flops_per_device": flops, "prediction": None}
-    if line:
-        found["prediction"] = dataclasses.asdict(line) | {
-            "seconds": line.seconds,
-            "binds": line.binds,
-            "tokens_per_second": sentences / line.seconds,
-        }
-    return found
+    tokens = Tokens(0.0, beams, 0.0, beams * facts["cache_length"], beams * facts["source_length"])
+    flops = forward_flops(config.model, config.data.vocab_size, tokens) / run.mesh.size
+    line = roofline(run.topology, flops, facts["hbm_bytes"], facts["collectives"]) if facts["fits"] else None
+    prediction = line and line.as_dict() | {"tokens_per_second": sentences / line.seconds}
+    return facts | {"sentences": sentences, "flops_per_device": flops, "prediction": prediction}
+
+
+def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) -> Shape:
+    """The largest shape of a run over `shards` devices along the batch; see `make_plan`."""
+    data = config.data
+    if store:
+        batches = Batches(TokenStore.open(store), data, seed=config.seed.data, shards=shards)
+        return max(batches.shapes, key=lambda s: s.length * s.rows * s.micro)
+    if data.batching == "packed":
+        length, needed = data.pack_length, math.ceil(data.batch_tokens / int(data.pack_length * FILL))
+    else:
+        edges = [4, *bucket_edges(data.max_length)]
+        length, needed = edges[-1], math.ceil(data.batch_tokens / edges[-2])
+    return Shape(length, rows * shards, 1) if rows else shape_of(length, needed, data.microbatch_tokens, shards)
+
+
+def update_flops(config: Config, shape: Shape) -> float:
+    """FLOPs of one update over every slot of the shape, padding included; forward once and backward twice that.
+
+    With train.remat = full the forward pass of the layers runs twice.
+    """
+    slots, vocab = float(shape.micro * shape.rows * shape.length), config.data.vocab_size
+    tokens = Tokens(slots, slots, slots * shape.length, slots * shape.length, slots * shape.length)
+    forward = forward_flops(config.model, vocab, tokens)
+    logits = 2.0 * slots * config.model.d_model * vocab
+    return 3.0 * forward + (forward - logits if config.train.remat == "full" else 0.0)
 
 
 def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:
     """Packed rows that fit on a device at once: two compilations, a line through their peaks, one more to confirm.
 
-    `confirmed`: the compiler accepts `rows`. Nothing where the machine is not compiled for or has no data sheet.
+    `confirmed`: the program for `rows` fits. `rows` is None, with the reason in `why`, where it cannot be found.
     """
-    room = hbm_of(topology)
-    if topology.platform != "tpu" or room is None:
-        return {"rows": None, "why": "no compiler to ask" if topology.platform == "gpu" else "no memory to fit into"}
-    asked = functools.cache(functools.partial(_peak, config, topology))
-    told = next((told for told in ({n: asked(n) for n in sizes} for sizes in _FIT_ROWS) if _all_fit(told)), None)
-    if told is None:
+    if topology.chip is None:
+        return {"rows": None, "why": "simulated devices have no memory limit"}
+    compile_rows = functools.cache(functools.partial(_compile_rows, config, topology))
+    for sizes in _FIT_ROWS:
+        facts = {rows: compile_rows(rows) for rows in sizes}
+        if all(f["fits"] for f in facts.values()):
+            break
+    else:
         few = _FIT_ROWS[-1][0]
-        why = f"{few + 1} rows on a device already do not fit" if asked(few)["fits"] else f"{few} row does not fit"
+        why = f"{few + 1} rows on a device do not fit" if facts[few]["fits"] else f"{few} row on a device does not fit"
         return {"rows": None, "why": f"{why}: use mesh.fsdp or mesh.tensor"}
-    (low, first), (high, second) = ((rows, facts["memory"]["peak"]) for rows, facts in told.items())
+    (low, first), (high, second) = ((rows, f["memory"]["peak"]) for rows, f in facts.items())
     per_row = (second - first) / (high - low)
-    rows = int((room - first) // per_row) + low
-    last = _peak(config, topology, rows)
+    rows = int((topology.chip.usable_bytes - first) // per_row) + low
+    last = compile_rows(rows)
     return {
         "rows": rows,
-        "tokens_of_all_devices": rows * _length(last) * last["shards"],
+        "tokens_of_all_devices": rows * last["length"] * last["shards"],
         "bytes_per_row": per_row,
         "bytes_without_rows": first - low * per_row,
         "measured_rows": [low, high],
@@ -136,14 +142,7 @@ def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:
     }
 
 
-def _all_fit(told: dict[int, dict[str, Any]]) -> bool:
-    return all(facts["fits"] for facts in told.values())
-
-
-def _length(facts: dict[str, Any]) -> int:
-    return facts["shape"][0]
-
-
-def _peak(config: Config, topology: Topology, rows: int) -> dict[str, Any]:
-    told = ask(config, topology, (config.data.vocab_size,) * 2, ("train",), rows=rows)
-    return told["train"] | {"shape": told["shape"], "shards": told["shards"]}
+def _compile_rows(config: Config, topology: Topology, rows: int) -> dict[str, Any]:
+    run = abstract_run(config, topology)
+    shape = batch_shape(config, run.shards, rows=rows)
+    return compile_train_step(run, shape) | {"length": shape.length, "shards": run.shards}

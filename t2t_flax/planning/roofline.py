@@ -1,4 +1,4 @@
-"""Step times that no machine can beat, from data-sheet bandwidths: three terms, and which of them binds."""
+"""The step time that no machine can beat, from data-sheet bandwidths: three terms, and which of them is the bottleneck."""
 
 import dataclasses
 from typing import Any
@@ -9,8 +9,8 @@ from t2t_flax.planning.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Predicted seconds of one step on a device. `ici`, `dcn`: collectives between chips of a slice, and between slices,
-    `overlapping` of whose sum runs beside other work.
+    """Predicted seconds of one step on a device. `ici`, `dcn`: collectives within a slice (GPU: a host) and between
+    slices; `overlapping`: the part of both that runs beside other work.
     """
 
     compute: float
@@ -21,19 +21,22 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The longest of what runs at the same time, and after it the collectives that wait for nothing else."""
+        """The longest of what runs at the same time, plus the collectives that overlap with nothing."""
         alone = self.ici + self.dcn - self.overlapping
         return max(self.compute, self.memory, self.overlapping) + alone
 
     @property
-    def binds(self) -> str:
+    def bottleneck(self) -> str:
         """The largest of the terms."""
         terms = {"compute": self.compute, "memory": self.memory, "interconnect": self.ici + self.dcn}
         return max(terms, key=terms.get)
 
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"seconds": self.seconds, "bottleneck": self.bottleneck}
+
 
 def roofline(topology: Topology, flops: float, hbm_bytes: float, rows: list[dict[str, Any]]) -> Roofline | None:
-    """`flops`: of one device. `rows`: of `Places.summary`. None where the machine has no data sheet (a CPU)."""
+    """`flops`: on one device. `rows`: of `DeviceLayout.summary`. None where the machine has no data sheet (a CPU)."""
     chip = topology.chip
     if chip is None:
         return None
@@ -48,10 +51,10 @@ def roofline(topology: Topology, flops: float, hbm_bytes: float, rows: list[dict
 
 
 def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
-    """Bytes that a device sends (within its slice, to other slices) for all runs of a row.
+    """Bytes that a device sends (within its slice, to other slices) in all runs of a row.
 
     The least that any algorithm needs: an all-reduce of S bytes over n devices 2 (n - 1) / n S, a gather, a scatter or
-    an exchange (n - 1) / n S, a permutation S. Over several slices each device exchanges its n-th part with its peers.
+    an all-to-all (n - 1) / n S, a permutation S. Over several slices each device exchanges its n-th part with its peers.
     """
     n, slices, size = row["devices"], row["slices"], row["bytes"]
     if row["kind"] == "collective-permute":
@@ -62,7 +65,7 @@ def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def collective_seconds(topology: Topology, row: dict[str, Any]) -> tuple[float, float]:
-    """(within the slice, between slices): bytes over the links that the group can use at once, and the hops of each run."""
+    """(within the slice, between slices): bytes over the links that the group can use at once, and each run's hops."""
     chip = topology.chip
     near, far = sent_bytes(row)
     ici = near / (row["links"] * chip.link_bandwidth) if row["devices"] > 1 else 0.0

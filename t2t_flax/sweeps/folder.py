@@ -147,8 +147,7 @@ class Folder:
         if any(s.failures or s.failed_in_stack for s in map(self.status, (name, other))):
             return False
         a, b = map(self.read_config, (name, other))
-        same_step = self.newest_step(name) == self.newest_step(other)
-        return same_step and scalars.share_a_program(a, b) and scalars.can_train_together(a)
+        return self.newest_step(name) == self.newest_step(other) and scalars.can_be_vectorized(a, b)
 
     def claim(self, name: str) -> locks.FileLock | None:
         """The exclusive right to train a trial; None if another process has it.
@@ -294,7 +293,8 @@ def _check_same_sweep(
         if path.exists():
             changed = config_lib.differences(config_lib.from_json(path.read_text()), config)
             changed.pop("data.cache", None)
-            differences += [f"  {label}{key}: {a!r} in the folder, {b!r} now" for key, (a, b) in changed.items()]
+            lines = config_lib.format_differences(changed, "in the folder", "now", indent=f"  {label}")
+            differences += lines.splitlines()
     new = [name for name in sweep["trials"] if name not in stored["trials"]]
     if differences or new and not extend:
         advice = "or the command of this sweep" if differences else "or add them to this one with --extend"

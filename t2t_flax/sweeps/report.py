@@ -1,9 +1,6 @@
 """A sweep's report: a table for the terminal, CSV files, and an HTML page with plots."""
 
-import csv
 import html
-import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from t2t_flax.sweeps.plots import make_plots
 from t2t_flax.sweeps.results import Row, format_difference, rows, verdict
 from t2t_flax.sweeps.trials import train_command
 from t2t_flax.sweeps.worker import log_tail
+from t2t_flax.tables import csv_text, text_table
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
 _NUMERIC = ("score", "spread", "seeds")
@@ -41,7 +39,9 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     for name, svg in plots.items():
         atomic_write(out / f"{name}.svg", svg)
     atomic_write(out / "index.html", _page(folder, sweep, table, score, lines, plots, ". ".join([caption, *problems])))
-    return "\n".join([caption, "", text_table(COLUMNS, lines), "", *problems, f"report: {out}/index.html"])
+    return "\n".join(
+        [caption, "", text_table(COLUMNS, lines, right=_NUMERIC), "", *problems, f"report: {out}/index.html"]
+    )
 
 
 def _caption(sweep: dict[str, Any], table: list[Row], score: str, reference: str, *, named: bool) -> str:
@@ -94,23 +94,6 @@ def _trial_table(folder: Folder, sweep: dict[str, Any], table: list[Row]) -> tup
         record = result.record if result else ""
         lines.append([name, trial["row"], trial["seed"], state, *numbers, status.attempts, *values, record, command])
     return header, lines
-
-
-def text_table(columns: Sequence[str], lines: list[list[str]]) -> str:
-    """Aligned columns; scores to the right."""
-    widths = [max(len(line[i]) for line in [columns, *lines]) for i in range(len(columns))]
-    align = [str.rjust if column in _NUMERIC else str.ljust for column in columns]
-    return "\n".join(
-        "  ".join(fill(text, width) for fill, text, width in zip(align, line, widths, strict=True)).rstrip()
-        for line in [columns, *lines]
-    )
-
-
-def csv_text(header: Sequence[str], lines: list[list[Any]]) -> str:
-    """A table as the text of a CSV file."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([header, *lines])
-    return out.getvalue()
 
 
 def _page(

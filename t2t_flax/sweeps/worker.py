@@ -254,7 +254,7 @@ class Worker:
 def training_command(folder: Folder, names: list[str], resources: Resources) -> list[str]:
     """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache."""
     cores = ",".join(map(str, resources.cores)) or "-"
-    train = ["t2t_flax", "train"] if len(names) == 1 else ["t2t_flax.cli.train_together"]
+    train = ["t2t_flax", "train" if len(names) == 1 else "train_together"]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     if not folder.read_config(names[0]).data.cache:

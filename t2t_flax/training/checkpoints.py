@@ -1,11 +1,10 @@
-"""Checkpoints: the only file that knows Orbax.
+"""Saving and restoring checkpoints: the only file that uses Orbax.
 
-A checkpoint has separate items: `params`, `opt_state`, `ema` (where there is one) and `meta` (JSON: step, config,
-tokenizer and data digests, shape and checksum of every leaf, progress of the run, a digest of itself). Evaluation
-restores parameters alone.
+A checkpoint has separate items: `params`, `opt_state`, `ema` (if enabled) and `meta` (JSON: step, config, digests of
+tokenizer and data, shape and checksum of every array, training progress, a digest of itself). Evaluation restores
+parameters alone.
 """
 
-import contextlib
 import datetime
 import json
 import logging
@@ -25,17 +24,17 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names, move_folder
+from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
+from t2t_flax.training.checkpoint_files import amend, read_meta, read_metric, read_scheduled, set_aside
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config_of
 from t2t_flax.training.damage import (
     DamagedCheckpoint,
     array_shapes,
-    check_seal,
     describe_error,
     is_damage,
-    sealed,
     shape_differences,
+    with_digest,
 )
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import TrainState
@@ -47,11 +46,10 @@ log = logging.getLogger("t2t_flax")
 
 
 class Checkpoints:
-    """The checkpoints in `folder`: the newest, the last `keep_last` whose meta says `scheduled`, and the best `keep_best`
-    (highest finite metric, the earliest of equals) are kept.
+    """The checkpoints in `folder`, of which `Retention` keeps the newest, the last `keep_last` and the best `keep_best`.
 
-    Opening and reading change nothing. Of several processes (`group`) all must make the same calls; process 0 lists the
-    folder for all. Raises UserError where another process does not see what process 0 lists.
+    Opening and reading change nothing. All processes of `group` must make the same calls; process 0 lists the folder for
+    all. Raises UserError where another process does not see a checkpoint that process 0 lists.
     """
 
     def __init__(
@@ -68,12 +66,12 @@ class Checkpoints:
         self._steps = self._list()
 
     def _list(self) -> list[int]:
-        """What process 0 finds, on all processes."""
-        found = _whole(self._folder) if self.group.is_lead else []
-        steps = json.loads(self.group.broadcast("the checkpoints that there are", json.dumps(found)))
-        blind = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
+        """The steps that process 0 lists, on all processes."""
+        listed = finished_steps(self._folder) if self.group.is_lead else []
+        steps = json.loads(self.group.broadcast("the checkpoints that there are", json.dumps(listed)))
+        unseen = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
         for index, answer in enumerate(
-            self.group.all_gather("all see the checkpoints", str(blind[-1]) if blind else "")
+            self.group.all_gather("all see the checkpoints", str(unseen[-1]) if unseen else "")
         ):
             if answer:
                 raise UserError(
@@ -87,34 +85,28 @@ class Checkpoints:
         return sorted(self._steps)
 
     def steps_after_failure(self) -> list[int]:
-        """Steps that lie whole in the folder; `steps` may still count the one that could not be written."""
-        return _whole(self._folder)
+        """Steps finished on disk; `steps` may still count one that could not be written."""
+        return finished_steps(self._folder)
 
     def metric(self, step: int) -> float | None:
-        """The metric of an evaluation after this step; None where there is none, it is not finite or cannot be read."""
-        for name, key in (("metrics/metrics", "metric"), ("meta/metadata", "metric")):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                value = float(json.loads((self._folder / str(step) / name).read_text())[key])
-                if math.isfinite(value):
-                    return value
-        return None
+        """The metric of the evaluation after this step; None where it is missing, unreadable or not finite."""
+        return read_metric(self._folder / str(step))
 
     def clean_up(self) -> None:
-        """Removes what a killed save has left. For the one process that may write here."""
+        """Removes what killed saves left behind. Call it only while holding the lock of the workdir."""
         if self.group.is_lead:
             for name in list_names(self._folder):
                 path = self._folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
-                    log.info("%s was never finished and is removed", path)
+                    log.info("removing %s, which was never finished", path)
                     path.rmtree(missing_ok=True)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
-        """Starts writing `state`; returns as soon as its arrays are copied. `meta` gets shapes and checksums added. A
-        checkpoint of this step that is there already keeps its arrays, and gets the progress and the metric of an
-        evaluation that was made up. A metric that is not finite is none.
+        """Starts writing `state` and returns once its arrays are copied. Shapes and checksums are added to `meta`.
 
-        Raises what went wrong in an earlier save.
+        If this step has a checkpoint already (the run stopped before its evaluation), only its progress and metric are
+        updated. A metric that is not finite is dropped. Raises the error of an earlier save.
         """
         self._drain()
         metric = metric if metric is not None and math.isfinite(metric) else None
@@ -125,14 +117,14 @@ class Checkpoints:
         self._start(items, meta, metric)
 
     def metrics(self) -> dict[int, float]:
-        """eval.metric (higher is better) by step, of the checkpoints that have one; the same on all processes."""
-        found = {step: self.metric(step) for step in self.steps()} if self.group.is_lead else {}
-        known = {step: metric for step, metric in found.items() if metric is not None}
-        answer = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
-        return {int(step): metric for step, metric in json.loads(answer).items()}
+        """{step: eval.metric (higher is better)} of the checkpoints that have one; the same on all processes."""
+        metrics = {step: self.metric(step) for step in self.steps()} if self.group.is_lead else {}
+        known = {step: metric for step, metric in metrics.items() if metric is not None}
+        message = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
+        return {int(step): metric for step, metric in json.loads(message).items()}
 
     def save_params(self, params: Any, meta: dict[str, Any], item: str = "params") -> None:
-        """Writes parameters alone; they can be evaluated and trained from, not resumed."""
+        """Starts writing parameters alone: for evaluation and fine-tuning, not for resuming."""
         self._start({item: params}, meta | {"params_only": True}, None)
 
     def _start(self, items: dict[str, Any], meta: dict[str, Any], metric: float | None) -> None:
@@ -148,41 +140,40 @@ class Checkpoints:
         self._retention.facts[step] = meta.get("scheduled", True), metric
         manager.save(
             step,
-            args=ocp.args.Composite(meta=ocp.args.JsonSave(sealed(meta)), **args),
+            args=ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **args),
             metrics=None if metric is None else {"metric": metric},
         )
         self._steps = [*self._steps, step]
         self._unconfirmed = True
 
     def _amend(self, step: int, meta: dict[str, Any], metric: float | None) -> None:
-        """Writes what an evaluation that was made up has changed; Orbax itself cannot add to a checkpoint."""
+        """Updates an existing checkpoint after the evaluation that was missing."""
         if self.group.is_lead:
-            folder, names = self._folder / str(step), ("scheduled", "regular_before", "progress")
-            news = {name: meta[name] for name in names if name in meta} | ({} if metric is None else {"metric": metric})
-            atomic_write(folder / "meta" / "metadata", json.dumps(sealed(check_seal(self._parse_meta(step)) | news)))
-            if metric is not None:
-                atomic_write(folder / "metrics" / "metrics", json.dumps({"metric": metric}))
+            changes = {name: meta[name] for name in ("scheduled", "regular_before", "progress") if name in meta}
+            amend(self._folder / str(step), changes, metric)
         self.group.barrier("a checkpoint is amended", self.group.MINUTES)
         if step in self._retention.facts:
             scheduled, known = self._retention.facts[step]
             self._retention.facts[step] = meta.get("scheduled", scheduled), known if metric is None else metric
 
     def prepare_to_save(self) -> None:
-        """Does ahead of the first save what all processes must do together. To be called after restoring."""
+        """Opens Orbax's manager, which all processes must do together, before the first save. Call it after restoring."""
         self._writer()
 
     def _writer(self) -> ocp.CheckpointManager:
-        """Made when all processes know the same checkpoints; it makes the folder."""
+        """Orbax's manager, opened on first use, which creates the folder."""
         if self._manager is None:
-            self._retention.facts |= {step: (self._scheduled(step), self.metric(step)) for step in self._steps}
+            self._retention.facts |= {
+                step: (read_scheduled(self._folder / str(step)), self.metric(step)) for step in self._steps
+            }
             handlers = {name: ocp.StandardCheckpointHandler() for name in _ITEMS}
             self._manager = ocp.CheckpointManager(
                 self._folder,
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=self._retention,
                     save_decision_policy=policies.AnySavePolicy([_Always()]),
-                    best_fn=lambda metrics: metrics["metric"],  # without it metrics are not written
-                    lightweight_initialize=True,  # else one unreadable file of metrics stops everything
+                    best_fn=lambda metrics: metrics["metric"],  # without it Orbax writes no metrics
+                    lightweight_initialize=True,  # else one unreadable metrics file is fatal
                     async_options=ocp.AsyncOptions(
                         timeout_secs=3600, barrier_sync_fn=self._meet, post_finalization_callback=self._sync
                     ),
@@ -192,21 +183,14 @@ class Checkpoints:
             )
         return self._manager
 
-    def _scheduled(self, step: int) -> bool | None:
-        """What a checkpoint's meta says; None where it cannot be read."""
-        try:
-            return bool(check_seal(self._parse_meta(step)).get("scheduled", True))
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not deleted
-            return None
-
     def _sync(self) -> None:
-        """Called by Orbax before the folder of a checkpoint gets its final name, and before an older one is deleted."""
+        """Flushes unfinished checkpoints to disk. Orbax calls it before renaming a new one and deleting an old one."""
         for name in list_names(self._folder):
             if ocp.utils.TMP_DIR_SUFFIX in name:
                 fsync_tree(self._folder / name)
 
     def wait(self) -> None:
-        """Returns when everything is on disk. Raises what went wrong in the background."""
+        """Waits until everything is on disk. Raises the error of a background save."""
         self._drain()
         if self._manager:
             self._manager.wait_until_finished()
@@ -218,8 +202,8 @@ class Checkpoints:
         self.check_for_errors()
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Orbax's barrier for its threads, which it also enters on the way out of a failed write: one host with a full
-        disk would then wait for the others and say nothing.
+        """The barrier of Orbax's threads. Orbax enters it after a failed write too, where a host with a full disk would
+        wait for the others without reporting: here it raises instead.
         """
         error = sys.exc_info()[1]
         if error is not None and self.group.count > 1:
@@ -228,25 +212,25 @@ class Checkpoints:
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def check_for_errors(self) -> None:
-        """Raises what went wrong in the background so far, without waiting."""
+        """Raises the error of a background save, if one has failed so far; does not wait."""
         if self._failure:
             raise self._failure
-        # `manager.check_for_errors()` would take the error away from the thread that ends the save, which would then
-        # delete the older checkpoints although the new one was not written.
+        # `manager.check_for_errors()` would consume the error before the thread that ends the save sees it; that thread
+        # would then delete older checkpoints although the new one was not written.
         if self._manager and not self._manager.is_saving_in_progress():
             self._manager.wait_until_finished()
             self._confirm()
 
     def _confirm(self) -> None:
-        """After the first save that is whole: a workdir whose checkpoints are gone must not start anew."""
+        """Marks the workdir after the first finished save: if its checkpoints vanish, it must not restart silently."""
         if self._unconfirmed and self.group.is_lead and not (self._workdir / TRAINED).exists():
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            about = {"first_checkpoint": min(self._steps), "written": now}
-            atomic_write(self._workdir / TRAINED, json.dumps(about) + "\n")
+            marker = {"first_checkpoint": min(self._steps), "written": now}
+            atomic_write(self._workdir / TRAINED, json.dumps(marker) + "\n")
         self._unconfirmed = False
 
     def close(self) -> None:
-        """Waits, and gives back the manager's threads."""
+        """Waits for saves and ends Orbax's threads."""
         if self._manager:
             self._manager.close()
             self._confirm()
@@ -254,12 +238,12 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint that is whole, with its meta; None where there is none at all.
+        """(state, meta) of the newest intact checkpoint; None where there is no checkpoint at all.
 
-        One that is damaged is reported and skipped; where an older one could be restored, it is moved to `damaged/`.
-        digests: of the tokenizer and the data here; compared before arrays are read. Raises UserError, and leaves all of
-        them where they are, where the checkpoint was made by another model or version, with other data, or where all
-        are damaged. Raises what a device, a disk or a network raised, as it is.
+        Damaged checkpoints are reported and skipped; once an older one is restored, they are moved to `damaged/`.
+        digests: of this run's tokenizer and data, compared before arrays are read. Raises UserError, and changes nothing,
+        where the checkpoint has another model, version or data, or all are damaged. Errors of a device, disk or network
+        pass through.
         """
         damaged = dict[int, str]()
         for step in reversed(self.steps()):
@@ -276,9 +260,9 @@ class Checkpoints:
                 self._set_aside(damaged)
             return state, meta
         if damaged:
-            told = "\n".join(f"  {self._folder / str(step)}: {why}" for step, why in damaged.items())
+            reasons = "\n".join(f"  {self._folder / str(step)}: {why}" for step, why in damaged.items())
             raise UserError(
-                f"all checkpoints in {self._folder} are damaged; they are left where they are:\n{told}\nRestore one from "
+                f"all checkpoints in {self._folder} are damaged; they are left where they are:\n{reasons}\nRestore one from "
                 "a backup, or use another workdir."
             )
         return None
@@ -286,59 +270,56 @@ class Checkpoints:
     def _check_resumable(self, step: int, meta: dict[str, Any], config: Config, digests: Mapping[str, str]) -> None:
         if meta.get("params_only"):
             raise UserError(
-                f"{self._workdir} holds averaged parameters, not a run that could go on: start a new run with "
+                f"{self._workdir} holds averaged parameters, which cannot be resumed: start a new run with "
                 f"--config.train.init_from={self._workdir} and another --workdir."
             )
         check_same_model(stored_config_of(meta), config, f"checkpoint {step}")
-        for what, mine in digests.items():
-            saved = str(meta["digests"].get(what))
-            if saved != mine:
+        for name, digest in digests.items():
+            saved = str(meta["digests"].get(name))
+            if saved != digest:
                 raise UserError(
-                    f"checkpoint {step} in {self._workdir} was made with other {what} (digest {saved[:12]}, now "
-                    f"{mine[:12]}): use another --workdir, or bring the data back."
+                    f"checkpoint {step} in {self._workdir} was made with other {name} (digest {saved[:12]}, now "
+                    f"{digest[:12]}): use another --workdir, or restore the data."
                 )
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The meta item of a step. Raises DamagedCheckpoint, on all processes where one cannot read it."""
-        meta = self._together(step, lambda: check_seal(self._parse_meta(step)))
+        """The metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
+        meta = self._together(step, lambda: read_meta(self._folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
-                f"{self._folder / str(step)} holds the checkpoint of update {meta['step']}: rename it back."
+                f"{self._folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
             )
         return meta
 
-    def _parse_meta(self, step: int) -> Any:
-        return json.loads((self._folder / str(step) / "meta" / "metadata").read_text())
-
     def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
         """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`. Raises
-        DamagedCheckpoint, on all processes where one cannot read it.
+        DamagedCheckpoint on all processes if one cannot read them.
         """
         meta = self.meta(step)
         return self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
-        """What `read()` gives, if it could be read by all processes. Raises DamagedCheckpoint on all otherwise; any other
-        error on the process that has it.
+        """`read()` on every process. Raises DamagedCheckpoint on all of them if it did so on one; other errors only where
+        they occur.
         """
-        found, damage = None, ""
+        result, damage = None, ""
         try:
-            found = read()
+            result = read()
         except DamagedCheckpoint as error:
             damage = str(error)
         except Exception as error:
             if not is_damage(error):
                 raise
             damage = describe_error(error)
-        for answer in self.group.all_gather(f"checkpoint {step}", damage):
-            if answer:
-                raise DamagedCheckpoint(answer)
-        return found
+        for reported in self.group.all_gather(f"checkpoint {step}", damage):
+            if reported:
+                raise DamagedCheckpoint(reported)
+        return result
 
     def _restore(self, step: int, abstract: TrainState, meta: dict[str, Any]) -> TrainState:
         items = {name: getattr(abstract, name) for name in _ITEMS if getattr(abstract, name) is not None}
         clip_first = not any(path.startswith("[0]") for path in meta["checksums"]["opt_state"])
-        if clip_first:  # clipping once was a part of the chain, with an empty state before Adam's
+        if clip_first:  # older versions had clipping, with an empty state, before Adam
             items["opt_state"] = (optax.EmptyState(), *items["opt_state"])
         trees = self._restore_items(step, items, meta)
         if clip_first:
@@ -347,18 +328,18 @@ class Checkpoints:
         return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema"))
 
     def _restore_items(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-        """Raises UserError for a tree that does not fit, before any array is read."""
-        # Checksums of arrays that lie on several processes are computed by all of them: all must have read theirs.
+        """Raises UserError for a tree of other shapes before any array is read."""
+        # All processes compute the checksum of a distributed array, so all must have read their part.
         trees = self._together(step, lambda: {name: self._read(step, name, tree, meta) for name, tree in items.items()})
         for name, tree in trees.items():
-            found, saved = checksums(tree), meta["checksums"][name]
-            wrong = [path for path in saved if found.get(path) != saved[path]]
+            actual, saved = checksums(tree), meta["checksums"][name]
+            wrong = [path for path in saved if actual.get(path) != saved[path]]
             if wrong:
                 raise DamagedCheckpoint(f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
         return trees
 
     def _read(self, step: int, name: str, tree: Any, meta: dict[str, Any]) -> Any:
-        # Not through Orbax' Checkpointer: its barrier would wait for a process that could not read its part.
+        # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
         handler, path = ocp.StandardCheckpointHandler(), self._folder / str(step) / name
         stored = meta["arrays"].get(name, {}) if "arrays" in meta else array_shapes(handler.metadata(path))
         differ = shape_differences(stored, array_shapes(tree))
@@ -372,33 +353,27 @@ class Checkpoints:
         return handler.restore(path, args=ocp.args.StandardRestore(tree))
 
     def _set_aside(self, damaged: Mapping[int, str]) -> None:
-        """Moves damaged checkpoints out of the way: on the same disk, also where `checkpoints` is a link."""
         if self.group.is_lead:
-            linked = self._folder.parent != self._workdir and not is_remote(self._folder)
-            target = self._folder.parent / (f"{self._folder.name}.damaged" if linked else "damaged")
-            for step in damaged:
-                taken = set(list_names(target))
-                number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
-                move_folder(self._folder / str(step), target / f"{step}-{number}")
+            set_aside(self._folder, self._workdir, damaged)
         self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
         self._steps = [step for step in self._steps if step not in damaged]
         if self.group.count > 1:  # Orbax lists the folder on every host
             for step in damaged:
-                appears(self._folder / str(step), there=False)
+                appears(self._folder / str(step), exists=False)
 
 
 class _Always(policies.SaveDecisionPolicy):
-    """The loop decides when to save; Orbax' own rule would add step 0 and leave out steps."""
+    """The loop decides when to save; Orbax's own rule would add step 0 and skip others."""
 
     def should_save(self, step, previous_steps, *, context) -> bool:
         return True
 
 
-def _whole(folder: epath.Path) -> list[int]:
-    """Steps whose checkpoint was finished, ascending."""
+def finished_steps(folder: epath.Path) -> list[int]:
+    """Steps with a finished checkpoint, ascending."""
     return sorted(int(name) for name in list_names(folder) if name.isdigit() and _finalized(folder / name))
 
 
 def _finalized(path: epath.Path) -> bool:
-    """On local disk a folder gets its number when it is finished; in an object store a last file says so."""
+    """A local folder is renamed to its step when finished; an object store gets a last file."""
     return not is_remote(path) or ocp.path.step.is_path_finalized(path)

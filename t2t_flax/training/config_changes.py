@@ -43,8 +43,8 @@ def check_same_model(stored: Config, given: Config, what: str) -> None:
     """Raises UserError naming the keys of the model in which a stored run differs from the given config."""
     differ = {k: v for k, v in config_lib.differences(stored, given).items() if _shapes(k)}
     if differ:
-        lines = "; ".join(f"{name}: {old!r} there, {new!r} here" for name, (old, new) in differ.items())
-        raise UserError(f"{what} is of another model: {lines}.")
+        lines = config_lib.format_differences(differ, "there", "here")
+        raise UserError(f"{what} is of another model:\n{lines}")
 
 
 def _shapes(name: str) -> bool:

@@ -50,13 +50,13 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error, limit=280)}"
 
 
-def sealed(meta: dict[str, Any]) -> dict[str, Any]:
-    """`meta` with a digest of itself, so that a changed letter is found."""
+def with_digest(meta: dict[str, Any]) -> dict[str, Any]:
+    """`meta` with a digest of itself, so that any later change is detected."""
     return meta | {"digest": _digest(meta)}
 
 
-def check_seal(meta: Any) -> dict[str, Any]:
-    """What `sealed` was given. Raises DamagedCheckpoint where it has changed since; older checkpoints have no digest."""
+def check_digest(meta: Any) -> dict[str, Any]:
+    """The metadata without its digest. Raises DamagedCheckpoint where they disagree; older checkpoints have none."""
     if not isinstance(meta, dict):
         raise DamagedCheckpoint("meta/metadata is not a JSON object")
     content = {name: value for name, value in meta.items() if name != "digest"}

@@ -8,7 +8,8 @@ import jax
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import flops
-from t2t_flax.training.optimizer import make_optimizer, schedule
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameter_groups
 
 # Table 3 of the paper, in millions, by (layers of a stack, d_model, d_ff, heads, d_k). Rows (A) have no figure of their own.
@@ -91,10 +92,15 @@ def _batches(config: Config) -> list[str]:
 
 
 def _schedule(config: Config) -> list[str]:
-    rate = schedule(config.optimizer, config.model.d_model)
-    warmup, last = config.optimizer.warmup_steps, config.train.steps
-    steps = sorted({1, warmup // 2, warmup, min(2 * warmup, last), last // 2, last} - {0})
-    return ["learning rate"] + [f"  update {step:>9,}   {float(rate(step)):.6e}" for step in steps if step <= last]
+    o, last = config.optimizer, config.train.steps
+    rate = learning_rate_schedule(o, config.model.d_model)
+    steps = {1, o.warmup_steps // 2, o.warmup_steps, 2 * o.warmup_steps, last // 2, last}
+    steps |= {o.decay_steps - o.cooldown_steps, o.decay_steps - o.cooldown_steps // 2, o.decay_steps}
+    shown = [step for step in sorted(steps) if 1 <= step <= last]
+    return [
+        f"learning rate ({o.name}, {o.schedule})",
+        *(f"  update {step:>9,}   {float(rate(step)):.6e}" for step in shown),
+    ]
 
 
 def _memory(config: Config, state: TrainState) -> list[str]:

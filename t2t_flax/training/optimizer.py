@@ -1,61 +1,123 @@
-"""Adam and the learning rate as a function of the update's number (5.3)."""
+"""Optimizers: Adam (5.3), and what may take its place."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers
 
 from t2t_flax.config import Config, Optimizer
+from t2t_flax.training.schedules import learning_rate_schedule
 
 
-def schedule(config: Optimizer, d_model: int) -> Callable[[jax.Array], jax.Array]:
-    """The rate of update u = 1, 2, ..., by formulas in t = u - 1 + schedule_first_step.
+def adam(o: Optimizer) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015), with the constants of section 5.3 by default."""
+    return optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps)
 
-    noam: lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3). inverse_sqrt: from warmup_init
-    linearly to peak_lr at t = warmup_steps, then peak_lr * sqrt(warmup_steps / t). constant: peak_lr after the warm-up.
+
+def adafactor(o: Optimizer) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern 2018) without momentum. Its second moments are factored where two axes of a parameter
+    have 128 or more elements. Updates are clipped to an RMS of 1 and scaled by the parameter's RMS, so that learning
+    rates are relative: peaks near 1e-2 are usual.
     """
-    if config.schedule not in ("noam", "inverse_sqrt", "constant"):
-        raise ValueError(f"unknown schedule {config.schedule!r}")
-    warmup = config.warmup_steps
-
-    def rate(update):
-        t = jnp.asarray(update, jnp.float32) - 1 + config.schedule_first_step
-        if config.schedule == "noam":
-            return config.lr_scale * d_model**-0.5 * jnp.minimum(t**-0.5, t * warmup**-1.5)
-        warm = config.warmup_init + (config.peak_lr - config.warmup_init) * t / warmup
-        after = config.peak_lr * jnp.sqrt(warmup / t) if config.schedule == "inverse_sqrt" else config.peak_lr
-        return jnp.where(t < warmup, warm, after)
-
-    return rate
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
 
 
-def decayed(params: Any) -> Any:
-    """True for each parameter that weight decay takes: matrices and tables, no vector, bias or norm, whatever its shape
-    (a bias of attention is [heads, width]).
+def lion(o: Optimizer) -> optax.GradientTransformation:
+    """Lion (Chen et al. 2023): the sign of a momentum. Rates are 3 to 10 times lower than Adam's."""
+    return optax.scale_by_lion(b1=o.b1, b2=o.b2)
+
+
+def muon(o: Optimizer) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024): orthogonalized momentum for the kernels; Adam, with Nesterov momentum as optax has it,
+    for embeddings, norms and biases. Updates of kernels are scaled to Adam's usual RMS of 0.2 (Liu et al. 2025), so that
+    one learning rate fits both.
     """
+    return optax.contrib.muon(
+        learning_rate=-1.0,  # optax flips the sign: this leaves the direction, for the learning rate that all share
+        beta=o.momentum,
+        adam_b1=o.b1,
+        adam_b2=o.b2,
+        eps=o.eps,
+        muon_weight_dimension_numbers=matrix_axes,
+        consistent_rms=0.2,
+    )
 
-    def is_matrix(path, leaf):
-        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-        return leaf.ndim > 1 and not names[-1].endswith(("bias", "scale"))
 
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+OPTIMIZERS: dict[str, Callable[[Optimizer], optax.GradientTransformation]] = {
+    "adam": adam,
+    "adamw": adam,
+    "adafactor": adafactor,
+    "lion": lion,
+    "muon": muon,
+}
+"""Gradients -> direction, before weight decay and the learning rate, which all share. The keys that each reads are in
+`config/optimizer_keys.py`.
+"""
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Adam with the schedule; clipping before it and decoupled decay of matrices after it, where asked for.
+    """Clipping, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
 
-    The tree of the optimizer state does not depend on `max_grad_norm`, which may change when a run is resumed.
+    The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
+    for an unknown optimizer or schedule.
     """
     o = config.optimizer
-    rate = schedule(o, config.model.d_model)
-    adam = optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps)
-    parts = [_clip_before(adam, o.max_grad_norm) if o.max_grad_norm else adam]
+    if o.name not in OPTIMIZERS:
+        raise ValueError(f"unknown optimizer.name {o.name!r}; known: {', '.join(OPTIMIZERS)}")
+    rate = learning_rate_schedule(o, config.model.d_model)
+    direction = OPTIMIZERS[o.name](o)
+    parts = [_clip_before(direction, o.max_grad_norm) if o.max_grad_norm else direction]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
     return optax.chain(*parts)
+
+
+def decayed(params: Any) -> Any:
+    """True for each parameter that weight decay applies to: matrices and tables; no vector, bias or norm of any shape (a
+    bias of attention is [heads, width]).
+    """
+
+    def is_matrix(path, leaf):
+        return leaf.ndim > 1 and not _names(path)[-1].endswith(("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+_ATTENTION_INPUT, _ATTENTION_OUTPUT = MuonDimensionNumbers(0, (1, 2)), MuonDimensionNumbers((0, 1), 2)
+_MATRIX_AXES = {
+    "query": _ATTENTION_INPUT,  # [d_model, heads, width]: one matrix of all heads
+    "key": _ATTENTION_INPUT,
+    "value": _ATTENTION_INPUT,
+    "out": _ATTENTION_OUTPUT,  # [heads, width, d_model]
+    "taps": MuonDimensionNumbers(1, 2),  # [taps, d_model, d_model]: one matrix per tap
+}
+
+
+def matrix_axes(params: Any) -> Any:
+    """The input and output axes by which Muon reads each kernel as a matrix; None for what Adam trains. Raises ValueError
+    for a kernel of three axes that has no row in the table.
+    """
+
+    def axes(path, leaf):
+        *_, module, name = ("", *_names(path))
+        if name != "kernel":
+            return None
+        if leaf.ndim == 2:
+            return MuonDimensionNumbers(0, 1)
+        if module not in _MATRIX_AXES:
+            raise ValueError(
+                f"muon: which axes of {'/'.join(_names(path))} {list(leaf.shape)} are inputs? Add it to _MATRIX_AXES."
+            )
+        return _MATRIX_AXES[module]
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def _names(path: tuple) -> list[str]:
+    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
 
 
 def _clip_before(inner: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:

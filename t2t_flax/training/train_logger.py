@@ -1,39 +1,69 @@
-"""What is said of each update: the progress bar, metrics.jsonl, and what happens where it was not finite."""
+"""The log of updates: progress bar and metrics.jsonl, and what happens where an update was not finite."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from t2t_flax.monitoring import flops
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
 from t2t_flax.monitoring.profiler import Profile
 from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.timers import Clock, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
 
 
-class TrainLogger:
-    """Reads each update's metrics one update late, and writes every n-th. Counts the updates that were skipped in `done`."""
+class DelayedMetrics:
+    """Reads the metrics of each update while the next one runs, and hands them to the runs that are still running."""
 
-    def __init__(self, run: TrainingSetup, clock: Clock, done: TrainProgress):
-        self._run, self._clock, self._done, config = run, clock, done, run.config
+    def __init__(self, trackers: Sequence[Any]):
+        self._trackers = trackers
+        self._pending: tuple[int, DeviceBatch, Any] | None = None
+
+    def add(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
+        """Takes the metrics of an update that has been queued, scalars or one for each run; reads those before."""
+        previous, self._pending = self._pending, (step, batch, metrics)
+        if previous:
+            self._read(*previous)
+
+    def flush(self) -> None:
+        """Waits for the last update and reads its metrics."""
+        if self._pending:
+            self._read(*self._pending)
+            self._pending = None
+
+    def _read(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
+        running = [tracker for tracker in self._trackers if tracker.running]
+        with split_time("step", running):
+            values = {name: np.atleast_1d(value) for name, value in jax.device_get(metrics).items()}
+        for tracker in running:
+            tracker.log_update(step, batch, {name: float(value[tracker.index]) for name, value in values.items()})
+
+
+class TrainLogger:
+    """Writes every n-th update of a run to metrics.jsonl, and shows each in the progress bar. Counts skipped updates in
+    `progress`.
+    """
+
+    def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress):
+        self._run, self._clock, self._progress, config = run, clock, progress, run.config
         self._skipped_in_a_row = 0
         self._writer = None
         if jax.process_index() == 0:
             self._writer = MetricsWriter(
                 run.workdir,
-                resume_step=done.step,
+                resume_step=progress.step,
                 tensorboard=config.log.tensorboard,
-                evaluation_due=done.evaluation_due,
+                evaluation_due=progress.evaluation_due,
             )
-        for change in done.config_changes:
-            if change["step"] == done.step:
-                self.write(done.step, {"config_changed": change["changed"]})
-        self._pending: tuple[int, DeviceBatch, Any] | None = None
+        for change in progress.config_changes:
+            if change["step"] == progress.step:
+                self.write(progress.step, {"config_changed": change["changed"]})
         self._since = self._busy()
         self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
         devices = run.mesh.size
@@ -49,19 +79,8 @@ class TrainLogger:
     def _busy(self) -> float:
         return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
 
-    def took(self, step: int, fed: DeviceBatch, metrics: Any, bar: Progress) -> None:
-        before, self._pending = self._pending, (step, fed, metrics)
-        if before:
-            self._read(*before, bar)
-
-    def flush(self, bar: Progress) -> None:
-        if self._pending:
-            self._read(*self._pending, bar)
-            self._pending = None
-
-    def _read(self, step: int, fed: DeviceBatch, metrics: Any, bar: Progress) -> None:
-        with self._clock.measure("step"):
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, float], bar: Progress) -> None:
+        """`values`: the update's metrics. Raises NonFiniteUpdate where it was not finite and the run is to stop."""
         finite = bool(values.pop("finite"))
         if not finite:
             self._skip(step, values, bar)
@@ -69,10 +88,10 @@ class TrainLogger:
         else:
             self._skipped_in_a_row = 0
         model, vocab = self._run.config.model, self._run.model.target_vocab
-        self._tokens += fed.real.target
-        self._slots += fed.padded.target
-        self._useful += 3 * flops.forward_flops(model, vocab, fed.real)
-        self._hardware += 3 * flops.forward_flops(model, vocab, fed.padded)
+        self._tokens += batch.real.target
+        self._slots += batch.padded.target
+        self._useful += 3 * flops.forward_flops(model, vocab, batch.real)
+        self._hardware += 3 * flops.forward_flops(model, vocab, batch.padded)
         seconds = max(self._busy() - self._since, 1e-9)
         text = (
             f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "
@@ -83,11 +102,11 @@ class TrainLogger:
             if finite:
                 values["ppl"] = math.exp(min(values["nll"], 700.0))
             if self._run.config.train.non_finite == "skip":
-                values["skipped_updates"] = self._done.skipped_updates
+                values["skipped_updates"] = self._progress.skipped_updates
             values |= {
-                "epoch": fed.batch.epoch,
-                "source_tokens": fed.batch.source_tokens,
-                "target_tokens": fed.batch.target_tokens,
+                "epoch": batch.batch.epoch,
+                "source_tokens": batch.batch.source_tokens,
+                "target_tokens": batch.batch.target_tokens,
                 "target_tokens_per_second": self._tokens / seconds,
                 "fill": self._tokens / self._slots,
             }
@@ -98,7 +117,7 @@ class TrainLogger:
             self._tokens = self._hardware = self._useful = self._slots = 0.0
 
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
-        """Notes an update that was not applied. Raises NonFiniteUpdate where the config wants the run to stop."""
+        """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
         self._skipped_in_a_row += 1
         scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
         why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
@@ -109,8 +128,8 @@ class TrainLogger:
             raise NonFiniteUpdate(
                 step, f"{why}; more than config.train.max_skipped_updates = {train.max_skipped_updates} in a row."
             )
-        self._done.skipped_updates += 1
-        self.write(step, {"skipped": why, "skipped_updates": self._done.skipped_updates})
+        self._progress.skipped_updates += 1
+        self.write(step, {"skipped": why, "skipped_updates": self._progress.skipped_updates})
         bar.say(f"skipped {why}")
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -118,7 +137,7 @@ class TrainLogger:
             self._writer.write(step, values)
 
     def send(self) -> None:
-        """Brings what is only on this machine to where the next checkpoint goes."""
+        """Uploads the lines so far, which a checkpoint in an object store must not outlive."""
         if self._writer:
             self._writer.send()
 

@@ -68,20 +68,56 @@ def init_state(
     """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
 
     def init(key):
-        params = _init_params(model, key)
+        params = _unboxed(_init_params(model, key))
         ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
         return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), ema)
 
     key = jax.random.key(config.seed.init)
     with mesh_lib.use(mesh):
-        boxed = jax.eval_shape(init, key)
-        shardings = mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=True))
-        of_params = mesh_lib.shardings_of(boxed.params, mesh, mesh_lib.parameter_rules(config.mesh))
-        shardings = shardings.replace(params=of_params, ema=shardings.ema and of_params)
+        shapes = jax.eval_shape(init, key)
+        params = parameter_shardings(config, model, mesh)
+        in_optimizer = parameter_shardings(config, model, mesh, optimizer=True)
+        shardings = TrainState(
+            mesh_lib.named(mesh, mesh_lib.REPLICATED),
+            params,
+            optimizer_shardings(shapes.opt_state, shapes.params, in_optimizer, mesh),
+            shapes.ema and params,
+        )
         if not abstract:
-            return _unboxed(jax.jit(init, out_shardings=shardings)(key)), shardings
+            return jax.jit(init, out_shardings=shardings)(key), shardings
     struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-    return jax.tree.map(struct, _unboxed(boxed), shardings), shardings
+    return jax.tree.map(struct, shapes, shardings), shardings
+
+
+def parameter_shardings(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
+    """The sharding of each parameter or, `optimizer` True, of what the optimizer keeps for it (divided further by
+    ZeRO-1).
+    """
+    boxed = jax.eval_shape(lambda key: _init_params(model, key), jax.random.key(0))
+    return mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=optimizer))
+
+
+def optimizer_shardings(opt_state: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
+    """The sharding of each leaf of the optimizer state. A leaf that has the path and the shape of a parameter, such as
+    Adam's moments, lies as `shardings` says of it; counters and the vectors of factored moments are replicated.
+    """
+    by_path = {
+        _names(path): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True)
+    }
+    longest = max(map(len, by_path))
+
+    def sharding(path, leaf):
+        names = _names(path)
+        suffixes = (names[-n:] for n in range(longest, 0, -1))
+        shape, of_parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), (None, None))
+        return of_parameter if shape == leaf.shape else mesh_lib.named(mesh, mesh_lib.REPLICATED)
+
+    return jax.tree_util.tree_map_with_path(sharding, opt_state)
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
 def _unboxed(tree: Any) -> Any:

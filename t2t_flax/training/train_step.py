@@ -14,8 +14,8 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.chunked_loss import chunked_sums
 from t2t_flax.training.losses import smoothed_cross_entropy
-from t2t_flax.training.optimizer import schedule
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.train_state import TrainState, parameter_shardings
 
 
 def loss_sums(
@@ -59,7 +59,7 @@ def train_step(
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate remain functions of the update's number; all else is kept.
     """
-    rate = schedule(config.optimizer, config.model.d_model)
+    rate = learning_rate_schedule(config.optimizer, config.model.d_model)
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -115,7 +115,7 @@ def _kept_unless(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
     """`train_step` jitted on the mesh; the state is donated."""
-    moments = optax.tree.get(shardings.opt_state, "mu")
+    moments = parameter_shardings(config, model, mesh, optimizer=True)
     step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)

@@ -64,12 +64,8 @@ def read_config(workdir: epath.PathLike) -> Config | None:
         return None if text is None else config_lib.from_json(text)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{path} is not the config.json of a run of t2t_flax ({type(error).__name__}: {error}). Nothing was changed. "
-            "Give a new folder; if this is a run, bring its config.json back (each checkpoint holds a copy: "
-            'checkpoints/N/meta/metadata, "config").'
-        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {config_lib.NOT_A_CONFIG} ({error}).") from None
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
     return folder, folder / "runs" / "toy", out
 
 
-def test_train_says_what_it_does_and_ends_with_a_record(trained):
+def test_train_prints_progress_and_writes_a_record(trained):
     _, workdir, out = trained
     for text in ("500 pairs", "parameters, vocabulary 400", "after the start of the process", "tok/s", "fill", "valid_nll", "decode 20/20 sentences",
                  "BLEU", "nrefs:1|case:mixed|eff:no|tok:13a", "source  ", "reference  ", "output  ", "allocator:"):  # fmt: skip
@@ -66,7 +66,7 @@ def test_train_says_what_it_does_and_ends_with_a_record(trained):
     assert json.loads((workdir / "config.json").read_text())["model"]["d_model"] == 32
 
 
-def test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on(trained):
+def test_complete_run_is_reported_and_more_steps_resume_it(trained):
     folder, workdir, _ = trained
     command = ["train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir=runs/toy", *SMALL]
     out, _ = t2t(*command, "--config.train.steps=20", cwd=folder)
@@ -75,7 +75,7 @@ def test_the_same_command_again_says_that_it_is_complete_and_more_steps_go_on(tr
     assert "resuming runs/toy after update 20" in out and (workdir / "eval" / "test-25.json").exists()
 
 
-def test_translate_needs_nothing_but_the_workdir(trained, tmp_path):
+def test_translate_needs_only_the_workdir(trained, tmp_path):
     _, workdir, _ = trained
     lines = [s for s, _ in toy.pairs("test", 5)]
     text = "\n".join([lines[0], "", *lines[1:]]) + "\n"
@@ -92,11 +92,11 @@ def test_translate_needs_nothing_but_the_workdir(trained, tmp_path):
     assert (tmp_path / "out").read_text().startswith("Der")
     _, err = t2t("translate", f"--workdir={workdir}", "--config.decode.max_source_length=3",
                  "--config.decode.max_length_offset=1", "--config.decode.max_length_ratio=0", cwd=tmp_path, stdin=lines[1] + "\n")  # fmt: skip
-    assert "warning: 1 of 1 lines cut to config.decode.max_source_length: line 1" in err
-    assert "warning: 1 of 1 lines ended by the length cap" in err
+    assert "warning: 1 of 1 lines truncated to config.decode.max_source_length: line 1" in err
+    assert "warning: 1 of 1 lines ended by the length limit" in err
 
 
-def test_evaluate_other_text_and_the_mean_of_checkpoints(trained, tmp_path):
+def test_evaluate_other_text_with_averaged_checkpoints(trained, tmp_path):
     _, workdir, _ = trained
     pairs = list(toy.pairs("valid", 12))
     for n, name in enumerate(("own.en", "own.de.gz")):
@@ -110,7 +110,7 @@ def test_evaluate_other_text_and_the_mean_of_checkpoints(trained, tmp_path):
     assert len(record["checkpoint"]["averaged"]) == 2 and record["data"]["spec"] == "own.en,own.de.gz"
 
 
-def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_path):
+def test_evaluate_many_runs_reuses_existing_records(trained, tmp_path):
     """One table; what is there already is not decoded again, a run that fails does not keep the others from it."""
     import shutil
 
@@ -137,14 +137,17 @@ def test_evaluate_many_runs_and_checkpoints_in_one_call_and_again(trained, tmp_p
     assert f"not evaluated: {other} step 10 (exit code 2)" in err and out.count("20  ") >= 2
     for words, told in (
         ([f"--workdir={workdir}", f"--workdir={tmp_path}/no"], "holds no run"),
-        ([f"--workdir={workdir}", f"--workdir={other}", "--compare=x.json"], "several are compared with the first"),
+        (
+            [f"--workdir={workdir}", f"--workdir={other}", "--compare=x.json"],
+            "several runs are compared with the first",
+        ),
         ([f"--workdir={workdir}", "--table=t.csv"], "more than once"),
     ):
         out, err = t2t("evaluate", *words, cwd=tmp_path, code=2)
         assert told in err and not out
 
 
-def test_evaluate_the_means_of_many_runs(trained, tmp_path):
+def test_evaluate_averages_of_many_runs(trained, tmp_path):
     import shutil
 
     _, workdir, _ = trained
@@ -159,7 +162,7 @@ def test_evaluate_the_means_of_many_runs(trained, tmp_path):
     assert averaged[1]["difference"].startswith("+0.00")
 
 
-def test_python_has_the_same(trained):
+def test_load_in_python(trained):
     import t2t_flax
 
     run = t2t_flax.load(str(trained[1]), overrides={"mesh.data": "-1"})
@@ -168,7 +171,7 @@ def test_python_has_the_same(trained):
     assert isinstance(translation.text, str) and translation.hypotheses[0].score < 0
 
 
-def test_prepare_is_idempotent_and_train_uses_it(tmp_path):
+def test_prepare_is_idempotent(tmp_path):
     command = ["prepare", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir=w", *SMALL]
     out, _ = t2t(*command, cwd=tmp_path)
     assert "train: 500 pairs" in out and "valid: 20 pairs" in out
@@ -200,7 +203,7 @@ def train_fails(tmp_path, capsys, *arguments):
     return message
 
 
-def test_bad_input_is_named_and_nothing_is_half_written(tmp_path, capsys):
+def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, capsys):
     long = "".join(f"sentence number {i} of many\n" for i in range(50))
     fails = lambda *a: train_fails(tmp_path, capsys, *a)  # noqa: E731
     m = fails(text_files(tmp_path, target="c\nd\ne\n"))
@@ -220,7 +223,7 @@ def test_bad_input_is_named_and_nothing_is_half_written(tmp_path, capsys):
     assert "unrecognized arguments: --wrkdir" in fails("--wrkdir=x")
 
 
-def test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused(trained, tmp_path, capsys):
+def test_given_tokenizer_larger_than_vocab_size_is_refused(trained, tmp_path, capsys):
     model = trained[1] / "tokenizer" / "tokenizer.model"
     message = train_fails(
         tmp_path, capsys, "--config.data.train=toy:train:100", f"--config.data.tokenizer_model={model}", "--config.data.vocab_size=300",
@@ -228,14 +231,14 @@ def test_a_ready_tokenizer_larger_than_the_vocabulary_is_refused(trained, tmp_pa
     assert "config.data.vocab_size = 300 is smaller than the 400 pieces" in message
 
 
-def test_a_workdir_of_another_config_is_refused(trained, capsys):
+def test_workdir_of_another_config_is_refused(trained, capsys):
     arguments = ["train", f"--config={ROOT / 'configs' / 'toy.py'}", f"--workdir={trained[1]}", *SMALL]
     assert main([*arguments, "--config.train.steps=20", "--config.model.d_ff=128"]) == 2
     err = capsys.readouterr().err
     assert "model.d_ff: 64 in the workdir, 128 now" in err and "Use another --workdir" in err
 
 
-def test_other_commands_name_mistakes(trained, tmp_path, capsys):
+def test_other_commands_refuse_wrong_arguments(trained, tmp_path, capsys):
     folder, workdir, _ = trained
     assert main(["translate", f"--workdir={tmp_path}"]) == 2
     assert "holds no run" in capsys.readouterr().err
@@ -251,7 +254,7 @@ def test_other_commands_name_mistakes(trained, tmp_path, capsys):
     assert main(["explain"]) == 2
 
 
-def test_a_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys):
+def test_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys):
     import shutil
 
     from t2t_flax.data.tokenizers import TokenizerPair
@@ -267,7 +270,7 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys)
     assert "belongs to another tokenizer" in capsys.readouterr().err
 
 
-def test_the_final_evaluation_averages(tmp_path):
+def test_final_evaluation_averages_checkpoints(tmp_path):
     """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU on the way."""
     out, _ = t2t(
         "train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir=w", *SMALL, "--config.train.steps=30",

@@ -1,4 +1,4 @@
-"""`explain`: what a run will be, and in what it leaves a preset."""
+"""`explain`: figures of a config, differences to a preset, and the lists of keys and presets."""
 
 import re
 
@@ -30,15 +30,15 @@ def test_parameters_flops_batches_rates_and_memory(capsys):
     assert "25,000 real tokens" in out and "rows of 256" in out
     assert float(number(out, "  parameters ")) == pytest.approx(214171648 * 4 / 2**20, rel=0.01)
     million = float(number(out, "tokens         ")) if "tokens         " in out else 0
-    assert 1200 < million < 1400, "about 1.29 GFLOP a target token for big"
+    assert 1200 < million < 1400, "about 1.29 GFLOP per target token for big"
 
 
 def test_diff_lists_every_key_that_differs_with_both_values(capsys):
     out = explain(capsys, "--config=aiayn_base", "--diff=aiayn_big", "--config.decode.alpha=1.0")
     assert out.startswith("9 keys differ from aiayn_big")
     for line in (
-        "model.d_model                1024 there, 512 here",
-        "decode.alpha                 0.6 there, 1.0 here",
+        "model.d_model                1024 in aiayn_big, 512 here",
+        "decode.alpha                 0.6 in aiayn_big, 1.0 here",
     ):
         assert line in out
     assert out.index("fixed once a run has begun") < out.index("model.d_ff") < out.index("may change when a run")
@@ -51,7 +51,7 @@ def test_keys_and_presets_are_listed(capsys):
     assert "published: 41.02" in explain(capsys, "--presets")
 
 
-def test_mistakes(capsys):
+def test_wrong_arguments_are_refused(capsys):
     assert "Did you mean 'aiayn_big'?" in explain(capsys, "--config=aiayn_base", "--diff=aiayn_bg", code=2)
     assert "say what to explain" in explain(capsys, code=2)
     assert "not both" in explain(capsys, "--config=aiayn_base", "--workdir=runs/x", code=2)
@@ -60,10 +60,10 @@ def test_mistakes(capsys):
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--presets", "--keys"], "--keys and --presets are two questions"),
-     (["--presets", "--config=aiayn_base"], "--presets lists all presets, whatever the config"),
-     (["--diff=aiayn_base"], "--diff is about a config"),
-     (["--keys", "--config.model.dropout=0.2"], "--config.model.dropout is about a config")],
+    [(["--presets", "--keys"], "--keys and --presets print different things"),
+     (["--presets", "--config=aiayn_base"], "--presets lists all presets of any config"),
+     (["--diff=aiayn_base"], "--diff needs a config"),
+     (["--keys", "--config.model.dropout=0.2"], "--config.model.dropout needs a config")],
 )  # fmt: skip
 def test_flags_without_effect_are_refused(flags, said, capsys):
     assert main(["explain", *flags]) == 2

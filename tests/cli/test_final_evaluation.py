@@ -58,7 +58,7 @@ def finish(config, workdir, reason="patience"):
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 
 
-def test_a_run_that_patience_ended_is_judged_by_its_best_checkpoint(copy, capsys):
+def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
     marker, records = finish(config_of(copy), copy)
     assert marker["records"] == {"short": "short-2-best.json", "long.er": "long.er-2-best.json"}
     assert marker["record"] == "short-2-best.json"
@@ -79,20 +79,20 @@ def test_a_run_that_patience_ended_is_judged_by_its_best_checkpoint(copy, capsys
         ("steps", 0, "test-4.json", "the newest checkpoint"),
     ],
 )
-def test_a_mean_that_was_asked_for_comes_first(copy, reason, average_last, record, why):
+def test_requested_average_takes_precedence(copy, reason, average_last, record, why):
     marker, records = finish(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
     assert marker["record"] == record and marker["records"] == {"test": record}
     assert records["test"]["checkpoint"]["why"] == why
 
 
-def test_without_a_metric_the_newest_checkpoint_is_judged_and_said_to_be(copy, monkeypatch):
+def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
     monkeypatch.setattr(Checkpoints, "metric", lambda self, step: None)
     _, records = finish(config_of(copy, test="toy:test:2"), copy)
     checkpoint = records["test"]["checkpoint"]
     assert (checkpoint["averaged"], checkpoint["why"]) == ([4], "the newest checkpoint") and "best" not in checkpoint
 
 
-def test_a_complete_run_names_the_record_of_each_set(copy):
+def test_complete_run_lists_the_record_of_each_set(copy):
     config = config_of(copy)
     finish(config, copy)
     said = completed(copy, config)
@@ -103,7 +103,7 @@ def test_a_complete_run_names_the_record_of_each_set(copy):
     assert f"record: {copy}/eval/short-2-best.json" in completed(copy, config)
 
 
-def test_the_training_state_is_gone_before_the_final_evaluation(tmp_path, cache, monkeypatch):
+def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, monkeypatch):
     import t2t_flax.evaluation.restore as loading
     import t2t_flax.training.setup as running
 

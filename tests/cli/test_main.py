@@ -1,4 +1,4 @@
-"""What all commands have in common: help, usage, and what they say without the packages."""
+"""What all commands have in common: help, usage, missing packages and errors of the file system."""
 
 import errno
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_a_help(command, capsys):
+def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     out = capsys.readouterr().out
@@ -21,7 +21,7 @@ def test_every_command_has_a_help(command, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_the_packages_a_command_says_how_to_install_them(command):
+def test_missing_packages_are_named_with_the_install_command(command):
     start = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
     )
@@ -32,8 +32,8 @@ def test_without_the_packages_a_command_says_how_to_install_them(command):
 
 
 @pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EDQUOT, 2), (errno.EROFS, 2), (errno.EIO, 1)])
-def test_a_full_disk_is_told_without_a_traceback(number, code):
-    """Wherever it is met. What its user cannot mend is a failure, after which a launcher starts again."""
+def test_full_disk_is_reported_without_traceback(number, code):
+    """An I/O error that the user cannot fix is a failure instead, after which a launcher restarts the run."""
     start = (
         "import sys, t2t_flax.__main__ as m, t2t_flax.cli.explain as c\n"
         f"def run(words): raise OSError({number}, 'what it says', '/runs/metrics.jsonl')\n"
@@ -54,7 +54,7 @@ def test_usage(capsys):
 
 
 @pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
-def test_a_path_that_cannot_be_is_a_mistake_of_its_user(number, monkeypatch, capsys):
+def test_impossible_path_is_a_user_error(number, monkeypatch, capsys):
     from t2t_flax.cli import explain
 
     def run(words):

@@ -1,4 +1,4 @@
-"""`translate --n_best` against the run's decode.n_best."""
+"""`translate --n-best` and the run's decode.n_best."""
 
 import types
 
@@ -22,13 +22,14 @@ def overrides(monkeypatch, *argv: str) -> dict[str, str]:
     return found.value.args[0]
 
 
-def test_a_given_number_wins_over_the_runs_own(monkeypatch):
+def test_flag_overrides_the_runs_own_n_best(monkeypatch):
     assert overrides(monkeypatch) == {}
-    assert overrides(monkeypatch, "--n_best=1") == {"decode.n_best": "1"}
-    assert overrides(monkeypatch, "--n_best=3", "--config.decode.n_best=3") == {"decode.n_best": "3"}
+    assert overrides(monkeypatch, "--n-best=1") == {"decode.n_best": "1"}
+    assert overrides(monkeypatch, "--n_best=2") == {"decode.n_best": "2"}  # underscores are accepted too
+    assert overrides(monkeypatch, "--n-best=3", "--config.decode.n_best=3") == {"decode.n_best": "3"}
 
 
-@pytest.mark.parametrize("argv", [["--n_best=4", "--config.decode.n_best=2"], ["--n_best=0"], ["--n_best=-1"]])
-def test_two_that_differ_and_none_at_all_are_refused(argv):
-    with pytest.raises(UserError, match="n_best"):
+@pytest.mark.parametrize("argv", [["--n-best=4", "--config.decode.n_best=2"], ["--n-best=0"], ["--n-best=-1"]])
+def test_conflicting_or_zero_n_best_is_refused(argv):
+    with pytest.raises(UserError, match="n.best"):
         translate.run(["--workdir=w", *argv])

@@ -1,4 +1,4 @@
-"""`score`, `attend` and `average` on the command line: what they print and write, and what they say of mistakes."""
+"""`score`, `attend` and `average` on the command line: output, files and error messages."""
 
 import os
 
@@ -24,7 +24,7 @@ def workdir(tmp_path_factory, cache):
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes lines to a file of a name, and gives its path."""
+    """Writes lines to a named file; returns its path."""
 
     def write(name, lines):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
@@ -34,7 +34,7 @@ def files(tmp_path):
 
 
 def refused(capsys, *arguments) -> str:
-    """What a command that ends with 2 says."""
+    """The error message of a command that exits with 2."""
     assert main([str(a) for a in arguments]) == 2
     return capsys.readouterr().err
 
@@ -54,7 +54,7 @@ def test_score_writes_a_line_for_each_pair(workdir, files, tmp_path, capsys):
     ]
 
 
-def test_score_names_mistakes(workdir, files, tmp_path, capsys):
+def test_score_refuses_wrong_input(workdir, files, tmp_path, capsys):
     source, target = files("b.en", ["One.", "Two."]), files("b.de", ["Eins.", ""])
     score = ["score", f"--workdir={workdir}", DEVICES]
     assert "no file" in refused(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
@@ -73,7 +73,7 @@ def test_score_names_mistakes(workdir, files, tmp_path, capsys):
 
 
 def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
-    """As `--source=<(echo ...)` makes them; each is read once, before anything else is done."""
+    """Like `--source=<(echo ...)`; each pipe is read once."""
     source, target = PAIRS[0]
     command = ["score", f"--workdir={workdir}", DEVICES]
     assert main([*command, f"--source={files('p.en', [source])}", f"--target={files('p.de', [target])}"]) == 0
@@ -86,8 +86,10 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
         ends.append(end)
     assert main([*command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[1]}"]) == 0
     assert capsys.readouterr().out == expected
-    assert "are one pipe" in refused(capsys, *command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[0]}")
-    assert "are one pipe" in refused(capsys, *command, "--source=-", "--target=-")
+    assert "are the same pipe" in refused(
+        capsys, *command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[0]}"
+    )
+    assert "are the same pipe" in refused(capsys, *command, "--source=-", "--target=-")
     assert "is a folder" in refused(capsys, *command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}")
     one = ["evaluate", f"--workdir={workdir}", f"--config.data.test=/dev/fd/{ends[0]},/dev/fd/{ends[1]}"]
     assert "a corpus is read more than once: save it to a file" in refused(capsys, *one)
@@ -105,10 +107,10 @@ def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
     s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
     assert arrays["cross"].shape[-2:] == (t, s)
     np.testing.assert_allclose(arrays["cross"].sum(-1), 1, atol=1e-5)
-    assert "looks most at" in printed and all(str(token) in printed for token in arrays["target_tokens"])
+    assert "attends to most" in printed and all(str(token) in printed for token in arrays["target_tokens"])
 
 
-def test_attend_names_mistakes(workdir, tmp_path, capsys):
+def test_attend_refuses_wrong_arguments(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'a.npz'}"]
     assert "--source= is empty" in refused(capsys, *attend, "--source= ")
     assert "--target= is empty" in refused(capsys, *attend, "--source=A word.", "--target=")
@@ -118,33 +120,43 @@ def test_attend_names_mistakes(workdir, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_average_makes_a_workdir_that_scores(workdir, files, tmp_path, capsys):
+def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, capsys):
     output = tmp_path / "mean"
-    assert main(["average", f"--workdir={workdir}", "--steps=1,2", f"--output={output}", DEVICES]) == 0
+    assert main(["average", f"--workdir={workdir}", "--step=1", "--step=2", f"--output={output}", DEVICES]) == 0
     assert "mean of" in capsys.readouterr().out
     source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
     assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
-    said = refused(capsys, "average", f"--workdir={workdir}", "--last=1", f"--output={output}", DEVICES)
+    said = refused(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
     assert "is there already" in said
 
 
-def test_average_names_mistakes(workdir, tmp_path, capsys):
+def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
     assert "say which checkpoints" in refused(capsys, *average)
-    assert "say which checkpoints" in refused(capsys, *average, "--last=1", "--steps=1")
-    assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")
-    assert "expected step numbers" in refused(capsys, *average, "--steps=one")
-    assert "no checkpoint of step 5" in refused(capsys, *average, "--steps=1,5")
-    assert "3 checkpoints" in refused(capsys, *average, "--last=3")
+    assert "say which checkpoints" in refused(capsys, *average, "--average=1", "--step=1", "--step=2")
+    assert "choose different checkpoints" in refused(capsys, *average, "--best", "--average=1")
+    assert "--average: must be at least 0" in refused(capsys, *average, "--average=-1")
+    assert "no checkpoint of step 5" in refused(capsys, *average, "--step=1", "--step=5")
+    assert "3 checkpoints" in refused(capsys, *average, "--average=3")
     assert not list(tmp_path.iterdir())
 
 
-def test_average_refuses_what_would_weigh_double(workdir, tmp_path, capsys):
+def test_average_refuses_duplicates(workdir, tmp_path, capsys):
     command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
-    assert "--steps names 2 twice" in refused(capsys, *command, "--steps=2,1,2")
-    assert f"--workdir names {workdir} twice" in refused(capsys, *command, f"--workdir={workdir}", "--last=1")
+    assert "--step names 2 twice" in refused(capsys, *command, "--step=2", "--step=1", "--step=2")
+    assert f"--workdir names {workdir} twice" in refused(capsys, *command, f"--workdir={workdir}", "--average=1")
 
 
-def test_a_picture_that_cannot_be_drawn_is_told_first(workdir, tmp_path, capsys):
+def test_older_flags_of_average_still_work(workdir, tmp_path, capsys):
+    for name, flags in (("steps", ["--steps=1,2"]), ("last", ["--last=2"]), ("up_to", ["--step=2", "--average=2"])):
+        assert main(["average", f"--workdir={workdir}", *flags, f"--output={tmp_path / name}", DEVICES]) == 0
+        said = capsys.readouterr().out
+        assert all(f"{workdir} step {step}" in said for step in (1, 2)), flags
+    average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
+    assert "expected step numbers" in refused(capsys, *average, "--steps=one")
+    assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")
+
+
+def test_attend_checks_the_picture_format_first(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
     assert "a picture is a .png, .pdf or .svg file" in refused(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")

@@ -111,17 +111,17 @@ def test_any_stored_config(name, value, cut):
         ("data.train", "\udcff", "not valid Unicode text"),
     ],
 )
-def test_values_that_the_program_cannot_bear_are_refused(key, text, message):
+def test_out_of_range_values_are_refused(key, text, message):
     with pytest.raises(UserError, match=re.escape(message)):
         resolve(override(default_config(), {key: text}))
 
 
-def test_an_integer_that_python_does_not_print_is_refused_too():
+def test_huge_integers_are_refused():
     with pytest.raises(UserError, match="config.train.steps = a value of type int: must be at most"):
         resolve({"train": {"steps": 10**5000}})
 
 
-def test_the_largest_seeds_differ_from_the_smallest_and_stored_ones_go_on_as_they_were():
+def test_stored_seeds_above_32_bits_wrap_around():
     assert resolve(override(default_config(), {"seed.init": str(2**32 - 1)})).seed.init == 2**32 - 1
     values = json.loads(to_json(Config())) | {"schema_version": 1}
     values["seed"] |= {"init": 2**32 + 5, "dropout": 2**64 + 7, "data": 2**40}
@@ -140,7 +140,7 @@ def test_the_largest_seeds_differ_from_the_smallest_and_stored_ones_go_on_as_the
         ({"checkpoint.keep_best": "3"}, "config.checkpoint.keep_best = 3 goes by eval.metric = nll"),
     ],
 )
-def test_evaluations_that_cannot_take_place_are_refused_before_training(keys, message, tmp_path):
+def test_impossible_evaluations_are_refused_before_training(keys, message, tmp_path):
     path = tmp_path / "c.py"
     path.write_text("from t2t_flax.config import default_config as get_config\n")
     with pytest.raises(UserError, match=re.escape(message)):
@@ -156,14 +156,14 @@ def test_evaluations_that_cannot_take_place_are_refused_before_training(keys, me
     ["def get_config(:", "def get_config():\n    return 3", "def get_config():\n    return {3: 4}", "raise SystemExit(0)", "1 / 0",
      "def get_config():\n    return None", "get_config = 3", "import nowhere_at_all", "def get_config():\n    return get_config()"],
 )  # fmt: skip
-def test_config_files_that_give_no_config(tmp_path, body):
+def test_config_files_must_return_a_config(tmp_path, body):
     path = tmp_path / "c.py"
     path.write_text(body + "\n")
     with pytest.raises(UserError, match=r"c\.py|expected a config|no group"):
         load_config(str(path))
 
 
-def test_paths_that_are_no_config(tmp_path):
+def test_wrong_config_paths_are_refused(tmp_path):
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "junk.json").write_bytes(b"\xff\xfe")
     (tmp_path / "list.json").write_text("[]")

@@ -23,7 +23,7 @@ def test_defaults_are_the_papers_base():
     assert (c.loss.label_smoothing, c.data.batch_tokens, c.decode.beam_size, c.decode.alpha) == (0.1, 25000, 4, 0.6)
 
 
-def test_every_key_says_what_it_means():
+def test_every_key_has_a_description():
     for name, item in fields().items():
         assert len(item.metadata["doc"]) > 8, name
 
@@ -91,9 +91,9 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"model.position": "learned", "model.max_positions": "100"}, "config.model.max_positions = 100"),
         (
             {"optimizer.peak_lr": "1e-3"},
-            "peak_lr = 0.001 is for inverse_sqrt and constant; config.optimizer.schedule = noam",
+            "peak_lr = 0.001 is for schedule inverse_sqrt, constant, cosine, linear, wsd; config.optimizer.schedule = noam",
         ),
-        ({"optimizer.lr_scale": "2", "optimizer.schedule": "inverse_sqrt"}, "lr_scale = 2.0 is for noam"),
+        ({"optimizer.lr_scale": "2", "optimizer.schedule": "inverse_sqrt"}, "lr_scale = 2.0 is for schedule noam"),
         ({"decode.n_best": "5"}, "config.decode.n_best = 5 is more than config.decode.beam_size = 4"),
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),
@@ -102,12 +102,12 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"eval.metric": "bleu", "eval.patience": "3"}, "needs config.eval.decode_every_steps"),
     ],
 )
-def test_mistakes_are_refused_with_the_keys_name(keys, message):
+def test_wrong_values_are_refused_by_key(keys, message):
     with pytest.raises(UserError, match=re.escape(message)):
         resolve(override(default_config(), keys))
 
 
-def test_values_set_by_a_config_file_are_checked_too():
+def test_values_from_a_config_file_are_checked():
     with pytest.raises(UserError, match="config.model.dropout = 'high': expected float"):
         resolve({"model": {"dropout": "high"}})
     with pytest.raises(UserError, match="config has no group 'optim'. Did you mean 'optimizer'?"):
@@ -137,7 +137,7 @@ def test_config_files_with_variants(tmp_path):
         )
     with pytest.raises(UserError, match="no file"):
         load_config(str(tmp_path / "missing.py"))
-    with pytest.raises(UserError, match=r"defines no get_config\(\)"):
+    with pytest.raises(UserError, match=r"does not define get_config\(\)"):
         load_config(write(tmp_path, "x = 1\n"))
 
 

@@ -22,7 +22,7 @@ from t2t_flax.errors import UserError
         ("toy:test", {"test": "toy:test"}),
     ],
 )
-def test_names_and_sources_in_their_order(spec, expected):
+def test_named_sets_keep_their_order(spec, expected):
     assert list(parse_test_sets(spec).items()) == list(expected.items())
 
 
@@ -31,15 +31,15 @@ def test_names_and_sources_in_their_order(spec, expected):
     [
         ("a=x; b.en,b.de", "'b.en,b.de' has no name"),
         ("a.en,a.de; b=b.en,b.de", "the first test set has no name"),
-        ("a=x; A=y", "two test sets are called 'A'"),
-        ("test=x", "'test' means a split"),
-        ("Valid=x", "'Valid' means a split"),
+        ("a=x; A=y", "two test sets are named 'A'"),
+        ("test=x", "'test' is the name of a split"),
+        ("Valid=x", "'Valid' is the name of a split"),
         ("a=", "'a' names no source"),
         ("..=x; b=y", r"'\.\.' cannot name a test set"),
         ("a\0b=x", "control character|cannot name a test set"),
         (f"{'n' * 65}=x", "cannot name a test set"),
     ],
 )
-def test_mistakes_are_refused_with_the_config(spec, message):
+def test_wrong_test_sets_are_refused(spec, message):
     with pytest.raises(UserError, match=message):
         resolve({"data": {"test": spec}})

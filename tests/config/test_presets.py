@@ -7,7 +7,7 @@ import pytest
 from t2t_flax import config as config_lib
 from t2t_flax.config.presets import PRESETS, find, preset
 from t2t_flax.errors import UserError
-from t2t_flax.training.optimizer import schedule
+from t2t_flax.training.schedules import learning_rate_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -84,7 +84,7 @@ def test_presets_have_the_published_values(key):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_resolves_and_says_where_it_is_from(name):
+def test_every_preset_resolves_and_has_a_source(name):
     config_lib.resolve(preset(name))
     assert find(name).source
 
@@ -107,7 +107,7 @@ WIDTHS = {"a_h1": 512, "a_h4": 128, "a_h16": 32, "a_h32": 16, "c_d256": 32, "c_d
 
 
 @pytest.mark.parametrize("row", TABLE_3)
-def test_a_row_of_table_3_changes_only_what_it_names(row):
+def test_table_3_rows_change_only_their_own_keys(row):
     changes, perplexity, bleu = TABLE_3[row]
     base, changed = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", row))
     differ = {key.split(".")[1]: new for key, (_, new) in config_lib.differences(base, changed).items()}
@@ -117,7 +117,7 @@ def test_a_row_of_table_3_changes_only_what_it_names(row):
     assert f"perplexity {perplexity:.2f}, {bleu}" in find(f"table3_{row}").published
 
 
-def test_table_3_is_whole():
+def test_table_3_is_complete():
     names = {name for name in PRESETS if name.startswith("table3_")}
     assert names == {f"table3_{row}" for row in (*TABLE_3, "base", "big")}
     base, big = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", "big"))
@@ -144,7 +144,7 @@ def test_the_large_batch_recipe_has_the_published_values():
     assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
     assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)
     assert (c.data.pack_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
-    peak = max(float(schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
+    peak = max(float(learning_rate_schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
     assert abs(peak - 4.0e-3) < 0.02e-3
 
 
@@ -164,7 +164,7 @@ def test_config_files_are_presets():
     assert set(differ) == {"log.every_steps", "mesh.cpu_devices"}
 
 
-def test_a_preset_is_chosen_by_name_and_overridden():
+def test_presets_load_by_name_with_overrides():
     config = config_lib.load_config("t2t_v3", {"model.dropout": "0.2"})
     assert (config.model.norm_placement, config.model.dropout) == ("pre", 0.2)
     with pytest.raises(UserError, match="no preset 't2t_v4'. Did you mean 't2t_v"):

@@ -11,7 +11,7 @@ from helpers.configs import model_and_state, rows_alone, small_config
 from t2t_flax.config import Optimizer
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
-from t2t_flax.training.optimizer import schedule
+from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
@@ -121,9 +121,9 @@ def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, 
 
 def test_step_origin_is_the_number_of_the_first_update():
     """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
-    rates = [float(schedule(Optimizer(schedule_first_step=o), 512)(1)) for o in (1, 0)]
+    rates = [float(learning_rate_schedule(Optimizer(schedule_first_step=o), 512)(1)) for o in (1, 0)]
     np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
-    later = schedule(
+    later = learning_rate_schedule(
         Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0),
         128,
     )

@@ -73,7 +73,7 @@ def test_another_table_of_rules(tmp_path):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [("vocabulary=fsdp", "'vocabulary=fsdp' is not AXIS=MESH_AXIS"), ("mlp=fsdp mlp=tensor", "each AXIS at most once"),
-     ("mlp=model", "'mlp=model' names something else than data, fsdp, tensor"), ("mlp", "'mlp' is not AXIS=MESH_AXIS")],
+     ("mlp=model", "'mlp=model' is not data, fsdp, tensor"), ("mlp", "'mlp' is not AXIS=MESH_AXIS")],
 )  # fmt: skip
 def test_rules_that_are_none(rules, message):
     with pytest.raises(UserError, match=message):

@@ -14,7 +14,7 @@ from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
 from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
-from t2t_flax.training.damage import check_seal, sealed
+from t2t_flax.training.damage import check_digest, with_digest
 
 ALL = {"mesh.data": "-1"}
 PAIRS = list(toy.pairs("test", 9))
@@ -206,7 +206,7 @@ def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_pat
 
     def change(step, **values):
         path = copy / "checkpoints" / str(step) / "meta" / "metadata"
-        path.write_text(json.dumps(sealed(check_seal(json.loads(path.read_text())) | values)))
+        path.write_text(json.dumps(with_digest(check_digest(json.loads(path.read_text())) | values)))
 
     change(4, scheduled=False)
     change(6, regular_before=2)

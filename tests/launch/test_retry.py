@@ -1,4 +1,4 @@
-"""launch/retry.sh: the restart loop of one host."""
+"""launch/retry.sh: the restart loop of a host."""
 
 import shutil
 import signal
@@ -25,7 +25,7 @@ def retry(*arguments, cwd):
         ("1 1 1 1 0", 1, 4),
     ],
 )  # fmt: skip
-def test_all_but_finished_diverged_and_mistakes_restart(codes, expected, runs, tmp_path):
+def test_only_failures_and_stops_restart(codes, expected, runs, tmp_path):
     command = f'codes=({codes}); echo x >>ran; n=$(wc -l <ran); exit "${{codes[n - 1]}}"'
     process = retry("--restarts=3", "--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
     _, err = process.communicate(timeout=20)
@@ -34,7 +34,7 @@ def test_all_but_finished_diverged_and_mistakes_restart(codes, expected, runs, t
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_goes_to_the_command_and_nothing_restarts(name, tmp_path):
+def test_signal_is_forwarded_and_nothing_restarts(name, tmp_path):
     command = f'trap "sleep 0.3; echo saved; exit 75" {name[3:]}; touch up; while :; do sleep 0.05; done'
     process = retry("--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
     end = time.monotonic() + 20
@@ -47,7 +47,7 @@ def test_a_signal_goes_to_the_command_and_nothing_restarts(name, tmp_path):
     assert (tmp_path / "code").read_text() == "75\n"
 
 
-def test_a_signal_between_two_starts_ends_it(tmp_path):
+def test_signal_during_the_delay_ends_the_restarts(tmp_path):
     process = retry("--delay=100", "--", "bash", "-c", "exit 1", cwd=tmp_path)
     assert "restart 1 of 20 in 100 s" in process.stderr.readline()
     time.sleep(0.2)
@@ -56,7 +56,7 @@ def test_a_signal_between_two_starts_ends_it(tmp_path):
     assert process.returncode == 1
 
 
-def test_mistakes_are_named(tmp_path):
+def test_user_errors_end_with_code_2(tmp_path):
     for arguments in (
         ["--"],
         [],

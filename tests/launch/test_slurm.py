@@ -1,5 +1,6 @@
-"""SLURM itself, on this machine: launch/slurm.sh on a one-node cluster of Debian's packages that the test starts."""
+"""launch/slurm.sh on a real SLURM cluster of one node, which the test starts from Debian's packages."""
 
+import json
 import os
 import re
 import secrets
@@ -48,7 +49,7 @@ PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def wait_for(condition, what, seconds=60.0):
-    """Returns the first true value of `condition`."""
+    """Waits for a true value of `condition` and returns it."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds} s: {what() if callable(what) else what}"
@@ -94,10 +95,10 @@ def slurm(tmp_path_factory):
             if words[0] == "munged":
                 wait_for((folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text())
         logs = lambda: "\n".join(p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out"))  # noqa: E731
-        wait_for(lambda: "idle" in said(["sinfo", "--noheader", "--format=%T"], env), logs)
+        wait_for(lambda: "idle" in output_of(["sinfo", "--noheader", "--format=%T"], env), logs)
         yield env
         subprocess.run(["scancel", "--me"], env=env)
-        wait_for(lambda: not said(["squeue", "--noheader"], env), "all jobs have ended")
+        wait_for(lambda: not output_of(["squeue", "--noheader"], env), "all jobs have ended")
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -108,12 +109,12 @@ def slurm(tmp_path_factory):
                 daemon.kill()
 
 
-def said(words, env) -> str:
+def output_of(words, env) -> str:
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60).stdout
 
 
 def submit(env, folder, *arguments) -> str:
-    """The job's number."""
+    """Submits a job and returns its number."""
     words = [str(ROOT / "launch" / "slurm.sh"), *arguments]
     done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -121,32 +122,32 @@ def submit(env, folder, *arguments) -> str:
 
 
 def state(env, job) -> str:
-    """RUNNING, PENDING, COMPLETED, CANCELLED ..., or the empty word once SLURM has forgotten it."""
-    found = re.search(r"JobState=(\w+)", said(["scontrol", "show", "job", job], env))
+    """RUNNING, PENDING, COMPLETED, CANCELLED ..., or empty once SLURM has forgotten the job."""
+    found = re.search(r"JobState=(\w+)", output_of(["scontrol", "show", "job", job], env))
     return found.group(1) if found else ""
 
 
-def again(env, job, restart: int) -> None:
-    """Starts a requeued job at once; SLURM would wait for two minutes."""
+def start_requeued(env, job, restart: int) -> None:
+    """Starts a requeued job immediately; SLURM would wait for two minutes."""
 
     def queued():
-        shown = said(["scontrol", "show", "job", job], env)
+        shown = output_of(["scontrol", "show", "job", job], env)
         return "JobState=PENDING" in shown and f"Restarts={restart} " in shown
 
     def started():
-        said(["scontrol", "update", f"JobId={job}", "StartTime=now"], env)
+        output_of(["scontrol", "update", f"JobId={job}", "StartTime=now"], env)
         time.sleep(1)
         return state(env, job) != "PENDING"
 
     wait_for(queued, f"job {job} is queued again")
-    time.sleep(3)  # a node refuses a job that starts in the second in which it was ended
+    time.sleep(3)  # a node rejects a job that starts in the second of its end
     wait_for(started, f"job {job} starts again", seconds=120)
 
 
-def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, cache):
-    """First stopped as by the time limit (SIGTERM to the tasks), so that the job requeues itself; then by the operator.
+def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
+    """The first by itself, after SIGTERM as at the time limit; the second by the operator.
 
-    The job's log is kept in the file that T2T_SLURM_LOG names.
+    The environment variable T2T_SLURM_LOG names a file for a copy of the job's log.
     """
     log, steps = tmp_path / "train.log", 150
     keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=75)
@@ -156,8 +157,8 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
     reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step  # noqa: E731
 
     wait_for(reached(10), text, seconds=200)
-    said(["scancel", "--signal=TERM", job], slurm)
-    again(slurm, job, 1)
+    output_of(["scancel", "--signal=TERM", job], slurm)
+    start_requeued(slurm, job, 1)
     first = int(re.search(r"stopped by \w+ after update (\d+), saved", text()).group(1))
     assert re.search(rf"start 1 of job {job} ended with exit code 75, state RUNNING", text()) and first < steps
 
@@ -166,8 +167,8 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
         text,
         seconds=200,
     )
-    said(["scontrol", "requeue", job], slurm)
-    again(slurm, job, 2)
+    output_of(["scontrol", "requeue", job], slurm)
+    start_requeued(slurm, job, 2)
     second = int(re.findall(r"stopped by \w+ after update (\d+), saved", text())[1])
     assert first < second < steps and re.search(
         rf"start 2 of job {job} ended with exit code 75, state (?!RUNNING)", text()
@@ -178,7 +179,7 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
     assert text().count("resuming ") == 2 and f"resuming {tmp_path / 'run'} after update {second}" in text()
     assert checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
 
-    # The same command as two processes of a local pod, undisturbed: the same losses, bit for bit.
+    # Undisturbed as a local pod of two processes: the same losses, bit for bit.
     whole = command(tmp_path / "whole", cache, **keys)
     subprocess.run(
         [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *whole], env=environment(), check=True, timeout=400
@@ -188,15 +189,15 @@ def test_two_tasks_train_are_requeued_twice_resume_and_finish(slurm, tmp_path, c
         Path(keep).write_text(text())
 
 
-def test_a_failure_is_requeued_as_often_as_asked(slurm, tmp_path):
+def test_failures_are_requeued_up_to_the_limit(slurm, tmp_path):
     job = submit(slurm, tmp_path, "run", "--name=fails", "--restarts=1", "--", "bash", "-c", "exit 1")
-    again(slurm, job, 1)
+    start_requeued(slurm, job, 1)
     wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
     log = (tmp_path / "fails.log").read_text()
     assert [int(n) for n in re.findall(r"start (\d) of job", log)] == [1, 2]
 
 
-def test_a_mistake_is_not_requeued(slurm, tmp_path):
+def test_user_error_is_not_requeued(slurm, tmp_path):
     job = submit(slurm, tmp_path, "run", "--name=mistake", "--", "bash", "-c", "exit 2")
     wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
     assert "start 1 of job" in (tmp_path / "mistake.log").read_text()
@@ -204,7 +205,7 @@ def test_a_mistake_is_not_requeued(slurm, tmp_path):
     assert state(slurm, job) in ("FAILED", "")
 
 
-def test_delete_ends_it_for_good_and_resume_waits_for_the_one_before(slurm, tmp_path):
+def test_delete_is_final_and_resume_waits(slurm, tmp_path):
     job = submit(slurm, tmp_path, "run", "--name=stays", "--", sys.executable, "-c", SAVES)
     wait_for(lambda: "up" in ((p := tmp_path / "stays.log").exists() and p.read_text() or ""), "it runs")
     behind = submit(slurm, tmp_path, "resume", "--name=stays", "--", "true")
@@ -226,8 +227,8 @@ while True: time.sleep(0.1)
 """
 
 
-def test_a_sweep_by_two_submitted_workers(slurm, tmp_path):
-    """`sweep --submit=2`: two jobs join the sweep and share its trials; one stopped in the middle is taken over."""
+def test_sweep_with_two_submitted_workers(slurm, tmp_path):
+    """`sweep --submit=2`: two jobs share the trials; the trial of a cancelled job is taken over."""
     pytest.importorskip("submitit", reason="submitit is not installed (extra sweep)")
     small = {
         "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
@@ -247,13 +248,11 @@ def test_a_sweep_by_two_submitted_workers(slurm, tmp_path):
     jobs = re.search(r"jobs ([\d_, ]+);", done.stdout).group(1).split(", ")
     logs = lambda: "\n".join(p.read_text()[-1500:] for p in (sweep / "slurm").glob("*_log.*"))  # noqa: E731
     wait_for(lambda: len(list(sweep.glob("trials/*/metrics.jsonl"))) >= 2, logs, seconds=200)
-    said(["scancel", jobs[0]], env)
+    output_of(["scancel", jobs[0]], env)
     wait_for(lambda: len(list(sweep.glob("trials/*/complete.json"))) == 4, logs, seconds=300)
-    wait_for(lambda: not said(["squeue", "--noheader"], env), "both jobs have ended", seconds=60)
-    hosts = [p.read_text() for p in sweep.glob("attempts/*.jsonl")]
-    assert (
-        len(hosts) == 4 and sum(text.count('"begin"') for text in hosts) >= 5
-    )  # the cancelled job's trial began twice
+    wait_for(lambda: not output_of(["squeue", "--noheader"], env), "both jobs have ended", seconds=60)
+    attempts = [json.loads(p.read_text())["attempts"] for p in sweep.glob("status/*.json")]
+    assert len(attempts) == 4 and sum(attempts) >= 5, "the trial of the cancelled job started twice"
     report = subprocess.run(
         [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={sweep}", "--report"], env=env, cwd=tmp_path, capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch with stand-ins for SLURM's programs: after which exit codes the job is queued again."""
+"""launch/slurm.sbatch with stand-ins for SLURM's programs: the exit codes after which the job is requeued."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 
 def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
-    """(exit code of the job, whether it was queued again) where the tasks end with `code`."""
+    """(exit code of the job, whether it was requeued) if the tasks end with `code`."""
     for name, text in (
         ("srun", f"exit {code}"),
         ("squeue", "echo RUNNING"),
@@ -26,11 +26,11 @@ def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 126, 127])
-def test_what_would_end_alike_is_not_queued_again(tmp_path, code):
+def test_final_exit_codes_are_not_requeued(tmp_path, code):
     assert end(tmp_path, code) == (code, False)
 
 
 @pytest.mark.parametrize("code", [1, 75, 137])
-def test_a_failure_is_queued_again_as_often_as_asked(tmp_path, code):
+def test_failures_are_requeued_up_to_the_limit(tmp_path, code):
     assert end(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="08") == (code, False)
     assert end(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="09") == (0, True)

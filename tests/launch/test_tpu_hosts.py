@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud whose one host is a folder: what is sent there runs."""
+"""launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud, which runs commands in a folder as the host."""
 
 import os
 import shlex
@@ -44,7 +44,7 @@ elif what == "ssh":
 
 @pytest.fixture
 def cloud(tmp_path):
-    """(folder, environment) of a cloud; the hosts' python3 installs nothing, and git packs launch/ as it is now."""
+    """(folder, environment) of a cloud; the hosts' python3 installs nothing, and git archives launch/ as it is now."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (
@@ -94,8 +94,8 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     done = launch("tpu_vm", "run", "--", *command, cloud=cloud)
     assert done.returncode == 0, done.stderr
     wait_for(lambda: status(cloud) == "running", "the command runs")
-    again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # a second run never shares the chips
-    assert again.returncode != 0 and "a run is going on here" in again.stderr
+    again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # two runs never share the chips
+    assert again.returncode != 0 and "a run is in progress on this host" in again.stderr
     assert (folder / "host" / "t2t_flax" / "launch" / "README.md").exists() and "-e .[tpu]" in (
         folder / "python3"
     ).read_text()
@@ -106,14 +106,15 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     wait_for(lambda: status(cloud) == "0", "the second run has ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "expected"), [(0, 0), (2, 2), (3, 3), (127, 2), (1, 1)])
-def test_a_lost_slice_is_asked_for_again_and_the_command_with_it(last, expected, cloud):
+def test_babysit_replaces_a_lost_slice(last, expected, cloud):
     folder, _ = cloud
-    # The first slice is lost in mid-run: all its processes vanish at once.
+    # The first slice is lost during the run: all of its processes disappear at once.
     inner = f'echo x >>"$CLOUD/ran"; [ -e "$CLOUD/lost" ] && exit {last}; touch "$CLOUD/lost"; echo SUSPENDED >"$CLOUD/state"; kill -9 $PPID'
     done = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
     assert done.returncode == expected, done.stderr
-    assert (folder / "ran").read_text() == "x\nx\n" and "the slice is SUSPENDED: asking for another" in done.stderr
+    assert (folder / "ran").read_text() == "x\nx\n" and "the slice is SUSPENDED: requesting another one" in done.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert [c for c in calls if c.startswith("queued-resources") and "describe" not in c] == [
         "queued-resources create", "queued-resources delete", "queued-resources create"
@@ -121,9 +122,10 @@ def test_a_lost_slice_is_asked_for_again_and_the_command_with_it(last, expected,
     assert ("all its restarts" in done.stderr) == (last == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [0, 1, 2, 3])
 @pytest.mark.parametrize("same", [True, False], ids=["of the same command", "of another command"])
-def test_how_a_command_ended_before_is_not_how_this_one_ends(old, same, cloud):
+def test_results_of_earlier_runs_do_not_count(old, same, cloud):
     folder, _ = cloud
     command = [
         "bash",
@@ -138,7 +140,7 @@ def test_how_a_command_ended_before_is_not_how_this_one_ends(old, same, cloud):
     assert done.returncode == 0 and (folder / "second").exists(), done.stderr
 
 
-def test_status_tells_another_command_from_the_one_that_is_given(cloud):
+def test_status_distinguishes_commands(cloud):
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == "0", "the run has ended")
@@ -147,8 +149,8 @@ def test_status_tells_another_command_from_the_one_that_is_given(cloud):
 
 
 @pytest.mark.parametrize("error", ["CREATE_ERROR", "DESCRIBE_ERROR"])
-def test_babysitting_ends_where_nothing_works(error, cloud):
-    """A wrong accelerator type; an expired login, which is not taken for a slice that is absent."""
+def test_babysit_ends_after_repeated_failures(error, cloud):
+    """A wrong accelerator type, or an expired login, which must not look like a missing slice."""
     folder, env = cloud
     env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
     done = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
@@ -158,7 +160,7 @@ def test_babysitting_ends_where_nothing_works(error, cloud):
     assert calls.count("queued-resources create") == (4 if error == "CREATE_ERROR" else 0)
 
 
-def test_the_archive_is_what_is_committed(cloud):
+def test_hosts_get_the_committed_files(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
     done = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
@@ -167,4 +169,4 @@ def test_the_archive_is_what_is_committed(cloud):
         archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     )
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
-    assert not list(folder.glob("t2t_flax*"))  # a folder that nobody can foresee, which is gone afterwards
+    assert not list(folder.glob("t2t_flax*"))  # the temporary folder is removed

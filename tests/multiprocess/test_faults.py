@@ -10,7 +10,7 @@ import pytest
 from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
 from t2t_flax.config import Distributed
-from t2t_flax.distributed.initialize import alone, start
+from t2t_flax.distributed.initialize import initialize, require_single_process
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 
@@ -131,14 +131,14 @@ def test_variables_that_do_not_fit(env, said, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=said):
-        start(Distributed())
+        initialize(Distributed())
 
 
 def test_other_commands_run_as_one_process(monkeypatch):
     for name, value in dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="a:1").items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="translate runs as one process, this is process 1 of 2"):
-        alone("translate")
+        require_single_process("translate")
 
 
 def test_a_full_disk_on_one_host_ends_all_and_leaves_the_older_checkpoint(whole, tmp_path, cache):

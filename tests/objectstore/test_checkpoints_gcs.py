@@ -52,9 +52,9 @@ def test_foreign_folder_in_bucket_is_left_untouched(gcs):
 
 def test_bucket_has_one_writer_at_a_time(gcs, monkeypatch):
     monkeypatch.setattr(locks, "BEAT", 0.1)
-    monkeypatch.setattr(locks, "LAPSE", 1.0)
+    monkeypatch.setattr(locks, "EXPIRY", 1.0)
     with writing(epath.Path(RUN), "train"):
-        with pytest.raises(UserError, match="is being written by another process: train, process"):
+        with pytest.raises(UserError, match="is in use by another process: train, process"):
             locks.lock_folder(RUN, "prepare")
     assert gcs.names() == []
     gone = dataclasses.replace(locks.this_process("train"), host="tpu-7")

@@ -144,7 +144,7 @@ def test_tokenizers_are_complete_once_the_last_file_exists(gcs, tmp_path, joint)
 def test_profile_is_uploaded_when_it_ends(gcs):
     profile = Profile(f"{RUN}/profile", (2, 3))
     for step in range(1, 5):
-        profile.before(step)
+        profile.before_update(step)
         jnp.ones(3).sum().block_until_ready()
     assert [name for name in gcs.names() if name.startswith("run/profile/") and name.endswith(".xplane.pb")]
     count = len(gcs.names())

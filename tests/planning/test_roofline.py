@@ -1,9 +1,11 @@
-"""Rooflines by hand: three terms, what overlaps, links and slices."""
+"""Rooflines computed by hand: three terms, overlap, links and slices."""
+
+import itertools
 
 import pytest
 
-from t2t_flax.planning.collectives import Collective
-from t2t_flax.planning.places import Places
+from t2t_flax.planning.device_layout import DeviceLayout
+from t2t_flax.planning.hlo import Collective
 from t2t_flax.planning.roofline import Roofline, collective_seconds, roofline, sent_bytes
 from t2t_flax.planning.topology import parse
 
@@ -14,7 +16,7 @@ def row(kind="all-reduce", devices=4, slices=1, links=2, hops=0, runs=1, size=8e
     )
 
 
-def test_what_a_device_must_send():
+def test_sent_bytes_are_the_least_any_algorithm_needs():
     assert sent_bytes(row()) == (2 * 3 / 4 * 8e9, 0)
     assert sent_bytes(row("all-gather")) == (3 / 4 * 8e9, 0)
     assert sent_bytes(row("reduce-scatter")) == (3 / 4 * 8e9, 0)
@@ -38,26 +40,24 @@ def test_three_terms_of_a_step():
     assert line == Roofline(
         pytest.approx(1.0), pytest.approx(0.5), pytest.approx(0.24), pytest.approx(0.0), pytest.approx(0.12)
     )
-    assert line.seconds == pytest.approx(1.12) and line.binds == "compute"
+    assert line.seconds == pytest.approx(1.12) and line.bottleneck == "compute"
     assert roofline(parse("v3-8"), 61.5e12, 450e9, []).seconds == pytest.approx(1.0)
     assert roofline(parse("cpu:8"), 1.0, 1.0, []) is None
 
 
-def test_a_collective_longer_than_the_work_beside_it_binds():
+def test_overlapping_collective_longer_than_work_is_the_bottleneck():
     line = Roofline(compute=1.0, memory=2.0, ici=3.0, dcn=1.0, overlapping=3.5)
-    assert (line.seconds, line.binds) == (3.5 + 0.5, "interconnect")
+    assert (line.seconds, line.bottleneck) == (3.5 + 0.5, "interconnect")
 
 
-def grid(name: str) -> Places:
-    """All places of a slice, in the order of their coordinates."""
+def grid(name: str) -> DeviceLayout:
+    """All chips of a slice, in the order of their coordinates."""
     topology = parse(name)
-    places = [()]
-    for size in topology.shape:
-        places = [(*place, i) for place in places for i in range(size)]
-    return Places((0,) * len(places), tuple(places), topology)
+    chips = tuple(itertools.product(*map(range, topology.shape)))
+    return DeviceLayout((0,) * len(chips), chips, topology)
 
 
-def test_links_that_a_group_can_use():
+def test_links_of_a_group_of_devices():
     small, pod = grid("v5e-16"), grid("v5e-256")
     assert small.links(tuple(range(16))) == (2, 6)  # two open axes of 4
     assert small.links((0, 1, 2, 3)) == (1, 3)  # one of them
@@ -68,16 +68,16 @@ def test_links_that_a_group_can_use():
     assert grid("v5p:2x2x4").links(tuple(range(16))) == (3, 5)
 
 
-def test_a_summary_keeps_what_differs_and_adds_up_what_does_not():
+def test_summary_groups_collectives_and_sums_bytes():
     topology = parse("2xv5e:2x2")
-    places = Places((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology)
+    layout = DeviceLayout((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology)
     everyone, near = tuple(range(8)), (0, 1, 2, 3)
-    rows = places.summary(
+    rows = layout.summary(
         [
             Collective("all-reduce", 100, near),
             Collective("all-reduce", 50, near, times=3),
             Collective("all-reduce", 100, near, overlaps=True),
-            Collective("all-reduce", 25, (0,), across=True),
+            Collective("all-reduce", 25, (0,), across_slices=True),
             Collective("all-reduce", 80, everyone),
         ]
     )
@@ -88,3 +88,10 @@ def test_a_summary_keeps_what_differs_and_adds_up_what_does_not():
         (4, 2, 1, 80, False),
     ]
     assert [sent_bytes(r) for r in rows[2:]] == [(0, 25), (2 * 3 / 4 * 80, 2 * 1 / 2 * 20)]
+
+
+def test_gpus_of_hosts_send_over_nvlink_and_network():
+    h100 = parse("2xh100-8")
+    near, far = collective_seconds(h100, row(devices=8, slices=2, links=1, size=8e9))
+    assert near == pytest.approx(2 * 7 / 8 * 8e9 / 450e9) and far == pytest.approx(1e9 / 50e9)
+    assert DeviceLayout((0,) * 8 + (1,) * 8, ((0,),) * 16, h100).links(tuple(range(16))) == (1, 1)

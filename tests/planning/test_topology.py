@@ -1,8 +1,9 @@
-"""Names of machines: what the vendor's numbers count, shapes, slices, and what to say of a name that is none."""
+"""Names of machines: what the vendor's numbers count, shapes, slices, hosts, and errors for unknown names."""
 
 import pytest
 
 from t2t_flax.errors import UserError
+from t2t_flax.planning.chips import GPUS, target_config
 from t2t_flax.planning.topology import parse, parse_all, vendor_names
 
 
@@ -24,27 +25,30 @@ from t2t_flax.planning.topology import parse, parse_all, vendor_names
         ("4xv5p:4x4x4", 256, 256, (4, 4, 4), 4),
         ("cpu:8", 8, 8, (8,), 1),
         ("2xcpu:4", 8, 8, (4,), 2),
-        ("gpu:h100x8", 8, 8, (8,), 1),
-        ("gpu:a100x16", 16, 16, (8,), 2),  # hosts of 8, which the network joins
+        ("h100-8", 8, 8, (8,), 1),
+        ("h100-16", 16, 16, (8,), 2),  # hosts of 8, joined by the network
+        ("2xh100-8", 16, 16, (8,), 2),
+        ("b200-4", 4, 4, (4,), 1),
+        ("gpu:h100x8", 8, 8, (8,), 1),  # the spelling before GPUs were compiled for
+        ("gpu:a100x16", 16, 16, (8,), 2),
         ("gpu:h200", 1, 1, (1,), 1),
     ],
 )
 def test_names_and_shapes(name, chips, devices, shape, slices):
-    found = parse(name)
-    assert (found.chips, found.devices, found.shape, found.slices) == (chips, devices, shape, slices)
-    if found.platform != "cpu":
-        assert f"{chips} chips" in found.describe()
+    topology = parse(name)
+    assert (topology.chips, topology.devices, topology.shape, topology.slices) == (chips, devices, shape, slices)
+    assert str(chips if topology.chip else devices) in topology.describe()
 
 
-def test_every_vendor_name_is_its_own_shape():
+def test_vendor_sizes_and_shapes_agree():
     for name in vendor_names():
         family, _, size = name.partition("-")
-        found = parse(name)
-        assert found.chips * (2 if family in ("v3", "v4", "v5p") else 1) == int(size)
-        assert parse(f"{family}:{'x'.join(map(str, found.shape))}").chips == found.chips
+        topology = parse(name)
+        assert topology.chips * (2 if family in ("v3", "v4", "v5p") else 1) == int(size)
+        assert parse(f"{family}:{'x'.join(map(str, topology.shape))}").chips == topology.chips
 
 
-def test_several_by_comma_or_repetition():
+def test_several_names_by_comma_or_repetition():
     assert [t.name for t in parse_all(["v5e-16,v5p:4x4x4", "cpu:2"])] == ["v5e-16", "v5p:4x4x4", "cpu:2"]
 
 
@@ -53,22 +57,32 @@ def test_several_by_comma_or_repetition():
     [
         ("v5x-256", "Did you mean 'v5"),
         ("pod", "no such machine"),
-        ("v5e-512", "one v5e slice ends at 256 chips. Several slices are written 2xv5e-256"),
-        ("v5e:32x32", "1,024 chips, but one v5e slice ends at 256"),
-        ("v5p:16x16x32", "8,192 chips, but one v5p slice ends at 6,144"),
-        ("v5e-20", "no known v5e slice has 20 chips; the nearest is v5e-16"),
-        ("v5p-12", "no known v5p slice has 12 TensorCores"),
+        ("v5e-512", "the largest v5e slice has 256 chips. Several slices are written 2xv5e-256"),
+        ("v5e:32x32", "1,024 chips, but the largest v5e slice has 256"),
+        ("v5p:16x16x32", "8,192 chips, but the largest v5p slice has 6,144"),
+        ("v5e-20", "no v5e slice has 20 chips; the nearest is v5e-16"),
+        ("v5p-12", "no v5p slice has 12 TensorCores"),
         ("v5e:4x4x4", "a v5e slice has 2 axes"),
         ("v5p:4x4", "a v5p slice has 3 axes"),
         ("v5e:3x4", "even"),
         ("v5e:big", "'big' is not a shape"),
-        ("0xv5e-16", "0 slices"),
+        ("0xv5e-16", "at least 1 slice"),
         ("cpu:0", "no such machine"),
+        ("h100-12", "hosts of 8"),
+        ("h100-0", "no such machine"),
+        ("b900-8", "Did you mean 'b200-8'"),
         ("gpu:h100x12", "hosts of 8"),
-        ("gpu:b900x8", "no such machine"),
     ],
 )
-def test_impossible_names_say_what_is_possible(name, message):
+def test_errors_name_what_is_possible(name, message):
     with pytest.raises(UserError) as error:
         parse(name)
     assert message in str(error.value) and name in str(error.value)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_gpu_target_configs_state_the_facts_of_the_table(name):
+    chip = GPUS[name]
+    text = target_config(chip)
+    assert f"device_memory_size: {int(chip.hbm_bytes)}\n" in text and f"core_count: {chip.target.cores} " in text
+    assert f'device_description_str: "{chip.kind}' in text and text.count("{") == text.count("}")

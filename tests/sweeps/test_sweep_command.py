@@ -63,7 +63,7 @@ def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("text, message", [
-    ("x = 1", "defines no get_sweep"),
+    ("x = 1", "does not define get_sweep"),
     ("def get_sweep():\n  return 3", "returned int, expected a Sweep"),
     ("def get_sweep(:", "line 1"),
     ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
@@ -145,8 +145,8 @@ def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsy
 @pytest.mark.parametrize("changes, message", [
     ([{}], "1 configs and 2 workdirs"),
     ([{}, {"model.d_ff": "64"}], "differ in more than scalars: model.d_ff"),
-    ([{"mesh.data": "2"}, {"mesh.data": "2"}], "one device each and no profile"),
-    ([{"log.profile_steps": "(1,2)"}, {"log.profile_steps": "(1,2)"}], "one device each and no profile"),
+    ([{"mesh.data": "2"}, {"mesh.data": "2"}], "must fit on one device: leave config.mesh"),
+    ([{"log.profile_steps": "(1,2)"}, {"log.profile_steps": "(1,2)"}], "leave config.log.profile_steps"),
 ])  # fmt: skip
 def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib

@@ -1,20 +1,22 @@
-"""The best checkpoint, and patience that waits for a better one."""
+"""Early stopping and the best checkpoint."""
 
 import json
+import signal
+import time
 
 import pytest
 from etils import epath
 from helpers.runs import start, tiny_run
 
-from t2t_flax.distributed.supervisor import StopRequested
 from t2t_flax.errors import UserError
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.run_tracker import note_metric
 from t2t_flax.training.workdir import completed
 
 
-def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
+def test_patience_stops_the_run_and_keeps_the_best_checkpoint(tmp_path, cache):
     scores = iter([5.0, 9.0, 8.0, 7.0, 6.0, 5.0])
     config = tiny_run(
         tmp_path,
@@ -27,7 +29,7 @@ def test_patience_stops_and_the_best_checkpoint_is_kept(tmp_path, cache):
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
 
-def test_a_run_that_patience_ended_goes_on_with_more_of_it_and_is_not_complete_meanwhile(tmp_path, cache):
+def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     keys = dict(steps=40, eval=dict(decode_every_steps=2, metric="bleu", patience=1))
     config = tiny_run(tmp_path, **keys)
     outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: 1.0)
@@ -48,7 +50,7 @@ def test_a_run_that_patience_ended_goes_on_with_more_of_it_and_is_not_complete_m
     assert loop.train(start(longer, tmp_path, cache), score=lambda *_: 1.0).step == 8
 
 
-def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_path, cache):
+def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cache):
     config = tiny_run(
         tmp_path,
         steps=6,
@@ -56,8 +58,11 @@ def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_pa
         checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
     )
 
-    def interrupted(*_):
-        raise StopRequested
+    def interrupted(params, after_batch, compiling):
+        signal.raise_signal(signal.SIGTERM)
+        while True:
+            after_batch()
+            time.sleep(0.01)
 
     stopped = loop.train(start(config, tmp_path, cache), score=interrupted)
     assert (stopped.step, stopped.finished) == (2, False)
@@ -66,16 +71,16 @@ def test_the_best_checkpoint_is_kept_where_its_evaluation_was_interrupted(tmp_pa
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
 
 
-def test_what_is_best_stays_the_same_in_a_run(tmp_path, cache):
-    """Values of another metric cannot be compared with those before."""
+def test_metric_cannot_change_within_a_run(tmp_path, cache):
     keys = dict(steps=4, checkpoint=dict(every_steps=4))
-    loop.train(start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4)), tmp_path, cache), score=None)
+    start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4)), tmp_path, cache)
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     with pytest.raises(UserError, match="eval.metric: 'nll' in the workdir, 'loss' now"):
         start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4, metric="loss")), tmp_path, cache)
 
 
-def test_a_metric_that_is_not_finite_is_no_better_and_hides_no_later_one():
-    done = TrainProgress()
+def test_non_finite_metric_is_never_the_best():
+    progress = TrainProgress()
     for step, (value, metric) in enumerate([(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1):
-        assert loop.note_metric(done, {"valid_bleu": value}, step, "bleu") == metric
-    assert (done.best_metric, done.best_step, done.evaluations_without_better) == (4.0, 4, 0)
+        assert note_metric(progress, {"valid_bleu": value}, step, "bleu") == metric
+    assert (progress.best_metric, progress.best_step, progress.evaluations_without_better) == (4.0, 4, 0)

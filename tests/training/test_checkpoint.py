@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_model_names_the_keys(tmp_path, made):
     checkpoints.close()
     other = small_config(model=dict(d_model=32, norm_placement="pre"))
     with pytest.raises(
-        UserError, match="model.d_model: 16 there, 32 here; model.norm_placement: 'post' there, 'pre' here"
+        UserError, match="model.d_model: 16 there, 32 here\\n  model.norm_placement: 'post' there, 'pre' here"
     ):
         Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), other)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]

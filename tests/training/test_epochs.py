@@ -10,9 +10,9 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import loop
+from t2t_flax.training import loop, run_tracker
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.due import due
+from t2t_flax.training.run_tracker import due_after
 from t2t_flax.training.setup import ValidationLoss
 
 EPOCHS = dict(
@@ -33,7 +33,7 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
     run = start(config, tmp_path, cache)
     epoch = Batches(run.corpus.train, config.data, seed=0).updates_per_epoch
     assert 1 < epoch < 20
-    assert [due(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [False, True, False, False]
+    assert [due_after(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [False, True, False, False]
     loop.train(run, score=None)
     assert sorted(metrics(tmp_path, "valid_loss")) == list(range(epoch, 43, epoch))
     kept = Checkpoints(tmp_path / "checkpoints").steps()
@@ -58,7 +58,7 @@ def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
 def test_patience_looks_at_the_smoothed_loss(tmp_path, cache, monkeypatch):
     """eval.metric = loss: the nll falls throughout, the loss does not, so patience ends the run."""
     values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])
-    monkeypatch.setattr(loop, "ValidationLoss", lambda *args: lambda params, after_batch: next(values))
+    monkeypatch.setattr(run_tracker, "ValidationLoss", lambda *args: lambda params, after_batch: next(values))
     groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), score=None)
     assert outcome.reason == "patience" and len(metrics(tmp_path, "valid_loss")) == 4
@@ -72,10 +72,10 @@ def test_a_stop_between_two_epochs_takes_no_regular_checkpoint_s_place(tmp_path,
     def signalled(run, step):
         if step == 2 * epoch + 1:
             signal.raise_signal(signal.SIGTERM)
-        return due(run, step)
+        return due_after(run, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "due", signalled)
+        patch.setattr(loop, "due_after", signalled)
         outcome = loop.train(run, score=None)
     stop = outcome.step
     assert 2 * epoch < stop < 3 * epoch and outcome.reason == "SIGTERM"

@@ -39,37 +39,49 @@ def curve(workdir) -> list[tuple[int, float, float]]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, cache):
+    """(workdir, outcome) of 12 updates with checkpoints at 4, 8 and 12 and evaluations at 6 and 12."""
     workdir = tmp_path_factory.mktemp("run")
-    outcome = loop.train(start(tiny_run(workdir), workdir, cache), score=None)
+    outcome = loop.train(start(run_config(), workdir, cache), score=None)
     assert outcome.reason == "steps" and outcome.step == 12
-    return curve(workdir), outcome.state
+    return workdir, outcome
 
 
-def test_every_update_is_logged_once_with_what_was_promised(uninterrupted, tmp_path, cache):
-    losses, _ = uninterrupted
-    assert [s for s, _, _ in losses] == list(range(1, 13))
-    loop.train(start(tiny_run(tmp_path, steps=4, eval=dict(every_steps=2)), tmp_path, cache), score=None)
-    lines = read_metrics(tmp_path)
-    update = next(m for m in lines if m["step"] == 3)
+def run_config(**groups):
+    return tiny_run("", **{"eval": dict(every_steps=6)} | groups)
+
+
+def copy_at(step: int, uninterrupted, workdir):
+    """The run as it was after its checkpoint `step`."""
+    shutil.copytree(uninterrupted[0], workdir, dirs_exist_ok=True)
+    for later in range(step + 1, 13):
+        shutil.rmtree(workdir / "checkpoints" / str(later), ignore_errors=True)
+
+
+def assert_same_state(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_metrics_of_updates_and_evaluations(uninterrupted):
+    lines = read_metrics(uninterrupted[0])
+    assert [step for step, _, _ in curve(uninterrupted[0])] == list(range(1, 13))
+    update = next(line for line in lines if line["step"] == 3)
     for name in ("loss", "nll", "ppl", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
                  "target_tokens", "mfu_hardware_measured", "mfu_useful_measured", "seconds"):  # fmt: skip
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
     assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
-    valid = [m for m in lines if "valid_nll" in m]
-    assert [m["step"] for m in valid] == [2, 4]
+    valid = [line for line in lines if "valid_nll" in line]
+    assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert valid[0]["valid_ppl"] == pytest.approx(math.exp(valid[0]["valid_nll"]))
 
 
-def test_resuming_continues_bit_for_bit(tmp_path, cache, uninterrupted):
-    """Stopped after update 8 by its step count, continued to 12: the same losses and the same state, to the bit."""
-    losses, state = uninterrupted
-    loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
-    outcome = loop.train(start(tiny_run(tmp_path, steps=12), tmp_path, cache), score=None)
-    assert curve(tmp_path) == losses
-    for a, b in zip(jax.tree.leaves(outcome.state), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_resumed_run_is_bit_identical(tmp_path, cache, uninterrupted):
+    copy_at(4, uninterrupted, tmp_path)
+    outcome = loop.train(start(run_config(), tmp_path, cache), score=None)
+    assert curve(tmp_path) == curve(uninterrupted[0])
+    assert_same_state(outcome.state, uninterrupted[1].state)
 
 
 def command(workdir, cache, config_file, *more):
@@ -101,8 +113,8 @@ def wait_for_step(workdir, at_least, process, seconds=120):
 
 
 @pytest.mark.slow
-def test_kill_9_then_the_same_command_goes_on_bit_for_bit(tmp_path, cache, config_file):
-    """Killed twice at whatever update it is at; the loss curve is that of a run that nobody killed."""
+def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
+    """Killed at any update; the loss curve is that of the undisturbed run."""
     steps = "--config.train.steps=120"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -120,7 +132,7 @@ def test_kill_9_then_the_same_command_goes_on_bit_for_bit(tmp_path, cache, confi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, cache, config_file, number):
+def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     steps = "--config.train.steps=100000"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     process = subprocess.Popen(command(tmp_path / "run", cache, config_file, steps), **options)
@@ -145,7 +157,7 @@ def broken_at(*updates):
     return explode
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, cache, monkeypatch):
+def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(step, "loss_sums", broken_at(6))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
     with pytest.raises(NonFiniteUpdate, match="update 6: loss nan"):
@@ -157,27 +169,32 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, ca
     assert outcome.step == 12
 
 
-def test_skipped_updates_are_counted_and_a_resumed_run_is_bit_for_bit_the_same(tmp_path, cache, monkeypatch):
-    """Update 5 is not finite: batches, dropout and rates of the others are as if it had been."""
+@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_skipped_updates_leave_the_others_as_they_are(tmp_path, cache, monkeypatch, resumed):
+    """Updates 5 and 8 are not finite: batches, dropout and rates of the others are as if they had been."""
     monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
     outcome = loop.train(start(tiny_run(whole, **keys), whole, cache), score=None)
-    loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)
-    resumed = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
-    assert curve(cut) == curve(whole) and [s for s, _, _ in curve(whole)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
-    for a, b in zip(jax.tree.leaves(outcome.state), jax.tree.leaves(resumed.state), strict=True):
-        np.testing.assert_array_equal(a, b)
-    lines = read_metrics(cut)
+    assert [n for n, _, _ in curve(whole)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
+    lines = read_metrics(whole)
     assert [(m["step"], m["skipped"].split(",")[0]) for m in lines if "skipped" in m] == [
         (n, f"update {n}: loss nan") for n in (5, 8)
     ]
     assert {m["step"]: m["skipped_updates"] for m in lines}[12] == 2
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
-    assert rates[12] == pytest.approx(float(step.schedule(small_config().optimizer, 16)(12)))
+    assert rates[12] == pytest.approx(float(step.learning_rate_schedule(small_config().optimizer, 16)(12)))
+    if resumed:
+        cut = tmp_path / "cut"
+        loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)
+        again = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
+        assert curve(cut) == curve(whole)
+        assert {m["step"]: m["skipped_updates"] for m in read_metrics(cut)}[12] == 2
+        assert_same_state(again.state, outcome.state)
 
 
-def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache, monkeypatch):
+@pytest.mark.slow
+def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(step, "loss_sums", broken_at(5, 6, 7))
     config = tiny_run(tmp_path, train=dict(non_finite="skip", max_skipped_updates=2))
     with pytest.raises(NonFiniteUpdate, match="update 7: .* more than config.train.max_skipped_updates = 2 in a row"):
@@ -185,29 +202,28 @@ def test_more_skipped_updates_in_a_row_than_allowed_stop_the_run(tmp_path, cache
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
 
 
-def test_a_change_of_optimization_on_resume_is_noted(tmp_path, cache):
+def test_changed_optimization_is_logged_once_on_resume(tmp_path, cache, uninterrupted):
     """In metrics.jsonl once, however often the run is resumed there, and in the meta of every later checkpoint."""
-    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
-    changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0))
+    copy_at(4, uninterrupted, tmp_path)
+    changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0), checkpoint=dict(every_steps=2))
     expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
-    said = []
-    loop.train(start(tiny_run(tmp_path, steps=6, **changed), tmp_path, cache), score=None, say=said.append)
-    assert "optimizer.lr_scale 1.0 -> 0.5" in said[0] and "after update 4" in said[0]
+    messages = []
+    loop.train(start(run_config(steps=6, **changed), tmp_path, cache), score=None, say=messages.append)
+    assert "optimizer.lr_scale 1.0 -> 0.5" in messages[0] and "after update 4" in messages[0]
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
-    assert (
-        changes_in(checkpoints.meta(6)) == [{"step": 4, "changed": expected}] and changes_in(checkpoints.meta(4)) == []
-    )
+    assert changes_in(checkpoints.meta(6)) == [{"step": 4, "changed": expected}]
+    assert changes_in(checkpoints.meta(4)) == []
     (tmp_path / "checkpoints" / "6").rename(tmp_path / "away")
-    loop.train(start(tiny_run(tmp_path, steps=8, **changed), tmp_path, cache), score=None)
+    loop.train(start(run_config(steps=8, **changed), tmp_path, cache), score=None)
     lines = read_metrics(tmp_path)
     assert [(m["step"], m["config_changed"]) for m in lines if "config_changed" in m] == [(4, expected)]
-    assert [s for s, _, _ in curve(tmp_path)] == list(range(1, 9))
+    assert [step for step, _, _ in curve(tmp_path)] == list(range(1, 9))
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
     assert rates[5] == pytest.approx(0.5 * rates[4] * 5 / 4)
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_is_brought_back_by_its_own_message(tmp_path, cache, config_file):
+def test_advice_after_a_divergence_brings_the_run_back(tmp_path, cache, config_file):
     """Word for word: the flags that it names, then the command that takes a bad checkpoint away."""
     workdir = tmp_path / "run"
     absurd = command(
@@ -231,45 +247,38 @@ def test_a_run_that_diverges_is_brought_back_by_its_own_message(tmp_path, cache,
     assert not (workdir / "diverged.json").exists() and len(curve(workdir)) == 12
 
 
-def test_a_full_disk_leaves_the_older_checkpoints_usable(tmp_path, cache):
-    run = start(tiny_run(tmp_path, steps=4), tmp_path, cache)
-    loop.train(run, score=None)
-    run = start(tiny_run(tmp_path, steps=8, log=dict(every_steps=100)), tmp_path, cache)
-    with (
-        full_disk(),
-        pytest.raises(
-            UserError, match="could not write a checkpoint: .* Checkpoints that are whole: 4. Free disk space"
-        ),
-    ):
+def test_full_disk_leaves_older_checkpoints_usable(tmp_path, cache, uninterrupted):
+    copy_at(4, uninterrupted, tmp_path)
+    run = start(run_config(log=dict(every_steps=100)), tmp_path, cache)
+    with full_disk(), pytest.raises(UserError, match="could not write a checkpoint: .* whole: 4"):
         loop.train(run, score=None)
-    outcome = loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
-    assert outcome.step == 8 and [s for s, _, _ in curve(tmp_path)] == list(range(1, 9))
+    outcome = loop.train(start(run_config(), tmp_path, cache), score=None)
+    assert curve(tmp_path) == curve(uninterrupted[0])
+    assert_same_state(outcome.state, uninterrupted[1].state)
 
 
-def test_changed_data_is_refused(tmp_path, cache):
-    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
-    run = start(tiny_run(tmp_path, steps=8), tmp_path, cache)
+def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
+    copy_at(4, uninterrupted, tmp_path)
+    run = start(run_config(), tmp_path, cache)
     object.__setattr__(run.corpus.train, "digest", "0123456789abcdef")
     with pytest.raises(UserError, match="was made with other training data"):
         loop.train(run, score=None)
 
 
-def test_a_finished_run_is_fine_tuned_on_other_data(tmp_path, cache):
-    first, second = tmp_path / "first", tmp_path / "second"
-    outcome = loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
-    config = tiny_run(second, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
-    run = start(config, second, cache)
-    params = resume.params_of_finished(run, epath.Path(first))
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(outcome.state.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, uninterrupted):
+    first, tuned = uninterrupted[0], tmp_path / "tuned"
+    config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
+    run = start(config, tuned, cache)
+    assert_same_state(resume.params_of_finished(run, epath.Path(first)), uninterrupted[1].state.params)
     loop.train(run, score=None)
-    assert curve(second)[0][1] < curve(first)[0][1]
-    other = tiny_run(tmp_path / "third", train=dict(init_from=str(first)), model=dict(d_model=32))
+    assert curve(tuned)[0][1] < curve(first)[0][1]
+    other = tiny_run(tmp_path / "wider", train=dict(init_from=str(first)), model=dict(d_model=32))
     with pytest.raises(UserError, match="config.train.init_from = .*: 16 there, 32 here"):
-        loop.train(start(other, tmp_path / "third", cache), score=None)
+        loop.train(start(other, tmp_path / "wider", cache), score=None)
 
 
-def test_a_run_that_goes_on_needs_its_own_folder_alone(tmp_path, cache):
+@pytest.mark.slow
+def test_resuming_needs_only_the_workdir(tmp_path, cache):
     """The run that it started from, and the ready tokenizer that it was given, may be gone."""
     first, ready = tmp_path / "first", tmp_path / "ready.model"
     loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
@@ -287,11 +296,11 @@ def test_a_run_that_goes_on_needs_its_own_folder_alone(tmp_path, cache):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 
 
-def test_a_program_too_large_is_refused_before_the_first_update(tmp_path, cache, monkeypatch):
+def test_program_that_does_not_fit_is_refused_before_training(tmp_path, cache, monkeypatch):
     from t2t_flax.monitoring import memory
 
     monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
-    with pytest.raises(UserError, match="the train step for .* GiB are there. Lower config.data.microbatch_tokens"):
+    with pytest.raises(UserError, match="the train step for .* GiB .* Lower config.data.microbatch_tokens"):
         loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
@@ -322,7 +331,7 @@ def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
     assert outcome.step == 40 and warm and compiled == []
 
 
-def test_complete_and_config_files(tmp_path):
+def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
     stored = tiny_run(tmp_path)
     workdir = epath.Path(tmp_path)
     adopt_config(workdir, small_config(model=dict(dropout=0.3)))
@@ -335,7 +344,8 @@ def test_complete_and_config_files(tmp_path):
         adopt_config(workdir, small_config(model=dict(dropout=0.2)))
 
 
-def test_checkpoint_and_log_keys(tmp_path, cache):
+@pytest.mark.slow
+def test_checkpoint_and_log_keys_act(tmp_path, cache):
     """keep_last, log.every_steps, log.tensorboard and log.profile_steps."""
     config = tiny_run(
         tmp_path,

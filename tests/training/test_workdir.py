@@ -43,9 +43,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, name):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     before = content(folder)
-    with pytest.raises(
-        UserError, match="no run of t2t_flax|is not the config.json of a run|the stored config is not JSON"
-    ) as told:
+    with pytest.raises(UserError, match="no run of t2t_flax|this is not the config.json of a run") as told:
         adopt_config(epath.Path(folder), small_config())
     assert str(folder) in str(told.value)
     for command in (train, prepare):
@@ -156,7 +154,7 @@ def test_train_prepare_and_average_are_refused_while_another_process_writes(tmp_
     before = content(workdir)
     with writing(epath.Path(workdir), "train"):
         for command in (train, prepare):
-            with pytest.raises(UserError, match="is being written by another process: train, process"):
+            with pytest.raises(UserError, match="is in use by another process: train, process"):
                 command.run(["--config=configs/toy.py", f"--workdir={workdir}", "--config.mesh.cpu_devices=1"])
     after = content(workdir)
     del after[".lock"]
@@ -183,7 +181,7 @@ def test_files_that_a_killed_writer_had_not_finished_are_removed_under_the_lock(
 def test_a_second_average_into_a_folder_is_refused_and_leftovers_of_others_stay(tmp_path):
     output, partial = epath.Path(tmp_path / "mean"), tmp_path / "mean.partial"
     lock = lock_folder(partial, "average")
-    with pytest.raises(UserError, match="--output=.*mean.* is being written by another process: average, process"):
+    with pytest.raises(UserError, match="--output=.*mean.* is in use by another process: average, process"):
         average_module._write(output, small_config(), None, None, [], [])
     lock.release()
     (partial / "thesis.txt").write_text("work")

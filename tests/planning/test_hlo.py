@@ -1,9 +1,9 @@
-"""The optimised program's text: collectives in all their forms, loops, and bytes through HBM."""
+"""The text of optimized programs: collectives in all their forms, loops, custom calls and memory traffic."""
 
 import pytest
 
 from t2t_flax.planning import hlo
-from t2t_flax.planning.collectives import Collective, collectives, first_group
+from t2t_flax.planning.hlo import Collective, collectives, first_group
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -14,25 +14,24 @@ ADD = """
 """
 
 
-def program(body: str, before: str = ""):
-    return hlo.parse(
-        f"HloModule m, is_scheduled=true\n{ADD}{before}\nENTRY %main (p: f32[8,4]) -> f32[8,4] {{\n{body}\n}}\n"
-    )
+def program(body: str, before: str = "", platform: str = "tpu"):
+    text = f"HloModule m, is_scheduled=true\n{ADD}{before}\nENTRY %main (p: f32[8,4]) -> f32[8,4] {{\n{body}\n}}\n"
+    return hlo.parse(text, platform)
 
 
-def found(body: str, before: str = "", devices: int = 8) -> list[Collective]:
+def collectives_of(body: str, before: str = "", devices: int = 8) -> list[Collective]:
     return collectives(program(body, before), devices)
 
 
-def test_a_lone_all_reduce_waits():
-    one = found(
+def test_single_all_reduce_does_not_overlap():
+    one = collectives_of(
         "  %p = f32[8,4]{1,0:T(8,128)} parameter(0)\n"
         "  ROOT %r = f32[8,4]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add"
     )
     assert one == [Collective("all-reduce", 8 * 4 * 4, (0, 1, 2, 3))]
 
 
-def test_bytes_are_those_of_the_whole_array_whatever_the_kind():
+def test_bytes_count_the_whole_array_of_every_kind():
     body = (
         "  %p = bf16[8,4]{1,0} parameter(0)\n"
         "  %g = bf16[32,4]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}\n"
@@ -40,7 +39,7 @@ def test_bytes_are_those_of_the_whole_array_whatever_the_kind():
         "  %e = bf16[8,4]{1,0} all-to-all(%p), replica_groups=[4,2]<=[8], dimensions={0}\n"
         "  ROOT %m = bf16[8,4]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2}}"
     )
-    assert [(c.kind, c.bytes, len(c.group)) for c in found(body)] == [
+    assert [(c.kind, c.bytes, len(c.group)) for c in collectives_of(body)] == [
         ("all-gather", 4 * 64, 4),
         ("reduce-scatter", 64, 4),
         ("all-to-all", 64, 2),
@@ -48,13 +47,13 @@ def test_bytes_are_those_of_the_whole_array_whatever_the_kind():
     ]
 
 
-def test_several_arrays_in_one_are_summed():
+def test_arrays_of_one_collective_are_summed():
     body = (
         "  %p = f32[8,4] parameter(0)\n"
         "  %q = bf16[3]{0:T(256)(128)(2,1)S(1)} parameter(1)\n"
         "  ROOT %r = (f32[8,4]{1,0}, /*index=1*/bf16[3]{0}) all-reduce(%p, %q), replica_groups={}, to_apply=%add"
     )
-    assert [(c.bytes, c.group) for c in found(body)] == [(128 + 6, tuple(range(8)))]
+    assert [(c.bytes, c.group) for c in collectives_of(body)] == [(128 + 6, tuple(range(8)))]
 
 
 PAIR = (
@@ -73,8 +72,8 @@ PAIR = (
         ("  %w = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}\n", True),
     ],
 )
-def test_a_pair_overlaps_only_where_work_lies_between(between, overlaps):
-    (one,) = found(PAIR.format(between=between))
+def test_pair_overlaps_only_with_work_between_start_and_done(between, overlaps):
+    (one,) = collectives_of(PAIR.format(between=between))
     assert (one.kind, one.group, one.overlaps) == ("all-reduce", (0, 1), overlaps)
 
 
@@ -98,16 +97,16 @@ ENTRY_LOOP = (
 )
 
 
-def test_a_loop_multiplies_and_says_where_it_cannot():
-    (one,) = found(ENTRY_LOOP, LOOP.format(direction="LT"))
+def test_loops_multiply_by_known_trip_counts():
+    (one,) = collectives_of(ENTRY_LOOP, LOOP.format(direction="LT"))
     assert (one.times, one.known, one.overlaps) == (13, True, False)
-    (one,) = found(ENTRY_LOOP, LOOP.format(direction="NE"))
+    (one,) = collectives_of(ENTRY_LOOP, LOOP.format(direction="NE"))
     assert (one.times, one.known) == (1, False)
-    told = ENTRY_LOOP + ', backend_config={"known_trip_count":{"n":"7"}}'
-    assert found(told, LOOP.format(direction="NE"))[0].times == 7
+    stated = ENTRY_LOOP + ', backend_config={"known_trip_count":{"n":"7"}}'
+    assert collectives_of(stated, LOOP.format(direction="NE"))[0].times == 7
 
 
-def test_one_that_runs_beside_products_is_counted_once():
+def test_collective_in_several_fusions_counts_once():
     def fused(name, inner, root):
         return (
             f"\n%{name} (x: f32[2,4]) -> f32[8,4] {{\n  %x = f32[2,4] parameter(0)\n{inner}"
@@ -127,12 +126,12 @@ def test_one_that_runs_beside_products_is_counted_once():
         "  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n"
         "  ROOT %c = f32[8,4] fusion(%b), kind=kCustom, calls=%done"
     )
-    assert found(body, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=True)]
+    assert collectives_of(body, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=True)]
     without = body.replace("  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n", "").replace("(%b)", "(%a)")
-    assert found(without, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=False)]
+    assert collectives_of(without, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=False)]
 
 
-def test_transfers_between_slices_name_their_operation():
+def test_transfers_between_slices_count_as_their_operation():
     marks = (
         'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="r_0",'
         '_xla_megascale_transfer_type="ALL_REDUCE"}'
@@ -147,12 +146,12 @@ def test_transfers_between_slices_name_their_operation():
         "  ROOT %o = f32[8,4] get-tuple-element(%d), index=0"
     )
     work = "  %w = f32[8,8] dot(%p, %p)\n"
-    assert found(body.replace("{between}", "")) == [Collective("all-reduce", 128, (0,), across=True)]
-    assert found(body.replace("{between}", work))[0].overlaps
+    assert collectives_of(body.replace("{between}", "")) == [Collective("all-reduce", 128, (0,), across_slices=True)]
+    assert collectives_of(body.replace("{between}", work))[0].overlaps
 
 
 @pytest.mark.parametrize(
-    ("told", "group"),
+    ("attributes", "group"),
     [
         ("replica_groups={{0,2},{1,3}}", (0, 2)),
         ("replica_groups=[4,2]<=[8]", (0, 1)),
@@ -166,21 +165,21 @@ def test_transfers_between_slices_name_their_operation():
         ("replica_groups={}", tuple(range(8))),
     ],
 )
-def test_groups_in_every_notation(told, group):
-    assert first_group(told, 8) == group
+def test_replica_groups_in_every_notation(attributes, group):
+    assert first_group(attributes, 8) == group
 
 
-def test_groups_in_a_notation_that_is_not_known_are_no_guess():
+def test_unknown_group_notation_is_an_error():
     with pytest.raises(ValueError, match="unknown notation"):
         first_group("channel_id=1, replica_groups=devices<0-7>, dimensions={0}", 8)
 
 
-def test_what_moves_nothing_between_devices_is_no_collective():
+def test_groups_of_one_device_are_no_collective():
     body = "  %p = f32[8,4] parameter(0)\n  ROOT %r = f32[8,4] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add"
-    assert found(body) == []
+    assert collectives_of(body) == []
 
 
-def test_hbm_traffic_counts_operands_and_results_outside_the_chip():
+def test_traffic_counts_operands_and_results_in_hbm():
     kilobyte = "f32[256]{0:T(256)}"
     near = "f32[256]{0:T(256)S(1)}"
     body = (
@@ -194,7 +193,7 @@ def test_hbm_traffic_counts_operands_and_results_outside_the_chip():
     assert hlo.hbm_traffic(program(body)) == 1024 + 2 * 1024 + 2 * 64
 
 
-def test_a_fusion_that_takes_rows_of_a_table_reads_those_rows():
+def test_fusion_with_gather_reads_only_gathered_rows():
     before = (
         "\n%take (t: f32[1000,16], i: s32[4]) -> f32[4,16] {\n"
         "  %t = f32[1000,16] parameter(0)\n  %i = s32[4] parameter(1)\n"
@@ -205,3 +204,32 @@ def test_a_fusion_that_takes_rows_of_a_table_reads_those_rows():
         "  ROOT %f = f32[4,16] fusion(%p, %i), kind=kLoop, calls=%take"
     )
     assert hlo.hbm_traffic(program(body, before)) == 2 * 4 * 16 * 4 + 16
+
+
+GPU_STEP = """\
+  %p = bf16[8,4]{1,0} parameter(0)
+  %start = bf16[8,4]{1,0:S(1)} all-reduce-start(%p), channel_id=1, replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, use_global_device_ids=true, to_apply=%add, backend_config={"collective_backend_config":{"is_sync":false}}
+  %gemm_fusion_dot = bf16[8,8]{1,0} fusion(%p), kind=kCustom, calls=%gemm, backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}
+  %gemm = (bf16[8,8]{1,0}, s8[4096]{0}) custom-call(%p, %p), custom_call_target="__cublas$gemm"
+  %done = bf16[8,4]{1,0} all-reduce-done(%start)
+  ROOT %sum = bf16[8,4]{1,0} fusion(%done), kind=kLoop, calls=%add
+"""
+
+
+def test_gpu_program_overlaps_calls_cublas_and_counts_collective_memory():
+    """Space 1 is memory on a GPU, on the chip on a TPU; cuBLAS's scratch is no traffic."""
+    gpu = program(GPU_STEP, platform="gpu")
+    assert collectives(gpu, 8) == [Collective("all-reduce", 64, tuple(range(8)), overlaps=True)]
+    assert hlo.custom_calls(gpu) == {"__cublas$gemm": 1}
+    reduce, triton, cublas, last = 64 + 64, 64 + 128, 2 * 64 + 128, 64 + 64
+    assert hlo.hbm_traffic(gpu) == reduce + triton + cublas + last
+    assert hlo.hbm_traffic(program(GPU_STEP, platform="tpu")) == hlo.hbm_traffic(gpu) - 64
+
+
+def test_bookkeeping_calls_of_the_tpu_compiler_are_no_kernels():
+    body = (
+        "  %p = f32[8,4] parameter(0)\n"
+        '  %c = f32[16,4] custom-call(%p, %p), custom_call_target="ConcatBitcast"\n'
+        '  ROOT %k = f32[8,4] custom-call(%p), custom_call_target="tpu_custom_call"'
+    )
+    assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}

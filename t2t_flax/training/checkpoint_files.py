@@ -1,0 +1,58 @@
+"""The files of a checkpoint beside its arrays: its metadata, its metric, and where damaged checkpoints go.
+
+CHECKPOINTS/STEP/meta/metadata     JSON, with a digest of itself
+CHECKPOINTS/STEP/metrics/metrics   JSON {"metric": value}, where the step was evaluated
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from etils import epath
+
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, move_folder
+from t2t_flax.training.damage import check_digest, with_digest
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """The metadata. Raises DamagedCheckpoint where it was changed, OSError or ValueError where it cannot be read."""
+    return check_digest(json.loads((checkpoint / "meta" / "metadata").read_text()))
+
+
+def read_scheduled(checkpoint: epath.Path) -> bool | None:
+    """Whether the checkpoint was saved on schedule; None where its metadata cannot be read."""
+    try:
+        return bool(read_meta(checkpoint).get("scheduled", True))
+    except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
+        return None
+
+
+def read_metric(checkpoint: epath.Path) -> float | None:
+    """The metric of the evaluation after this step; None where it is missing, unreadable or not finite."""
+    for name, key in (("metrics/metrics", "metric"), ("meta/metadata", "metric")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            value = float(json.loads((checkpoint / name).read_text())[key])
+            if math.isfinite(value):
+                return value
+    return None
+
+
+def amend(checkpoint: epath.Path, changes: dict[str, Any], metric: float | None) -> None:
+    """Updates the metadata, and the metric where there is one; Orbax cannot change a checkpoint once it is written."""
+    if metric is not None:
+        changes = changes | {"metric": metric}
+    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(read_meta(checkpoint) | changes)))
+    if metric is not None:
+        atomic_write(checkpoint / "metrics" / "metrics", json.dumps({"metric": metric}))
+
+
+def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:
+    """Moves damaged checkpoints to `damaged/STEP-N` beside `folder`: on the same disk even if `checkpoints` is a link."""
+    linked = folder.parent != workdir and not is_remote(folder)
+    target = folder.parent / (f"{folder.name}.damaged" if linked else "damaged")
+    for step in steps:
+        taken = set(list_names(target))
+        number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
+        move_folder(folder / str(step), target / f"{step}-{number}")

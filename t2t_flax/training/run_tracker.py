@@ -1,0 +1,213 @@
+"""One of the runs that the training loop trains: its evaluations, checkpoints, logs and end."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from t2t_flax.data.task import task_class
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import UserError
+from t2t_flax.monitoring.progress import Progress
+from t2t_flax.monitoring.timers import Clock
+from t2t_flax.training.checksums import compile_checksums
+from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.resume import TrainProgress, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.setup import TrainingSetup, ValidationLoss
+from t2t_flax.training.train_logger import TrainLogger
+from t2t_flax.training.train_state import TrainState
+
+
+class Due(NamedTuple):
+    """What is due after an update: a validation loss, decoding the validation set, a regular checkpoint."""
+
+    loss: bool
+    decoding: bool
+    checkpoint: bool
+
+    @property
+    def evaluation(self) -> bool:
+        return self.loss or self.decoding
+
+
+def due_after(run: TrainingSetup, step: int) -> Due:
+    """What the config wants after update `step`, a function of the step alone. An epoch is the number of updates that the
+    batch sampler gives it. The last update is always saved; where checkpoints go by epochs, that checkpoint is a regular
+    one only at the end of an epoch.
+    """
+    c, epoch = run.config, run.batches.updates_per_epoch
+
+    def every(*intervals: int) -> bool:
+        return any(n and step % n == 0 for n in intervals)
+
+    return Due(
+        loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
+        decoding=every(c.eval.decode_every_steps),
+        checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch)
+        or (step == c.train.steps and not c.checkpoint.every_epochs),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How the loop ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been dropped
+    to free its memory. `seconds`: by bucket, see `Clock`.
+    """
+
+    state: TrainState | None
+    step: int
+    reason: str
+    seconds: dict[str, float]
+
+    @property
+    def finished(self) -> bool:
+        return self.reason in ("steps", "patience")
+
+
+class ValidationScore(Protocol):
+    """Decodes and scores the validation set."""
+
+    def __call__(
+        self,
+        params,
+        after_batch: Callable[[], None],
+        compiling: Callable[[], contextlib.AbstractContextManager],
+    ) -> float:
+        """Calls `after_batch` after each batch, and compiles within `compiling()`."""
+        ...
+
+
+class RunTracker:
+    """What the loop keeps of a run besides its arrays. `index`: its place among the runs that train together."""
+
+    def __init__(self, index: int, run: TrainingSetup, score: ValidationScore | None, group: ProcessGroup):
+        self.index, self.run, self._score = index, run, score
+        self.checkpoints = open_checkpoints(run, group)
+        self.metric: float | None = None
+        """Of the evaluation after this update, higher is better."""
+        self.outcome: Outcome | None = None
+        self.failure: NonFiniteUpdate | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.outcome is None and self.failure is None
+
+    def restore_or_init(self, say: Callable[[str], None]) -> TrainState:
+        """The state of the newest checkpoint, or a new one."""
+        state, self.progress = restore_or_init(self.run, self.checkpoints, say)
+        self.checkpoints.prepare_to_save()
+        self.clock = Clock(self.progress.seconds)
+        return state
+
+    def compile(self, state: TrainState) -> None:
+        """Compiles what evaluating and saving `state` compute."""
+        self._valid_loss = validation_loss(self.run)
+        compile_checksums(state)
+
+    def open_logs(self) -> None:
+        """Opens metrics.jsonl and the progress bar, which process 0 shows for the first run."""
+        steps, lead = self.run.config.train.steps, self.checkpoints.group.is_lead
+        self.logger = TrainLogger(self.run, self.clock, self.progress)
+        self.bar = Progress("train", steps, start=self.progress.step, quiet=self.index > 0 or not lead)
+
+    def end_at_start(self) -> str:
+        """Why a restored run has nothing to train, "steps" or "patience"; empty where it has."""
+        if self.progress.evaluation_due or not self.progress.step:
+            return ""
+        return self.end_after(self.progress.step, "")
+
+    def end_after(self, step: int, signal: str) -> str:
+        """Why the run ends after `step`: "patience", `signal` or "steps"; empty where it goes on."""
+        patience = self.run.config.eval.patience
+        if patience and self.progress.evaluations_without_better >= patience:
+            return "patience"
+        return signal or ("steps" if step >= self.run.config.train.steps else "")
+
+    def log_update(self, step: int, batch, values: dict[str, float]) -> None:
+        """Logs an update; one that is not finite may end this run, not the others."""
+        try:
+            self.logger.log_update(step, batch, values, self.bar)
+        except NonFiniteUpdate as error:
+            self.failure = error
+
+    def evaluate(self, step: int, due: Due, state: TrainState, supervisor: RunSupervisor) -> None:
+        """Evaluates and logs what is due. Raises StopRequested where all processes are to stop in the middle of it:
+        nothing of it is kept, and `evaluation_due` stays.
+        """
+        config, values = self.run.config, {}
+        with self.clock.measure("eval"):
+            if self._valid_loss and due.loss:
+                nll, loss = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
+                values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+            if due.decoding:
+                compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
+                name = task_class(config.data.task).score
+                values[f"valid_{name}"] = self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
+        self.progress.evaluation_due = False
+        self.metric = note_metric(self.progress, values, step, config.eval.metric)
+        self.logger.write(step, values)
+        self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+
+    def save(self, step: int, state: TrainState, due: Due, end: str, supervisor: RunSupervisor) -> None:
+        """Starts a checkpoint. It may wait for the one before, to which Orbax gives an hour, and the first one compiles."""
+        self.logger.send()
+        with self.clock.measure("save"), supervisor.suspend_hang_timeout():
+            self.progress.step, self.progress.seconds = step, self.clock.seconds
+            self.progress.scheduled = due.checkpoint or end == "patience"
+            save(self.run, self.checkpoints, state, self.progress, self.metric)
+
+    def check_saves(self) -> None:
+        """Raises what went wrong in the background, a full disk as UserError."""
+        on_disk(self.checkpoints, self.checkpoints.check_for_errors)
+
+    def wait_for_saves(self, supervisor: RunSupervisor) -> None:
+        """Returns when all checkpoints are on disk. Raises as `check_saves`."""
+        with self.clock.measure("save"), supervisor.suspend_hang_timeout():
+            on_disk(self.checkpoints, self.checkpoints.wait)
+
+    def end(self, state: TrainState, step: int, reason: str) -> None:
+        self.outcome = Outcome(state, step, reason, self.clock.rounded())
+
+    def close(self) -> None:
+        """Waits for the checkpoints, and closes all files."""
+        on_disk(self.checkpoints, self.checkpoints.wait)
+        self.checkpoints.close()
+        self.logger.close()
+
+
+def common_step(trackers: list[RunTracker]) -> int:
+    """The update at which all runs are. Raises UserError where they differ."""
+    steps = {tracker.progress.step for tracker in trackers}
+    if len(steps) > 1:
+        places = ", ".join(f"{t.run.workdir} at {t.progress.step}" for t in trackers)
+        raise UserError(
+            f"runs that train together must be at the same update, but they are at different updates: {places}. Train those "
+            "that are behind by themselves first."
+        )
+    return steps.pop()
+
+
+def validation_loss(run: TrainingSetup) -> ValidationLoss | None:
+    """The function that computes the loss of the validation set, where the config wants it."""
+    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
+        return None
+    besides = run.abstract.opt_state, run.abstract.ema
+    return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid, "valid", besides)
+
+
+def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
+    """Updates `progress` for patience and the best checkpoint. Returns the evaluation's metric, higher is better; None where
+    this evaluation has none, or one that is not finite, which counts as no better than any other.
+    """
+    value = values.get(f"valid_{name}")
+    if value is None:
+        return None
+    metric = -value if name in ("nll", "loss") else value
+    if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
+        progress.best_metric, progress.best_step, progress.evaluations_without_better = metric, step, 0
+    else:
+        progress.evaluations_without_better += 1
+    return metric if math.isfinite(metric) else None

@@ -1,0 +1,55 @@
+"""Joining the processes of a run, by environment variables."""
+
+import jax
+import pytest
+
+from t2t_flax.config import Distributed
+from t2t_flax.distributed.initialize import InitializationError, initialize, require_single_process
+from t2t_flax.errors import UserError
+
+
+def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"):
+    for name, value in (("T2T_NUM_PROCESSES", count), ("T2T_PROCESS_ID", index), ("JAX_COORDINATOR_ADDRESS", address)):
+        monkeypatch.setenv(name, value)
+
+
+def test_trial_of_a_sweep_is_a_process_of_its_own(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
+    with pytest.raises(UserError, match="sweep runs as one process, this is SLURM"):
+        require_single_process("sweep")
+    monkeypatch.setenv("T2T_ALONE", "1")
+    require_single_process("sweep")
+    assert initialize(Distributed()).count == 1
+
+
+def test_command_for_one_process_names_the_process(monkeypatch):
+    set_environment(monkeypatch, index="1")
+    with pytest.raises(UserError, match="translate runs as one process, this is process 1 of 2"):
+        require_single_process("translate")
+
+
+def test_failed_initialization_names_its_cause(monkeypatch):
+    def refuse(**how):
+        raise RuntimeError("INVALID_ARGUMENT: task 3 of 2\nmore")
+
+    set_environment(monkeypatch)
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    with pytest.raises(InitializationError, match=r"could not join the others. \(INVALID_ARGUMENT: task 3 of 2\)"):
+        initialize(Distributed(), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("index", "address", "message"),
+    [
+        ("0", "", "JAX_COORDINATOR_ADDRESS not set"),
+        ("2", "a:1", "T2T_PROCESS_ID = 2 is not one"),
+        ("x", "a:1", "must be whole numbers"),
+        ("1", "a", "expected HOST:PORT"),
+    ],
+)
+def test_invalid_variables_are_refused(index, address, message, monkeypatch):
+    set_environment(monkeypatch, "2", index, address)
+    with pytest.raises(UserError, match=message):
+        initialize(Distributed())

@@ -1,0 +1,71 @@
+"""Process groups whose processes are threads, with a coordination service in memory."""
+
+import threading
+import time
+
+from t2t_flax.distributed.coordination import ProcessGroup
+
+
+class CoordinationService:
+    """What `ProcessGroup` uses of JAX's client. `available` False: it no longer answers."""
+
+    def __init__(self, count: int):
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._barrier = threading.Barrier(count)
+        self.available = True
+
+    def _check(self):
+        if not self.available:
+            raise ConnectionError("UNAVAILABLE")
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self._check()
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self._check()
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, milliseconds / 1000):
+                raise TimeoutError("DEADLINE_EXCEEDED")
+            return self._values[key]
+
+    def key_value_dir_get(self, folder):
+        self._check()
+        with self._changed:
+            return [(key, value) for key, value in self._values.items() if key.startswith(folder)]
+
+    def wait_at_barrier(self, name, milliseconds):
+        self._check()
+        self._barrier.wait(milliseconds / 1000)
+
+
+def thread_groups(count: int) -> tuple[CoordinationService, list[ProcessGroup]]:
+    """The service, and the group as each of `count` processes has it."""
+    service = CoordinationService(count)
+    return service, [ProcessGroup(i, count, service) for i in range(count)]
+
+
+def run_threads(work, arguments: list) -> list:
+    """`work(*each)` of all arguments at once, in threads; their results."""
+    results = [None] * len(arguments)
+
+    def call(i):
+        results[i] = work(*arguments[i])
+
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(arguments))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def wait_until(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

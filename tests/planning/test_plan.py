@@ -1,0 +1,120 @@
+"""Plans in this process, which has eight simulated devices: meshes, batch shapes, products, and what the report says."""
+
+import pytest
+from helpers.configs import VOCAB, random_pairs, small_config, write_store
+
+from t2t_flax.data.batching.batches import Batches, shape_of
+from t2t_flax.errors import UserError
+from t2t_flax.monitoring.memory import resident_bytes
+from t2t_flax.planning import abstract_run as runs
+from t2t_flax.planning import environment, report
+from t2t_flax.planning.device_layout import DeviceLayout
+from t2t_flax.planning.plan import batch_shape, ideal, make_plan, update_flops
+from t2t_flax.planning.topology import parse
+
+
+def config_of(**groups):
+    return small_config(data=dict(vocab_size=VOCAB), **groups)
+
+
+@pytest.mark.parametrize(("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")])
+def test_missing_compiler_is_reported_with_its_install_command(monkeypatch, machine, compiler, extra):
+    monkeypatch.setattr(environment, f"has_{compiler}_compiler", lambda: False)
+    with pytest.raises(UserError, match=rf"{machine} needs .* pip install -e '\.\[{extra}\]'"):
+        environment.require_compilers([parse("cpu:8"), parse(machine)])
+
+
+def test_child_environment_has_the_devices_of_the_largest_cpu():
+    machines = [parse(name) for name in ("cpu:4", "v5e-256", "2xcpu:8")]
+    assert environment.compiler_environment(machines)["JAX_NUM_CPU_DEVICES"] == "16"
+    assert environment.compiler_environment(machines[1:2])["JAX_NUM_CPU_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"tensor": 3}, "config.mesh data x fsdp x tensor"),
+        ({"tensor": 8}, "config.model.num_heads = 4 is not a multiple of 8"),
+        ({"slices": 3}, "config.mesh.slices = 3"),
+    ],
+)
+def test_impossible_mesh_is_reported_with_its_key(mesh, message):
+    with pytest.raises(UserError) as error:
+        runs.abstract_run(config_of(mesh=mesh), parse("cpu:8"))
+    assert message in str(error.value)
+
+
+def test_sharded_state_takes_less_memory_on_each_device():
+    def state_bytes(**mesh):
+        return resident_bytes(runs.abstract_run(config_of(mesh=mesh), parse("cpu:8")).state)
+
+    whole, fsdp = state_bytes(), state_bytes(fsdp=8, data=1)
+    assert fsdp < whole / 4
+    assert fsdp < state_bytes(fsdp=8, data=1, fsdp_mode="zero1") < whole
+
+
+def test_slices_of_simulated_devices_divide_the_data_axis():
+    run = runs.abstract_run(config_of(), parse("2xcpu:4"))
+    assert DeviceLayout.of(run.mesh, run.topology).slices == (0,) * 4 + (1,) * 4
+
+
+def test_plan_of_simulated_devices():
+    plan = make_plan(config_of(), parse("cpu:8"), rows=2, decode=False)
+    train = plan["train"]
+    assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["prediction"] is None
+    assert train["fits"] and train["memory"]["argument"] >= plan["state_bytes"]
+    assert {row["kind"] for row in train["collectives"]} == {"all-reduce"}
+    text = report.describe(config_of(), parse("cpu:8"), plan)
+    assert "no time is predicted" in text and "float32 x float32 -> float32" in text
+    assert report.table([plan]).splitlines()[1].split()[:2] == ["cpu:8", "8"]
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_traced_products_have_the_flops_of_the_formula(remat):
+    config = config_of(train=dict(remat=remat), model=dict(pad_vocab_to_multiple=1), loss=dict(logits_chunk_size=0))
+    run = runs.abstract_run(config, parse("cpu:1"))
+    shape = batch_shape(config, 1)
+    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
+
+
+def test_ideal_is_the_longer_of_products_and_one_pass_over_the_state():
+    v5e = parse("v5e-8")
+    assert ideal(v5e, 197e12, 0)["seconds"] == pytest.approx(1.0)
+    assert ideal(v5e, 197e10, 819e9)["seconds"] == pytest.approx(2.0)
+    assert ideal(parse("cpu:8"), 1.0, 1) is None
+
+
+def test_program_that_does_not_fit_is_an_answer(monkeypatch):
+    refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30, "products": []}
+    monkeypatch.setattr("t2t_flax.planning.plan.compile_train_step", lambda run, shape: refusal)
+    plan = make_plan(config_of(), parse("cpu:8"), decode=False)
+    text = report.describe(config_of(), parse("v5e-8"), plan)
+    assert "does not fit" in text and "it needs 30.00 GiB, 15.75 GiB are available" in text
+    assert "config.mesh.fsdp" in text and "does not fit" in report.table([plan, plan])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded by 4.75G.",
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds "
+        "available HBM (15.75G).",
+    ],
+)
+def test_sizes_are_read_from_the_tpu_compilers_refusal(message):
+    assert runs._REFUSAL.search(message).groups() == ("20.50", "G", "15.75", "G")
+
+
+def test_shape_of_a_store_is_one_that_training_uses(tmp_path):
+    config = small_config()
+    store = write_store(tmp_path / "store", random_pairs(300))
+    shape = batch_shape(config, 2, store=str(tmp_path / "store"))
+    assert shape in Batches(store, config.data, seed=config.seed.data, shards=2).shapes
+
+
+@pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])
+def test_estimated_shape_has_the_rows_of_real_batches(shards, micro):
+    """Of packed rows that are 97 % full."""
+    config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "pack_length": 24})
+    assert batch_shape(config, shards) == shape_of(24, 10, micro, shards)

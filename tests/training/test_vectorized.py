@@ -1,0 +1,236 @@
+"""Runs that differ in scalars, trained by one vectorized step: each is what it is alone."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from helpers.runs import tiny_run
+
+from t2t_flax.config.scalars import can_be_vectorized
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import list_numbers
+from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training import loop
+from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.run_tracker import validation_loss
+from t2t_flax.training.setup import set_up_training
+from t2t_flax.training.train_state import init_state
+from t2t_flax.training.vectorized import VectorizedProgram, trial_mesh
+from t2t_flax.training.workdir import adopt_config
+
+VARIANTS = [
+    dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
+    dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
+    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
+    dict(loss=dict(label_smoothing=0.2), seed=dict(dropout=3)),
+]
+DEVICES = jax.devices()
+
+
+def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **groups):
+    """A run for each variant, each on a device of its own.
+
+    Adam's eps is far above rounding: with 1e-9, a unit whose gradient is nearly zero takes steps of a random sign, and two
+    programs that round differently end at different parameters.
+    """
+    devices = devices or DEVICES
+    groups["optimizer"] = dict(eps=1e-4) | groups.get("optimizer", {})
+    runs = []
+    for i, variant in enumerate(variants):
+        keys = {g: groups.get(g, {}) | variant.get(g, {}) for g in groups.keys() | variant.keys()}
+        config = tiny_run(tmp_path, steps=steps, **keys)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
+        workdir = epath.Path(tmp_path / name / str(i))
+        adopt_config(workdir, config)
+        corpus, device = prepare_corpus(config, workdir), devices[i % len(devices)]
+        runs.append(set_up_training(config, workdir, corpus, devices=[device]))
+    return runs
+
+
+def train_runs(runs, **keys):
+    return loop.train_runs(runs, [None] * len(runs), lambda _: None, **keys)
+
+
+def losses(run):
+    return np.array([line["loss"] for line in read_metrics(run.workdir) if "loss" in line])
+
+
+def evaluations(run):
+    return {line["step"]: line["valid_nll"] for line in read_metrics(run.workdir) if "valid_nll" in line}
+
+
+def assert_same_training(runs, expected):
+    for one, other in zip(runs, expected, strict=True):
+        np.testing.assert_allclose(losses(one), losses(other), rtol=1e-5)
+        assert evaluations(one).keys() == evaluations(other).keys()
+        np.testing.assert_allclose(list(evaluations(one).values()), list(evaluations(other).values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_vectorized_runs_train_as_they_do_alone(tmp_path, cache, devices, monkeypatch):
+    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
+    monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
+    evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
+    alone = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
+    together = runs_of(tmp_path, cache, "together", devices=DEVICES[:devices], **evaluated)
+    expected = [loop.train(run, score=None) for run in alone]
+    outcomes = train_runs(together)
+    assert trial_mesh(4).shape["trial"] == devices
+    assert_same_training(together, alone)
+    assert all(len(evaluations(run)) == 3 for run in together)
+    for outcome, other in zip(outcomes, expected, strict=True):
+        for x, y in zip(jax.tree.leaves(outcome.state.ema), jax.tree.leaves(other.state.ema), strict=True):
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-5)
+    assert len({tuple(losses(run)) for run in together}) == 4
+
+
+def test_divergence_and_patience_end_one_run_alone(tmp_path, cache):
+    variants = [VARIANTS[0], dict(optimizer=dict(lr_scale=1e30)), dict(optimizer=dict(lr_scale=1e-9))]
+    groups = dict(eval=dict(every_steps=2, patience=2, metric="loss"))
+    runs = runs_of(tmp_path, cache, "runs", variants, **groups)
+    fine, diverged, stopped = train_runs(runs)
+    assert isinstance(diverged, NonFiniteUpdate) and "loss nan" in str(diverged)
+    assert list_numbers(runs[1].workdir / "checkpoints") == []
+    assert (fine.reason, fine.step, len(losses(runs[0]))) == ("steps", 12, 12)
+    assert stopped.reason in ("patience", "steps")
+    assert np.isfinite(losses(runs[0])).all() and losses(runs[0])[-1] < losses(runs[0])[0]
+
+
+class StoppingSupervisor(RunSupervisor):
+    """Requests a stop after `allowed` batches of evaluations."""
+
+    calls, allowed = 0, 0
+
+    def raise_if_stopping(self):
+        self.calls += 1
+        if self.calls > self.allowed:
+            self.preemption.request("SIGTERM")
+            raise StopRequested
+
+
+def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, cache):
+    """The first run was evaluated, the second not: both are saved there, and the second is evaluated when it resumes,
+    alone or together.
+    """
+    groups = dict(eval=dict(every_steps=4))
+    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:2], **groups)
+    train_runs(whole)
+    runs = runs_of(tmp_path, cache, "cut", VARIANTS[:2], **groups)
+    batches = []
+    params = init_state(runs[0].config, runs[0].model, runs[0].tx, runs[0].mesh)[0].eval_params
+    validation_loss(runs[0])(params, lambda: batches.append(1))
+    for allowed in (len(batches), 0):  # then in the evaluation with which the resumed run begins
+        with StoppingSupervisor(ProcessGroup(), runs[0].config.distributed) as supervisor:
+            supervisor.allowed = allowed
+            outcomes = train_runs(runs, supervisor=supervisor)
+        assert supervisor.calls == allowed + 1
+        assert [(outcome.step, outcome.finished) for outcome in outcomes] == [(4, False)] * 2
+        assert [list(evaluations(run)) for run in runs] == [[4], []]
+    assert loop.train(runs[1], score=None, say=lambda _: None).reason == "steps"
+    assert train_runs(runs[:1])[0].reason == "steps"
+    assert_same_training(runs, whole)
+
+
+@pytest.mark.slow
+def test_vectorized_runs_resume_together_and_alone(tmp_path, cache):
+    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
+    train_runs(whole)
+    train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
+    resumed, messages = runs_of(tmp_path, cache, "half", VARIANTS[:3]), []
+    loop.train_runs(resumed[:2], [None] * 2, messages.append)
+    loop.train(resumed[2], score=None, say=messages.append)
+    assert ["after update 8" in text for text in messages if "resuming" in text] == [True] * 3
+    assert_same_training(resumed, whole)
+
+
+@pytest.mark.slow
+def test_nothing_compiles_after_the_first_vectorized_update(tmp_path, cache, monkeypatch):
+    """Evaluations, saves and taking out a run's own state included."""
+    compiled, updates, real = [], [], VectorizedProgram.__call__
+    monkeypatch.setattr(VectorizedProgram, "__call__", lambda *args: (real(*args), updates.append(True))[0])
+
+    def listener(event, duration, **kw):
+        if event == "/jax/core/compile/backend_compile_duration" and updates:
+            compiled.append(kw)
+
+    groups = dict(eval=dict(every_steps=3), checkpoint=dict(every_steps=2))
+    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6, **groups)
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        train_runs(runs)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert len(updates) == 6 and compiled == []
+
+
+def test_only_scalars_may_differ(tmp_path):
+    base = tiny_run(tmp_path)
+    assert all(can_be_vectorized(base, tiny_run(tmp_path, **variant)) for variant in VARIANTS)
+    for keys in (dict(model=dict(d_ff=48)), dict(seed=dict(data=1)), dict(optimizer=dict(b2=0.9)), dict(steps=13)):
+        assert not can_be_vectorized(base, tiny_run(tmp_path, **keys))
+
+
+@pytest.mark.slow
+def test_runs_at_different_updates_are_refused(tmp_path, cache):
+    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
+    train_runs(runs[:1])
+    with pytest.raises(UserError, match="at different updates: .* at 4, .* at 0"):
+        train_runs(runs)
+    other = runs_of(tmp_path, cache, "other", [dict(model=dict(d_ff=48))])
+    with pytest.raises(ValueError, match="more than scalars: model.d_ff"):
+        VectorizedProgram([*runs, *other])
+
+
+@pytest.mark.slow
+def test_complete_runs_are_finished_without_an_update(tmp_path, cache):
+    """Stopped after the last update, before complete.json was written."""
+    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
+    train_runs(runs)
+    finished = []
+    again = train_runs(runs, on_finish=lambda run, outcome: finished.append(run.workdir.name))
+    assert [(outcome.reason, outcome.step) for outcome in again] == [("steps", 4)] * 2 and finished == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
+    """It may take long, and the process may be killed in it."""
+
+    def killed(run, outcome):
+        raise KeyboardInterrupt
+
+    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6, checkpoint=dict(every_steps=100))
+    with pytest.raises(KeyboardInterrupt):
+        train_runs(runs, on_finish=killed)
+    assert [list_numbers(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+
+
+@pytest.mark.slow
+def test_shared_time_is_split_evenly(tmp_path, cache):
+    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6)
+    began = time.perf_counter()
+    first, second = (outcome.seconds for outcome in train_runs(runs))
+    elapsed = time.perf_counter() - began
+    for bucket in ("compile", "data", "step"):
+        assert first[bucket] == pytest.approx(second[bucket], abs=0.002)
+    assert 0 < sum(first.values()) + sum(second.values()) <= elapsed
+
+
+@pytest.mark.slow
+def test_run_that_used_up_its_patience_does_not_train_on(tmp_path, cache):
+    """Restarted before complete.json was written."""
+    hopeless = [dict(optimizer=dict(lr_scale=1e-9)), dict(optimizer=dict(lr_scale=1e-9), seed=dict(dropout=1))]
+    groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
+    runs = runs_of(tmp_path, cache, "runs", hopeless, **groups)
+    first = [(outcome.reason, outcome.step) for outcome in train_runs(runs)]
+    assert [reason for reason, _ in first] == ["patience"] * 2
+    assert [(outcome.reason, outcome.step) for outcome in train_runs(runs)] == first
+    alone = loop.train(runs[0], score=None)
+    assert (alone.reason, alone.step) == first[0]
