@@ -8,7 +8,7 @@ from etils import epath
 from helpers.configs import small_config
 
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.sources import lines
+from t2t_flax.data.sources.text import lines
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError

@@ -1,4 +1,4 @@
-"""Packing of pairs into rows: first fit, longest pair first, in a time that hardly grows with the rows."""
+"""Packing: which row holds a pair (first fit, longest pair first), and the arrays of the rows."""
 
 import numpy as np
 
@@ -10,39 +10,40 @@ def first_fit(
 
     Returns for each pair its row, and where it starts in the row's source and target. Each pair must fit alone.
 
-    Rows are filled one after the other with the first pair left that fits, which gives the same rows: a pair goes to
-    the first row that had room when its turn came. Pairs lie in classes of equal lengths, and bit masks say which
-    classes have pairs left.
+    Rows are filled one after the other, each with the first remaining pair that fits, which gives the same rows: a pair
+    goes to the first row that had room when its turn came. Pairs are grouped in classes of equal lengths, and bit masks
+    of the classes that have pairs left make the time nearly independent of the number of rows.
     """
     longer = np.maximum(source_lengths, target_lengths)
     order = np.argsort(-longer.astype(np.int64), kind="stable")
-    left = _Left(source_lengths[order], target_lengths[order], longer[order])
+    remaining = _Remaining(source_lengths[order], target_lengths[order], longer[order])
     row, source_start, target_start = (np.zeros(len(order), np.int64) for _ in range(3))
-    rows, places = _fill_rows(left, len(order), pack_length)
+    rows, places = _assign(remaining, len(order), pack_length)
     row[order], source_start[order], target_start[order] = rows, *places
     return row, source_start, target_start
 
 
-def _fill_rows(left: "_Left", count: int, pack_length: int):
+def _assign(remaining: "_Remaining", count: int, pack_length: int):
     rows, source_places, target_places = [0] * count, [0] * count, [0] * count
     number = 0
-    while left.levels:
+    while remaining.levels:
         source_room = target_room = pack_length
-        while (i := left.take(source_room, target_room)) >= 0:
+        while (i := remaining.take(source_room, target_room)) >= 0:
             rows[i] = number
             source_places[i], target_places[i] = pack_length - source_room, pack_length - target_room
-            source_room -= left.source[i]
-            target_room -= left.target[i]
+            source_room -= remaining.source[i]
+            target_room -= remaining.target[i]
         number += 1
     return rows, (source_places, target_places)
 
 
-class _Left:
-    """The pairs that no row holds yet, by their place in the order (longest first).
+class _Remaining:
+    """The pairs without a row, by their index in the order (longest first).
 
-    A level is the pairs of one longer side m, which follow each other in the order. `levels` has bit m set where one is
-    left. For pairs whose sides differ, `by_shorter[side][m]` has bit n set where one is left whose longer side, m, is
-    the source (side 0) or the target (1) and whose other side is n; `uneven[side]` has bit m set where there is any.
+    A level is the pairs whose longer side has m tokens; they are consecutive in the order. `levels` has bit m set while
+    the level has pairs left. For pairs whose sides differ, `by_shorter[side][m]` has bit n set while one is left whose
+    longer side, m, is the source (side 0) or the target (1) and whose other side is n; `uneven[side]` has bit m set
+    while there is any.
     """
 
     def __init__(self, source: np.ndarray, target: np.ndarray, longer: np.ndarray):
@@ -67,7 +68,7 @@ class _Left:
                 self._uneven[s < t] |= 1 << max(s, t)
 
     def take(self, source_room: int, target_room: int) -> int:
-        """Takes the first pair that fits into this room, and returns its place in the order; -1 where none does."""
+        """Removes the first pair that fits into this room and returns its index in the order; -1 if none fits."""
         low, high, side = source_room, target_room, 1
         if low > high:
             low, high, side = high, low, 0
@@ -118,3 +119,28 @@ class _Left:
             if not self._by_shorter[side][level]:
                 self._uneven[side] ^= 1 << level
         return i
+
+
+def fill_rows(tokens, offsets, lengths, pairs, row, start, rows: int, pack_length: int) -> dict[str, np.ndarray]:
+    """One side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
+
+    tokens: the store's flat ids, of which pair p takes `lengths[p]` from `offsets[p]`. `row`, `start`: where each pair
+    goes. Segments number the pairs of a row in the order of `pairs`, so that both sides of a pair get the same number.
+    """
+    count = np.asarray(lengths[pairs], np.int64)
+    begin = np.cumsum(count) - count
+    index = np.arange(int(count.sum()))
+    destination = index + np.repeat(row * pack_length + start - begin, count)
+    out = {name: np.zeros(rows * pack_length, np.int32) for name in ("ids", "segments", "positions")}
+    out["ids"][destination] = tokens[index + np.repeat(np.asarray(offsets[pairs], np.int64) - begin, count)]
+    out["segments"][destination] = np.repeat(_rank_in_row(row), count)
+    out["positions"][destination] = index - np.repeat(begin, count)
+    return {name: x.reshape(rows, pack_length) for name, x in out.items()}
+
+
+def _rank_in_row(row: np.ndarray) -> np.ndarray:
+    order = np.argsort(row, kind="stable")
+    first = np.searchsorted(row[order], row[order], side="left")
+    rank = np.empty(len(row), np.int32)
+    rank[order] = np.arange(len(row)) - first + 1
+    return rank

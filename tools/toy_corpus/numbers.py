@@ -1,6 +1,6 @@
 """Numbers, prices, measures, dates and times in English and German: in words by num2words, in digits by Babel.
 
-Both libraries are imported at the first call. Their no-break and narrow spaces come back as plain spaces.
+No-break and narrow spaces of both libraries become plain spaces.
 """
 
 from __future__ import annotations
@@ -10,50 +10,37 @@ import importlib.metadata
 from decimal import Decimal
 from functools import lru_cache
 
-from t2t_flax.data.toy_lexicon import Adjective, Phrase
-from t2t_flax.errors import UserError
+import babel
+import babel.dates
+import babel.numbers
+import babel.units
+from num2words import num2words
+
+from tools.toy_corpus.lexicon import Adjective, Phrase
 
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f", " "))
-
-
-@lru_cache(maxsize=1)
-def _libraries():
-    try:
-        import babel.dates
-        import babel.numbers
-        import babel.units
-        from num2words import num2words
-    except ImportError as error:
-        raise UserError(
-            f"The built-in corpus (toy:train ...) needs babel and num2words, but {error.name} is not installed. "
-            "Run `pip install -r requirements.txt`, or name text files in data.train, data.valid and data.test."
-        ) from error
-    locales = babel.Locale("en", "US"), babel.Locale("de", "DE")
-    return babel, num2words, locales
+_LOCALES = babel.Locale("en", "US"), babel.Locale("de", "DE")
 
 
 def versions() -> list[str]:
     """The releases that decide how a number is written."""
-    _libraries()
     return [f"{name} {importlib.metadata.version(name)}" for name in ("babel", "num2words")]
 
 
 def _localised(form) -> Phrase:
-    en, de = _libraries()[2]
+    en, de = _LOCALES
     return Phrase(form(en).translate(_SPACES), form(de).translate(_SPACES))
 
 
 @lru_cache(maxsize=1 << 14)
 def words(number: int, kind: str = "cardinal") -> Phrase:
     """`number` spelled out; kind "year" reads 1984 as nineteen eighty-four, neunzehnhundertvierundachtzig."""
-    num2words = _libraries()[1]
     return Phrase(num2words(number, lang="en", to=kind), num2words(number, lang="de", to=kind))
 
 
 @lru_cache(maxsize=1 << 10)
 def ordinal(number: int) -> Adjective:
     """`number` as an adjective: twenty-third, dreiundzwanzigst-."""
-    num2words = _libraries()[1]
     en, de = (num2words(number, lang=language, to="ordinal") for language in ("en", "de"))
     return Adjective(en, "", de, "", de.removesuffix("e"))
 
@@ -61,26 +48,26 @@ def ordinal(number: int) -> Adjective:
 @lru_cache(maxsize=1 << 14)
 def digits(number: Decimal | int) -> Phrase:
     """1,234.5 and 1.234,5."""
-    return _localised(lambda locale: _libraries()[0].numbers.format_decimal(number, locale=locale))
+    return _localised(lambda locale: babel.numbers.format_decimal(number, locale=locale))
 
 
 @lru_cache(maxsize=1 << 14)
 def money(amount: Decimal, currency: str = "EUR") -> Phrase:
     """€1,234.50 and 1.234,50 €."""
-    return _localised(lambda locale: _libraries()[0].numbers.format_currency(amount, currency, locale=locale))
+    return _localised(lambda locale: babel.numbers.format_currency(amount, currency, locale=locale))
 
 
 @lru_cache(maxsize=1 << 14)
 def percent(value: Decimal) -> Phrase:
     """12.5% and 12,5 %; `value` in percent."""
-    form = _libraries()[0].numbers.format_percent
+    form = babel.numbers.format_percent
     return _localised(lambda locale: form(value / 100, locale=locale, decimal_quantization=False))
 
 
 @lru_cache(maxsize=1 << 14)
 def measure(value: Decimal, unit: str) -> Phrase:
     """12.5 kilograms and 12,5 Kilogramm; `unit` as in CLDR, mass-kilogram."""
-    form = _libraries()[0].units.format_unit
+    form = babel.units.format_unit
     return _localised(lambda locale: form(value, unit, length="long", locale=locale))
 
 
@@ -88,11 +75,11 @@ def measure(value: Decimal, unit: str) -> Phrase:
 def date(year: int, month: int, day: int, style: str = "long") -> Phrase:
     """March 5, 2021 and 5. März 2021; style "full" puts the weekday first."""
     value = datetime.date(year, month, day)
-    return _localised(lambda locale: _libraries()[0].dates.format_date(value, style, locale=locale))
+    return _localised(lambda locale: babel.dates.format_date(value, style, locale=locale))
 
 
 @lru_cache(maxsize=1440)
 def clock(hour: int, minute: int) -> Phrase:
     """3:45 PM and 15:45."""
     value = datetime.time(hour, minute)
-    return _localised(lambda locale: _libraries()[0].dates.format_time(value, "short", locale=locale))
+    return _localised(lambda locale: babel.dates.format_time(value, "short", locale=locale))

@@ -1,13 +1,12 @@
-"""Everyday words of the built-in corpus, besides those of toy_lexicon; the tables are written as there.
+"""Everyday words of the built-in corpus, besides those of lexicon; the tables are written as there.
 
 What a word goes with is decided here: which verbs take which things, which adjectives describe a person.
 """
 
 from __future__ import annotations
 
-from t2t_flax.data import toy_grammar
-from t2t_flax.data import toy_lexicon as lexicon
-from t2t_flax.data.toy_lexicon import Verb, make_adjective, make_verb, read_nouns, read_phrases, read_rows, read_verbs
+from tools.toy_corpus import grammar, lexicon
+from tools.toy_corpus.lexicon import Verb, make_adjective, make_verb, read_nouns, read_phrases, read_rows, read_verbs
 
 ANIMALS = read_nouns("""dog Hund m Hunde; cat Katze f Katzen; bird Vogel m Vögel; horse Pferd n Pferde; cow Kuh f Kühe;
     mouse/mice Maus f Mäuse; pig Schwein n Schweine; duck Ente f Enten; bear Bär mw Bären""")
@@ -64,7 +63,7 @@ SITUATIONS = (
 DEGREES = read_phrases("very sehr; too zu; so so")
 ADVERBS = read_phrases("always immer; often oft; never nie; sometimes manchmal; also auch; still noch; already schon")
 FREQUENCY = {en: ADVERBS[en] for en in ("always", "often", "never", "sometimes", "also")}
-ABILITIES = toy_grammar.MODALS | {"have to": toy_grammar.MODALS["must"]._replace(en="have to", en3="has to")}
+ABILITIES = grammar.MODALS | {"have to": grammar.MODALS["must"]._replace(en="have to", en3="has to")}
 TODAY = read_phrases("today heute; now jetzt")
 HERE = read_phrases("here hier; there dort")
 SPOTS = read_phrases("""here hier; there dort; at_home zu_Hause; outside draußen; at_work bei_der_Arbeit;
@@ -111,7 +110,7 @@ HOBBIES = {  # the English object, the verb, German, German negated
     "German": ("speak", "Deutsch", "kein Deutsch"), "English": ("speak", "Englisch", "kein Englisch"),
     "music": ("hear", "Musik", "keine Musik"),
 }  # fmt: skip
-HAVE = Verb("have", "has", "had", "", "haben", toy_grammar.HAVE["haben"], "gehabt", "haben")
+HAVE = Verb("have", "has", "had", "", "haben", grammar.HAVE["haben"], "gehabt", "haben")
 GO_BY = lexicon.GO["drive"]._replace(en="go", en3="goes", past_en="went")
 """go to a city: fahren."""
 LEAVE = make_verb("leave", "left", "ab|fahren", "+abgefahren", "fähr")

@@ -1,9 +1,9 @@
-"""Sentence templates with figures: numbers in words, prices, measures, dates and times. Rules as in toy_sentences."""
+"""Sentence templates with figures: numbers in words, prices, measures, dates and times. Rules as in sentences."""
 
 from __future__ import annotations
 
-from t2t_flax.data.toy_grammar import BE, HAVE, Event, Subject, act, journey, main, past, present, sentence, stay, the
-from t2t_flax.data.toy_lexicon import (
+from tools.toy_corpus.grammar import BE, HAVE, Event, Subject, act, journey, main, past, present, sentence, stay, the
+from tools.toy_corpus.lexicon import (
     LIVE,
     NAMES,
     PAY,
@@ -14,7 +14,7 @@ from t2t_flax.data.toy_lexicon import (
     Place,
     Verb,
 )
-from t2t_flax.data.toy_numbers import digits, words
+from tools.toy_corpus.numbers import digits, words
 
 Pair = tuple[str, str]
 OPERATORS = {"plus": ("plus", int.__add__), "minus": ("minus", int.__sub__), "times": ("mal", int.__mul__)}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from t2t_flax.data import toy_everyday_words as everyday
-from t2t_flax.data import toy_grammar, toy_numbers
-from t2t_flax.data import toy_lexicon as lexicon
-from t2t_flax.data.toy_draws import Below, Domain, any_of, hour, mixed, name, within
-from t2t_flax.data.toy_everyday_grammar import NOTHING, Moment, Thing, affects, mass, one, several, somebody
-from t2t_flax.data.toy_grammar import IT, PRONOUNS, WIR, Event, Subject
-from t2t_flax.data.toy_lexicon import DATIVE, Noun, Phrase, noun_phrase
+from tools.toy_corpus import everyday_words as everyday
+from tools.toy_corpus import grammar, lexicon, numbers
+from tools.toy_corpus.draws import Below, Domain, any_of, hour, mixed, name, within
+from tools.toy_corpus.everyday_grammar import NOTHING, Moment, Thing, affects, mass, one, several, somebody
+from tools.toy_corpus.grammar import IT, PRONOUNS, WIR, Event, Subject
+from tools.toy_corpus.lexicon import DATIVE, Noun, Phrase, noun_phrase
 
 owner = any_of(tuple(lexicon.OWNERS))
 pronoun = any_of([PRONOUNS[en] for en in "I I I you you he she we they".split()])
@@ -18,7 +17,7 @@ person, animal_noun, relative = any_of(everyday.PERSONS), any_of(everyday.ANIMAL
 city, weekday = any_of(lexicon.CITIES), any_of(lexicon.DAYS)
 place = any_of([place for place in lexicon.PLACES.values()])
 trait, character = any_of(everyday.QUALITIES), any_of(everyday.CHARACTER)
-few = mixed(lambda b: toy_numbers.words(2 + b(11)), lambda b: Phrase(*[str(2 + b(40))] * 2))
+few = mixed(lambda b: numbers.words(2 + b(11)), lambda b: Phrase(*[str(2 + b(40))] * 2))
 
 
 def share(**weights: int) -> Domain:
@@ -55,11 +54,11 @@ def parents(below: Below) -> Subject:
 
 
 def named_person(below: Below) -> Subject:
-    return toy_grammar.named(name(below))
+    return grammar.named(name(below))
 
 
 def kin(below: Below) -> Subject:
-    return toy_grammar.kin(owner(below), relative(below).en)
+    return grammar.kin(owner(below), relative(below).en)
 
 
 def animal(below: Below) -> Thing:
@@ -99,9 +98,9 @@ def worker(below: Below) -> tuple[Subject, int]:
         return PRONOUNS[("I", "you", "he", "she")[kind]], int(kind == 3)
     if kind < 6:
         someone = name(below)
-        return toy_grammar.named(someone), int(someone in lexicon.NAMES["f"])
+        return grammar.named(someone), int(someone in lexicon.NAMES["f"])
     word = relative(below)
-    return toy_grammar.kin(owner(below), word.en), int(word.gender == "f")
+    return grammar.kin(owner(below), word.en), int(word.gender == "f")
 
 
 # Things
@@ -175,14 +174,14 @@ def simple(below: Below) -> Event:
         return hobby(below)
     if kind < 3:
         verb = any_of(lexicon.STAY)(below)
-        return toy_grammar.stay(verb, place(below).at)
+        return grammar.stay(verb, place(below).at)
     return Event(any_of(everyday.DO)(below), "", "", "nicht")
 
 
 def instinct(below: Below) -> Event:
     verb = everyday.DO[any_of(everyday.OF_ANIMALS)(below)]
     if verb.auxiliary == "haben" and below(3) == 0:
-        return toy_grammar.stay(verb, place(below).at)
+        return grammar.stay(verb, place(below).at)
     return Event(verb, "", "", "nicht")
 
 
@@ -190,13 +189,13 @@ def motion(below: Below) -> Event:
     kind = below(6)
     if kind < 2:
         verb = (everyday.GO_BY, everyday.GO_BY, everyday.DO["travel"], lexicon.JOURNEY["fly"])[below(4)]
-        return toy_grammar.journey(verb, city(below), "")
+        return grammar.journey(verb, city(below), "")
     verb = everyday.DO["go"] if below(2) else any_of(lexicon.GO)(below)
     if kind == 2:
         goal = any_of(everyday.GOALS)(below)
         verb = verb if goal.en == "home" else everyday.DO["go"]
         return Event(verb, goal.en, goal.de, f"nicht {goal.de}")
-    return toy_grammar.go(verb, place(below))
+    return grammar.go(verb, place(below))
 
 
 def home(below: Below) -> Event:
@@ -204,9 +203,9 @@ def home(below: Below) -> Event:
     if kind == 0:
         return Event(everyday.DO["come"], f"from {town.en}", f"aus {town.de}", f"nicht aus {town.de}")
     if kind == 1:
-        return toy_grammar.stay(lexicon.LIVE, any_of(everyday.HERE)(below))
+        return grammar.stay(lexicon.LIVE, any_of(everyday.HERE)(below))
     in_town = Phrase(f"in {town.en}", f"in {town.de}")
-    return toy_grammar.stay(lexicon.LIVE if below(4) else everyday.DO["work"], in_town)
+    return grammar.stay(lexicon.LIVE if below(4) else everyday.DO["work"], in_town)
 
 
 def pastime(below: Below) -> Event:
@@ -241,7 +240,7 @@ def possession(below: Below) -> Thing:
         return one("a", relative(below))
     if kind == 2:
         if below(2):
-            return several(toy_numbers.words(2 + below(4)), any_of(_SIBLINGS)(below))
+            return several(numbers.words(2 + below(4)), any_of(_SIBLINGS)(below))
         return several(few(below), mixed(animal_noun, handy)(below))
     return object_of(mixed(handy, handy, thing_noun)(below), below)
 
@@ -302,12 +301,12 @@ at_hour = within("at {}", "um {} Uhr", hour)
 
 def o_clock(below: Below) -> Phrase:
     number = 1 + below(12)
-    return Phrase("one", "ein") if number == 1 else toy_numbers.words(number)
+    return Phrase("one", "ein") if number == 1 else numbers.words(number)
 
 
 def half_past(below: Below) -> Phrase:
     number = 1 + below(12)
-    return Phrase(toy_numbers.words(number).en, toy_numbers.words(number % 12 + 1).de)
+    return Phrase(numbers.words(number).en, numbers.words(number % 12 + 1).de)
 
 
 def being(below: Below) -> Moment:
@@ -340,14 +339,14 @@ def carrier(below: Below) -> tuple[Phrase, lexicon.Verb]:
     kind = below(4)
     if kind < 2:
         noun, town = any_of(lexicon.CARRIERS)(below), city(below)
-        carrier = toy_grammar.the(noun)
+        carrier = grammar.the(noun)
         verb = (everyday.LEAVE, everyday.DO["arrive"])[kind]
         to, nach = ((f" to {town.en}", f" nach {town.de}"), (f" from {town.en}", f" aus {town.de}"))[kind]
         return (Phrase(carrier.en, carrier.de) if below(3) else Phrase(carrier.en + to, carrier.de + nach)), verb
     if kind == 2:
-        venue = toy_grammar.the(lexicon.PLACES[any_of(lexicon.OPENING)(below)].noun)
+        venue = grammar.the(lexicon.PLACES[any_of(lexicon.OPENING)(below)].noun)
         return Phrase(venue.en, venue.de), any_of(everyday.OPEN)(below)
-    show = toy_grammar.the(any_of(lexicon.SHOWS)(below))
+    show = grammar.the(any_of(lexicon.SHOWS)(below))
     return Phrase(show.en, show.de), everyday.START
 
 
@@ -371,14 +370,12 @@ def called(below: Below) -> tuple[Phrase, str]:
         third = ("her", "sie heißt") if someone in lexicon.NAMES["f"] else ("his", "er heißt")
         return Phrase(*(("my", "ich heiße"), ("your", "du heißt"), third)[below(3)]), someone
     gender = "f" if someone in lexicon.NAMES["f"] else "m"
-    kin = toy_grammar.kin(
-        owner(below), any_of([noun.en for noun in lexicon.KIN.values() if noun.gender == gender])(below)
-    )
+    kin = grammar.kin(owner(below), any_of([noun.en for noun in lexicon.KIN.values() if noun.gender == gender])(below))
     return Phrase(f"{kin.en}'s", f"{kin.de} heißt"), someone
 
 
 def euros(below: Below) -> Phrase:
     amount = few(below) if below(2) else Phrase(*[str(5 + 5 * below(60))] * 2)
     if below(3) == 0:
-        return toy_numbers.money(Decimal(50 + below(10000)) / 100)
+        return numbers.money(Decimal(50 + below(10000)) / 100)
     return Phrase(f"{amount.en} euros", f"{amount.de} Euro")

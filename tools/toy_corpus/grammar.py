@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from t2t_flax.data.toy_lexicon import (
+from tools.toy_corpus.lexicon import (
     ACCUSATIVE,
     DATIVE,
     KIN,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from t2t_flax.data import toy_everyday
-from t2t_flax.data import toy_everyday_parts as parts
-from t2t_flax.data import toy_everyday_words as words
-from t2t_flax.data import toy_lexicon as lexicon
-from t2t_flax.data.toy_draws import Below, Domain, any_of, at_an_hour, fill, mixed, name, on_a_day, templates_of, within
-from t2t_flax.data.toy_everyday_grammar import contracted
-from t2t_flax.data.toy_grammar import ER, IT, Subject
-from t2t_flax.data.toy_lexicon import ACCUSATIVE, DATIVE, Phrase
+from tools.toy_corpus import everyday, lexicon
+from tools.toy_corpus import everyday_parts as parts
+from tools.toy_corpus import everyday_words as words
+from tools.toy_corpus.draws import Below, Domain, any_of, at_an_hour, fill, mixed, name, on_a_day, templates_of, within
+from tools.toy_corpus.everyday_grammar import contracted
+from tools.toy_corpus.grammar import ER, IT, Subject
+from tools.toy_corpus.lexicon import ACCUSATIVE, DATIVE, Phrase
 
 
 def _qualified(plain: Domain, of: int = 4) -> Domain:
@@ -59,7 +58,7 @@ WEIGHTS = dict(
     thinks_that=1, does_because=1, fixed=4, is_called=1, lives_in=2, greets=1, it_is_time=4, scheduled=5,
     when_scheduled=1, price_is=1,
 )  # fmt: skip
-TEMPLATES = tuple(templates_of(toy_everyday, DOMAINS))
+TEMPLATES = tuple(templates_of(everyday, DOMAINS))
 _DRAWN = [pair for pair in TEMPLATES for _ in range(WEIGHTS[pair[0].__name__])]
 
 

@@ -4,8 +4,10 @@ import pickle
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from t2t_flax.config import Data
 from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
-from t2t_flax.data.tokenizers.base import EOS, PAD, UNK, train_sentencepiece
+from t2t_flax.data.tokenizers.base import EOS, PAD, UNK
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
@@ -15,7 +17,7 @@ SETTINGS = dict(vocab_size=320, character_coverage=1.0, byte_fallback=True, norm
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def tokenizer(request):
-    return train_sentencepiece(TEXT, kind=request.param, **SETTINGS)
+    return train_sentencepiece(TEXT, Data(tokenizer=request.param, **SETTINGS))
 
 
 def test_special_ids_and_size(tokenizer):
@@ -42,16 +44,16 @@ def test_pieces_spell_the_text(tokenizer):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
-    first = train_sentencepiece(TEXT, kind=kind, **SETTINGS)
-    assert train_sentencepiece(iter(TEXT), kind=kind, **SETTINGS).digest == first.digest
-    assert train_sentencepiece([*TEXT, "zebra zoo"], kind=kind, **SETTINGS).digest != first.digest
-    assert train_sentencepiece(TEXT, kind=kind, **{**SETTINGS, "vocab_size": 310}).digest != first.digest
+    first = train_sentencepiece(TEXT, Data(tokenizer=kind, **SETTINGS))
+    assert train_sentencepiece(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest == first.digest
+    assert train_sentencepiece([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest != first.digest
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest != first.digest
 
 
 def test_normalization_and_byte_fallback_act():
-    nfkc = train_sentencepiece(TEXT, kind="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"})
+    nfkc = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
     assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
-    plain = train_sentencepiece(TEXT, kind="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False})
+    plain = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False}))
     assert UNK in plain.encode("ß")
 
 
@@ -61,7 +63,7 @@ def test_the_cap_takes_the_same_uniform_sample_each_time():
             yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
 
     def shares(count):
-        from t2t_flax.data.tokenizers.base import _sample
+        from t2t_flax.data.tokenizers.sentencepiece import _sample
 
         sample = _sample(stream(count), 1000)
         assert len(sample) == min(count, 1000) and sample == _sample(stream(count), 1000)
@@ -69,32 +71,32 @@ def test_the_cap_takes_the_same_uniform_sample_each_time():
 
     assert shares(500) == 0.5
     assert 0.45 < shares(20_000) < 0.55
-    settings = {**SETTINGS, "vocab_size": 278, "kind": "bpe"}
-    capped = train_sentencepiece(stream(5000), max_sentences=50, **settings)
-    assert capped.digest == train_sentencepiece(stream(5000), max_sentences=50, **settings).digest
-    assert capped.digest != train_sentencepiece(stream(5000), **settings).digest
+    settings = {**SETTINGS, "vocab_size": 278, "tokenizer": "bpe"}
+    capped = train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings))
+    assert capped.digest == train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings)).digest
+    assert capped.digest != train_sentencepiece(stream(5000), Data(**settings)).digest
 
 
 def test_a_long_sentence_is_not_skipped():
-    tokenizer = train_sentencepiece(["x" * 50_000 + "y"], kind="bpe", **{**SETTINGS, "vocab_size": 264})
+    tokenizer = train_sentencepiece(["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264}))
     assert "y" in "".join(tokenizer.pieces(tokenizer.encode("y"))) and len(tokenizer.encode("x" * 50_000)) < 50_000
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_vocabularies_that_do_not_fit_the_text(kind):
     with pytest.raises(UserError, match=r"data\.vocab_size = 5000 is too large: .* at most (\d+) ") as caught:
-        train_sentencepiece(TEXT, kind=kind, **{**SETTINGS, "vocab_size": 5000})
+        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
     maximum = int(str(caught.value).split("at most ")[1].split()[0])
-    assert train_sentencepiece(TEXT, kind=kind, **{**SETTINGS, "vocab_size": maximum}).vocab_size == maximum
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": maximum})).vocab_size == maximum
     with pytest.raises(UserError, match=r"data\.vocab_size = 100 is too small: .*256 bytes.* need (\d+)") as caught:
-        train_sentencepiece(TEXT, kind=kind, **{**SETTINGS, "vocab_size": 100})
+        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 100}))
     minimum = int(str(caught.value).split("need ")[1].split(";")[0])
-    assert train_sentencepiece(TEXT, kind=kind, **{**SETTINGS, "vocab_size": minimum}).vocab_size == minimum
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size == minimum
 
 
 def test_text_must_not_be_empty():
     with pytest.raises(UserError, match="no text to train a tokenizer on"):
-        train_sentencepiece(["", "  "], kind="bpe", **SETTINGS)
+        train_sentencepiece(["", "  "], Data(tokenizer="bpe", **SETTINGS))
 
 
 def test_a_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
@@ -137,8 +139,8 @@ def test_what_is_no_tokenizer(tmp_path):
 
 
 def test_pairs_joint_and_separate(tmp_path):
-    first = train_sentencepiece(TEXT, kind="bpe", **SETTINGS)
-    second = train_sentencepiece(TEXT, kind="bpe", **{**SETTINGS, "vocab_size": 310})
+    first = train_sentencepiece(TEXT, Data(tokenizer="bpe", **SETTINGS))
+    second = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310}))
     joint, separate = TokenizerPair(first, first), TokenizerPair(first, second)
     assert joint.joint and not separate.joint
     assert len({joint.digest, separate.digest, TokenizerPair(second, first).digest}) == 3

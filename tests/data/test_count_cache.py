@@ -6,23 +6,25 @@ import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, write_store
 
-from t2t_flax.data.batching import batch_sampler as plan
-from t2t_flax.data.batching import count_cache as plan_file
+from t2t_flax.data.batching import batch_sampler, count_cache
 from t2t_flax.data.batching.batches import Batches
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "WINDOW_PAIRS", 100)
-    monkeypatch.setattr(plan, "WINDOW_UPDATES", 4)
-    monkeypatch.setattr(plan_file, "WORTH_KEEPING", 900)
+    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 100)
+    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
+    monkeypatch.setattr(count_cache, "MIN_CACHED_PAIRS", 900)
     return write_store(tmp_path / "store", random_pairs(900, longest=22))
 
 
 def counted(monkeypatch):
     """The windows that are counted from now on."""
     seen = []
-    for kind in (plan.Plan, __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedPlan):
+    for kind in (
+        batch_sampler.BatchSampler,
+        __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedBatchSampler,
+    ):
         real = kind.__dict__["_count"]
         monkeypatch.setattr(kind, "_count", lambda self, w, real=real: seen.append(w) or real(self, w))
     return seen
@@ -38,7 +40,7 @@ def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store
     for n, keys in enumerate(KEYS):
         for seed in (0, 1):
             first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
-    assert len(seen) == sum(len(b._plan.counts) for b in first.values()) >= 4 * len(first)
+    assert len(seen) == sum(len(b._sampler.counts) for b in first.values()) >= 4 * len(first)
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
     del seen[:]
     for (n, seed), before in first.items():
@@ -73,7 +75,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(plan_file, "atomic_write", refuse)
+    monkeypatch.setattr(count_cache, "atomic_write", refuse)
     assert Batches(store, DATA, seed=0).updates_per_epoch > 10
 
 

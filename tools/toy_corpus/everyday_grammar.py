@@ -1,12 +1,12 @@
-"""Noun phrases and clauses of everyday sentences: what toy_grammar has, in any tense, affirmed, denied or asked."""
+"""Noun phrases and clauses of everyday sentences: what grammar has, in any tense, affirmed, denied or asked."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from t2t_flax.data.toy_everyday_words import STATIVE
-from t2t_flax.data.toy_grammar import (
+from tools.toy_corpus.everyday_words import STATIVE
+from tools.toy_corpus.grammar import (
     ER,
     PLURAL_WORDS,
     WILL,
@@ -22,7 +22,7 @@ from t2t_flax.data.toy_grammar import (
     sentence,
     spaced,
 )
-from t2t_flax.data.toy_lexicon import (
+from tools.toy_corpus.lexicon import (
     ACCUSATIVE,
     DATIVE,
     NOMINATIVE,

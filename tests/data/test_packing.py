@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from t2t_flax.data.batching.first_fit import first_fit
+from t2t_flax.data.batching.packing import first_fit
 
 
 def plainly(source, target, room):

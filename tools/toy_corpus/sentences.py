@@ -1,13 +1,13 @@
 """Sentence templates without figures: word order, agreement and government.
 
-Each public function here and in toy_facts is a template: a pure function from words and quantities to one pair. The
-name of a parameter, without a trailing digit, says from which of `toy_draws.DOMAINS` it is drawn. A template must have
+Each public function here and in facts is a template: a pure function from words and quantities to one pair. The
+name of a parameter, without a trailing digit, says from which of `draws.DOMAINS` it is drawn. A template must have
 at least 10,000 sentences, or the small held-out splits repeat themselves.
 """
 
 from __future__ import annotations
 
-from t2t_flax.data.toy_grammar import (
+from tools.toy_corpus.grammar import (
     ER,
     WILL,
     Clause,
@@ -26,7 +26,7 @@ from t2t_flax.data.toy_grammar import (
     the,
     to_infinitive,
 )
-from t2t_flax.data.toy_lexicon import (
+from tools.toy_corpus.lexicon import (
     ACCUSATIVE,
     DATIVE,
     KNOW,

@@ -1,13 +1,13 @@
 """Short everyday sentences of the built-in corpus: what somebody who tries a model types first.
 
-Each public function is a template as in toy_sentences; `toy_everyday_draws` has the domains of its parameters and its
+Each public function is a template as in sentences; `everyday_draws` has the domains of its parameters and its
 weight. One template makes the statement, its denial and its question, in several tenses.
 """
 
 from __future__ import annotations
 
-from t2t_flax.data import toy_grammar
-from t2t_flax.data.toy_everyday_grammar import (
+from tools.toy_corpus import grammar
+from tools.toy_corpus.everyday_grammar import (
     ASK,
     DENY,
     NOTHING,
@@ -20,8 +20,8 @@ from t2t_flax.data.toy_everyday_grammar import (
     somebody,
     spoken,
 )
-from t2t_flax.data.toy_everyday_words import COMMANDS, HAVE, HERE, OBJECTS
-from t2t_flax.data.toy_grammar import (
+from tools.toy_corpus.everyday_words import COMMANDS, HAVE, HERE, OBJECTS
+from tools.toy_corpus.grammar import (
     BE,
     ER,
     HATTE,
@@ -39,10 +39,10 @@ from t2t_flax.data.toy_grammar import (
     sentence,
     spaced,
 )
-from t2t_flax.data.toy_lexicon import DATIVE, Adjective, Phrase, Verb, article_en
+from tools.toy_corpus.lexicon import DATIVE, Adjective, Phrase, Verb, article_en
 
 Pair = tuple[str, str]
-SEIN = toy_grammar.HAVE["sein"]
+SEIN = grammar.HAVE["sein"]
 
 
 def _other(who: Subject, human: Thing) -> Thing:

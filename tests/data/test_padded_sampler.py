@@ -5,7 +5,7 @@ import pytest
 from helpers.configs import pairs_of, random_pairs, small_config, write_store
 
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedPlan, group_starts
+from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedBatchSampler, group_starts
 
 
 def greedy(lengths, cap):
@@ -34,18 +34,18 @@ def lengths():
 
 
 def test_an_epoch_holds_every_pair_once_in_groups_that_stay(lengths):
-    plan = PaddedPlan(*lengths, batch_tokens=800, groups=2, seed=3)
+    plan = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
     n = plan.updates_per_epoch
     for epoch in range(2):
         updates = [pairs_of(plan, epoch * n + k) for k in range(n)]
         assert sorted(np.concatenate(updates).tolist()) == list(range(3000))
-        assert {plan.place(epoch * n + k).epoch for k in range(n)} == {epoch}
+        assert {plan.locate(epoch * n + k).epoch for k in range(n)} == {epoch}
     first, second = ({tuple(sorted(pairs_of(plan, e * n + k).tolist())) for k in range(n)} for e in range(2))
     assert first != second, "which groups meet is drawn anew"
-    again = PaddedPlan(*lengths, batch_tokens=800, groups=2, seed=3)
+    again = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
     np.testing.assert_array_equal(pairs_of(again, n + 5), pairs_of(plan, n + 5))
     longer = np.maximum(*lengths)
-    one = PaddedPlan(*lengths, batch_tokens=400, groups=1, seed=3)
+    one = PaddedBatchSampler(*lengths, batch_tokens=400, groups=1, seed=3)
     groups = [
         {frozenset(pairs_of(one, e * one.updates_per_epoch + k).tolist()) for k in range(one.updates_per_epoch)}
         for e in (0, 1)

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 
-from t2t_flax.data import toy_facts, toy_grammar, toy_numbers, toy_sentences
-from t2t_flax.data import toy_lexicon as lexicon
-from t2t_flax.data.toy_grammar import Event, Subject
-from t2t_flax.data.toy_lexicon import Phrase
+from tools.toy_corpus import facts, grammar, lexicon, numbers, sentences
+from tools.toy_corpus.grammar import Event, Subject
+from tools.toy_corpus.lexicon import Phrase
 
 Below = Callable[[int], int]
 """Returns an integer in [0, n), uniform."""
@@ -65,16 +64,16 @@ def _whole(below: Below, most: int) -> int:
 
 
 def _number(below: Below) -> Phrase:
-    return toy_numbers.words(_whole(below, 3)) if below(3) else toy_numbers.digits(_whole(below, 5))
+    return numbers.words(_whole(below, 3)) if below(3) else numbers.digits(_whole(below, 5))
 
 
 def _words(low: int, high: int, kind: str = "cardinal") -> Domain:
-    return lambda below: toy_numbers.words(low + below(high - low), kind)
+    return lambda below: numbers.words(low + below(high - low), kind)
 
 
 def _price(below: Below) -> Phrase:
     cents = 50 + below(10 ** (3 + below(4)))
-    return toy_numbers.money(Decimal(cents) / 100, ("EUR", "EUR", "USD", "GBP")[below(4)])
+    return numbers.money(Decimal(cents) / 100, ("EUR", "EUR", "USD", "GBP")[below(4)])
 
 
 def _tenths(below: Below, low: int, high: int) -> Decimal:
@@ -84,15 +83,15 @@ def _tenths(below: Below, low: int, high: int) -> Decimal:
 
 
 def _measure(unit: str, low: int, high: int) -> Domain:
-    return lambda below: toy_numbers.measure(_tenths(below, low, high), unit)
+    return lambda below: numbers.measure(_tenths(below, low, high), unit)
 
 
 def _day(low: int, high: int, style: str = "long") -> Domain:
-    return lambda below: toy_numbers.date(low + below(high - low), 1 + below(12), 1 + below(28), style)
+    return lambda below: numbers.date(low + below(high - low), 1 + below(12), 1 + below(28), style)
 
 
 def _hour(low: int, high: int) -> Domain:
-    return lambda below: toy_numbers.clock(low + below(high - low), 5 * below(12))
+    return lambda below: numbers.clock(low + below(high - low), 5 * below(12))
 
 
 def _year(below: Below) -> Phrase:
@@ -102,7 +101,7 @@ def _year(below: Below) -> Phrase:
 
 def _persons(below: Below) -> Subject:
     noun = person(below)
-    return toy_grammar.the(noun) if below(3) else toy_grammar.all_the(noun)
+    return grammar.the(noun) if below(3) else grammar.all_the(noun)
 
 
 def _doing_to_things(below: Below, plain: bool) -> Event:
@@ -112,8 +111,8 @@ def _doing_to_things(below: Below, plain: bool) -> Event:
         verb, noun, adjective = eat(below), food(below), None
     determiner = ("the", "a", "the", "a", "", "number")[below(5 if plain else 6)]
     if determiner == "number":
-        return toy_grammar.count(verb, _number(below), noun, adjective)
-    return toy_grammar.act(verb, determiner or owner(below), noun, adjective)
+        return grammar.count(verb, _number(below), noun, adjective)
+    return grammar.act(verb, determiner or owner(below), noun, adjective)
 
 
 def _event(plain: bool) -> Domain:
@@ -124,20 +123,20 @@ def _event(plain: bool) -> Domain:
         if kind < 4:
             return _doing_to_things(below, plain)
         if kind < 6:
-            return toy_grammar.act(meet(below), "the", person(below))
+            return grammar.act(meet(below), "the", person(below))
         if kind == 6:
-            return toy_grammar.serve(serve(below), person(below))
+            return grammar.serve(serve(below), person(below))
         if kind == 7:
-            return toy_grammar.journey(ride(below), city(below), vehicle(below))
+            return grammar.journey(ride(below), city(below), vehicle(below))
         if kind == 8:
-            return toy_grammar.go(go(below), place(below))
-        return toy_grammar.stay(rest(below), place(below).at, manner(below) if below(2) else "")
+            return grammar.go(go(below), place(below))
+        return grammar.stay(rest(below), place(below).at, manner(below) if below(2) else "")
 
     return event
 
 
 def _gift(below: Below) -> Event:
-    return toy_grammar.give(give(below), person(below), thing(below), any_adjective(below) if below(2) else None)
+    return grammar.give(give(below), person(below), thing(below), any_adjective(below) if below(2) else None)
 
 
 name = any_of(sorted(lexicon.NAMES["f"] + lexicon.NAMES["m"]))
@@ -157,17 +156,17 @@ at_an_hour = within("on {} at {}", "am {} um {} Uhr", weekday, hour)
 DOMAINS: dict[str, Domain] = {
     "name": name, "owner": owner, "relative": relative, "person": person, "thing": thing, "place": place, "city": city,
     "who": mixed(
-        any_of(toy_grammar.PRONOUNS), any_of(toy_grammar.PRONOUNS), lambda b: toy_grammar.named(name(b)),
-        lambda b: toy_grammar.named(name(b)), lambda b: toy_grammar.kin(owner(b), relative(b)),
-        lambda b: toy_grammar.kin(name(b), relative(b)), _persons, _persons,
+        any_of(grammar.PRONOUNS), any_of(grammar.PRONOUNS), lambda b: grammar.named(name(b)),
+        lambda b: grammar.named(name(b)), lambda b: grammar.kin(owner(b), relative(b)),
+        lambda b: grammar.kin(name(b), relative(b)), _persons, _persons,
     ),
     "deed": _event(plain=False), "plain": _event(plain=True), "gift": _gift,
     "handle": handle, "ride": ride, "travel": any_of(lexicon.JOURNEY), "rest": rest,
     "indoors": any_of([lexicon.STAY[en] for en in ("work", "sleep", "wait", "sing", "laugh", "play")]),
     "vehicle": vehicle,
     "mind": any_of(lexicon.MIND), "intent": any_of(lexicon.INTEND), "state": any_of(lexicon.STATES),
-    "how": any_of(toy_grammar.MODALS), "may": any_of([toy_grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
-    "joint": any_of(tuple(toy_sentences.JOINTS)), "question": any_of(tuple(toy_sentences.QUESTIONS)),
+    "how": any_of(grammar.MODALS), "may": any_of([grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
+    "joint": any_of(tuple(sentences.JOINTS)), "question": any_of(tuple(sentences.QUESTIONS)),
     "adjective": any_adjective, "color": any_of([lexicon.ADJECTIVES[en] for en in lexicon.COLORS]),
     "trait": any_of([a for en, a in lexicon.ADJECTIVES.items() if en not in lexicon.COLORS]),
     "today": mixed(
@@ -182,9 +181,9 @@ DOMAINS: dict[str, Domain] = {
         on_a_day, in_a_month, at_an_hour, within("on {}", "am {}", _day(2030, 2050)),
     ),
     "side": any_of(lexicon.SIDES), "job": any_of(tuple(lexicon.TRADES)), "period": period,
-    "number": _number, "years": _words(2, 100), "minutes": lambda b: toy_numbers.words(_whole(b, 3)),
-    "amount": lambda b: 1 + b(999), "operator": any_of(tuple(toy_facts.OPERATORS)), "large": lambda b: 100 + b(9900),
-    "rank": lambda b: toy_numbers.ordinal(2 + b(198)), "jubilee": lambda b: toy_numbers.ordinal(2 + b(98)),
+    "number": _number, "years": _words(2, 100), "minutes": lambda b: numbers.words(_whole(b, 3)),
+    "amount": lambda b: 1 + b(999), "operator": any_of(tuple(facts.OPERATORS)), "large": lambda b: 100 + b(9900),
+    "rank": lambda b: numbers.ordinal(2 + b(198)), "jubilee": lambda b: numbers.ordinal(2 + b(98)),
     "text": any_of(lexicon.TEXTS), "year_words": _words(1800, 2025, "year"),
     "show": any_of(lexicon.SHOWS), "carrier": any_of(lexicon.CARRIERS), "weekday": weekday, "month": month, "hour": hour,
     "morning": _hour(6, 12), "evening": _hour(16, 24), "day": _day(1920, 2030), "full_day": _day(1920, 2030, "full"),
@@ -192,8 +191,8 @@ DOMAINS: dict[str, Domain] = {
     "way": _measure("length-kilometer", 100, 20000), "mass": _measure("mass-kilogram", 2, 400),
     "length": _measure("length-meter", 2, 100), "dimension": any_of(lexicon.DIMENSIONS),
     "heat": _measure("temperature-celsius", -250, 400),
-    "share": lambda b: toy_numbers.percent(_tenths(b, 1, 1000)),
-    "rate": lambda b: toy_numbers.percent(_tenths(b, 1, 300)),
+    "share": lambda b: numbers.percent(_tenths(b, 1, 1000)),
+    "rate": lambda b: numbers.percent(_tenths(b, 1, 300)),
     "index": any_of(lexicon.INDICES), "change": any_of(lexicon.CHANGES),
     "venue": any_of([lexicon.PLACES[en] for en in lexicon.OPENING]),
     "code": lambda b: f"0{100 + b(900)} {10000 + b(90000)}", "chamber": lambda b: 100 + b(900),
@@ -210,4 +209,4 @@ def templates_of(module, domains: dict[str, Domain]) -> Iterable[tuple[Callable,
             )
 
 
-TEMPLATES = tuple(pair for module in (toy_sentences, toy_facts) for pair in templates_of(module, DOMAINS))
+TEMPLATES = tuple(pair for module in (sentences, facts) for pair in templates_of(module, DOMAINS))
