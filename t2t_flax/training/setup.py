@@ -67,7 +67,9 @@ def compile_train_steps(run: TrainingSetup) -> dict[tuple[int, ...], jax.stages.
         with mesh_lib.use(run.mesh):
             programs[size] = step.lower(run.abstract, struct).compile(compiler_options(run.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
-        memory.weigh(f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice)
+        memory.check_fits_in_memory(
+            f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice
+        )
     return programs
 
 
@@ -125,7 +127,7 @@ class ValidationLoss:
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
             what = f"the loss of config.data.{split} for {shape}"
-            memory.weigh(what, needed and needed + memory.resident_bytes(besides), available, advice)
+            memory.check_fits_in_memory(what, needed and needed + memory.resident_bytes(besides), available, advice)
             self._parts.append((program, shape, batches))
 
     def _longest(self, limit: int | None = None) -> str:

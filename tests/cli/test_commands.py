@@ -11,6 +11,7 @@ import pytest
 from helpers.processes import environment
 
 from t2t_flax.__main__ import main
+from t2t_flax.config import Data
 from t2t_flax.config.schema import fields
 from t2t_flax.data.sources import toy
 
@@ -258,11 +259,11 @@ def test_checkpoint_of_another_tokenizer_is_refused(trained, tmp_path, capsys):
     import shutil
 
     from t2t_flax.data.tokenizers import TokenizerPair
-    from t2t_flax.data.tokenizers.base import train_sentencepiece
+    from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 
     copy = shutil.copytree(trained[1], tmp_path / "copy")
     other = train_sentencepiece(
-        [s for s, _ in toy.pairs("valid", 300)], kind="bpe", vocab_size=400, byte_fallback=False
+        [s for s, _ in toy.pairs("valid", 300)], Data(tokenizer="bpe", vocab_size=400, byte_fallback=False)
     )
     shutil.rmtree(copy / "tokenizer")
     TokenizerPair(other, other).save(copy / "tokenizer")

@@ -9,8 +9,7 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.first_fit import first_fit
-from t2t_flax.data.batching.rows import fill
+from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.setup import compiler_options
@@ -25,7 +24,7 @@ def packed(pairs, length=48):
     for n, (side, start) in enumerate(zip(("source", "target"), starts, strict=True)):
         tokens = np.concatenate([p[n] for p in pairs])
         offsets = np.cumsum(lengths[n]) - lengths[n]
-        parts = fill(tokens, offsets, lengths[n], np.arange(len(pairs)), row, start, int(row.max()) + 1, length)
+        parts = fill_rows(tokens, offsets, lengths[n], np.arange(len(pairs)), row, start, int(row.max()) + 1, length)
         arrays |= {side if k == "ids" else f"{side}_{k}": x for k, x in parts.items()}
     return arrays
 

@@ -31,7 +31,7 @@ def needs(monkeypatch, make) -> list[int]:
     """Bytes that the programs of `make()` are said to need, in their order."""
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "weigh", lambda what, needed, *_: seen.append(needed))
+        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: seen.append(needed))
         make()
     return seen
 
