@@ -63,7 +63,7 @@ def evaluate(
     decode_seconds = time.perf_counter() - start
     sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
-    nll, _ = loss(loaded.params)
+    nll = loss(loaded.params)["nll"]
     predictions = task.predictions(sources, outputs, targets)
     hypotheses, references = predictions.hypotheses, predictions.references
     samples = loaded.config.eval.bootstrap_samples

@@ -8,7 +8,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.metrics import LOSSES, Metric, Predictions
+from t2t_flax.tasks.metrics import MODEL_METRICS, Metric, Predictions
 
 
 class Task(abc.ABC):
@@ -90,9 +90,9 @@ class Task(abc.ABC):
 
         `SET:NAME` is the metric of one of several test sets. Raises UserError for an unknown name.
         """
-        found = find_metric((*self.metrics, *LOSSES), name)
+        found = find_metric((*self.metrics, *MODEL_METRICS), name)
         if found is None:
-            known = ", ".join(metric.name for metric in (*self.metrics, *LOSSES))
+            known = ", ".join(metric.name for metric in (*self.metrics, *MODEL_METRICS))
             raise UserError(f"config.data.task = {self.config.data.task} has no metric {name!r}; it has {known}.")
         return found
 

@@ -100,9 +100,10 @@ class Metric:
         return "" if self.higher_is_better else "  (lower is better)"
 
 
-LOSSES = (
+MODEL_METRICS = (
     Metric("nll", "nll", higher_is_better=False),
     Metric("loss", "loss", higher_is_better=False),
     Metric("perplexity", "perplexity", higher_is_better=False, log_name="ppl"),
+    Metric("accuracy", "token accuracy"),
 )
 """Of every task; the model computes them, so they have neither `compute` nor `statistics`."""

@@ -32,7 +32,7 @@ def content(folder):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return prepare_corpus(config_of(), tmp_path_factory.mktemp("alone"))
+    return prepare_corpus(task_of(config_of()), tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encode
     monkeypatch.setattr(
         "t2t_flax.tasks.translation.task.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
     )
-    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod)):
+    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod)):
         assert corpus.tokenizers.digest == alone.tokenizers.digest
         for mine, other in ((corpus.train, alone.train), (corpus.valid, alone.valid)):
             assert mine.digest == other.digest and content(mine.folder) == content(other.folder)
@@ -64,9 +64,11 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encode
 
 
 def test_prepared_data_is_reused(tmp_path, encoded):
-    Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))
+    Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
     encoded.clear()
-    stores = [corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))]
+    stores = [
+        corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
+    ]
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
@@ -102,14 +104,14 @@ def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
     def work(pod):
         if pod.index:
             threading.current_thread().name = "other"
-        return prepare_corpus(config_of(), tmp_path, pod=pod)
+        return prepare_corpus(task_of(config_of()), tmp_path, pod=pod)
 
     assert "was prepared by process 0 and is not visible here: config.data.cache" in str(Hosts(2).run(work)[1])
 
 
 def test_empty_train_key_is_an_error(tmp_path):
     with pytest.raises(UserError, match="config.data.train is empty: give --config.data.train=SRC,TGT"):
-        prepare_corpus(small_config(data=DATA | dict(train="")), tmp_path)
+        prepare_corpus(task_of(small_config(data=DATA | dict(train=""))), tmp_path)
 
 
 @pytest.mark.parametrize("own", [dict(), dict(seed=3)], ids=["other libraries", "seed"])
