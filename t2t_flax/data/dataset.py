@@ -41,7 +41,7 @@ class Pod(Protocol):
     index: int
     count: int
 
-    def from_lead(self, what: str, mine: str = "", seconds: float = 0.0) -> str:
+    def broadcast(self, what: str, mine: str = "", seconds: float = 0.0) -> str:
         """What process 0 passes as `mine`, on all processes; waits up to `seconds`."""
 
 
@@ -85,7 +85,7 @@ def _prepared_by_lead(pod: Pod | None, prepare: Callable[[], list[TokenStore | N
         return prepare()
     stores = prepare() if pod.index == 0 else None
     where = [store and (str(store.origin), store.digest) for store in stores or ()]
-    prepared = json.loads(pod.from_lead("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
+    prepared = json.loads(pod.broadcast("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
     return stores or [store and _open_prepared(*store) for store in prepared]
 
 

@@ -81,13 +81,13 @@ class ValidationScore(Protocol):
 
 
 class RunTracker:
-    """What the loop keeps of a run besides its arrays. `index`: its place among the runs that train together."""
+    """Host-side state of a run. `index`: its position among the runs that train together."""
 
     def __init__(self, index: int, run: TrainingSetup, score: ValidationScore | None, group: ProcessGroup):
         self.index, self.run, self._score = index, run, score
         self.checkpoints = open_checkpoints(run, group)
         self.metric: float | None = None
-        """Of the evaluation after this update, higher is better."""
+        """Of the evaluation after the current update; higher is better."""
         self.outcome: Outcome | None = None
         self.failure: NonFiniteUpdate | None = None
 
@@ -127,21 +127,22 @@ class RunTracker:
         return signal or ("steps" if step >= self.run.config.train.steps else "")
 
     def log_update(self, step: int, batch, values: dict[str, float]) -> None:
-        """Logs an update; one that is not finite may end this run, not the others."""
+        """Logs an update. One that is not finite may end this run, but not the others."""
         try:
             self.logger.log_update(step, batch, values, self.bar)
         except NonFiniteUpdate as error:
             self.failure = error
 
     def evaluate(self, step: int, due: Due, state: TrainState, supervisor: RunSupervisor) -> None:
-        """Evaluates and logs what is due. Raises StopRequested where all processes are to stop in the middle of it:
-        nothing of it is kept, and `evaluation_due` stays.
+        """Evaluates and logs what is due. Raises StopRequested where all processes stop in the middle of it; the evaluation
+        is then discarded, and remains due.
         """
         config, values = self.run.config, {}
         with self.clock.measure("eval"):
             if self._valid_loss and due.loss:
-                nll, loss = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
-                values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+                means = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
+                values |= {f"valid_{name}": mean for name, mean in means.items()}
+                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
             if due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
                 name = task_class(config.data.task).score
@@ -152,7 +153,7 @@ class RunTracker:
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
     def save(self, step: int, state: TrainState, due: Due, end: str, supervisor: RunSupervisor) -> None:
-        """Starts a checkpoint. It may wait for the one before, to which Orbax gives an hour, and the first one compiles."""
+        """Starts a checkpoint. This may wait for the one before, up to Orbax's timeout of an hour, and compiles at first."""
         self.logger.send()
         with self.clock.measure("save"), supervisor.suspend_hang_timeout():
             self.progress.step, self.progress.seconds = step, self.clock.seconds

@@ -37,7 +37,7 @@ class ThreadPod:
         except threading.BrokenBarrierError:
             raise ConnectionError(f"a host is gone; waited until {name}") from None
 
-    def from_lead(self, what, mine="", seconds=0.0):
+    def broadcast(self, what, mine="", seconds=0.0):
         if self.index == 0:
             self._said.append(mine)
         self.barrier(what)

@@ -50,6 +50,7 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     assert loop.train(start(longer, tmp_path, cache), score=lambda *_: 1.0).step == 8
 
 
+@pytest.mark.slow
 def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cache):
     config = tiny_run(
         tmp_path,

@@ -8,9 +8,9 @@ from helpers.processes import Processes, command, evaluations, losses, record
 
 from t2t_flax.monitoring.metrics_writer import read_metrics
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 STEPS = 30
-BLEU = dict(eval_bleu_every_steps=30, eval_bleu_sentences=8)
+BLEU = dict(eval_decode_every_steps=30, eval_decode_sentences=8)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def assert_same_run(a, b):
     ("count", "keys"),
     [
         (2, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=2)),
-        (4, dict(mesh_cpu_devices=1, mesh_fsdp=4, mesh_fsdp_shards="optimizer")),
+        (4, dict(mesh_cpu_devices=1, mesh_fsdp=4, mesh_fsdp_mode="zero1")),
         pytest.param(2, dict(mesh_cpu_devices=2, mesh_slices=2, mesh_fsdp=2), marks=pytest.mark.drill),
         pytest.param(2, dict(mesh_cpu_devices=1), marks=pytest.mark.drill),
         pytest.param(4, dict(mesh_cpu_devices=2, mesh_fsdp=2, mesh_tensor=4), marks=pytest.mark.drill),
@@ -50,12 +50,12 @@ def assert_same_run(a, b):
     ],
     ids=lambda x: str(x).replace("mesh_", "") if isinstance(x, dict) else f"{x} processes",
 )
-def test_the_same_run_on_any_number_of_processes(one, tmp_path, cache, count, keys):
-    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys, **BLEU)) as pod:
-        assert pod.wait() == [0] * count, pod.outputs()
+def test_run_is_the_same_on_any_number_of_processes(one, tmp_path, cache, count, keys):
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys, **BLEU)) as processes:
+        assert processes.wait() == [0] * count, processes.outputs()
     assert_same_run(one, tmp_path / "run")
-    assert "translation" not in pod.output(1) and "updates" not in pod.output(1)  # process 0 speaks for all
-    # The checkpoint of the pod, restored by one process for evaluation, and the other way round.
+    assert "translation" not in processes.output(1) and "updates" not in processes.output(1)  # process 0 prints for all
+    # The checkpoint of several processes, restored by one for evaluation.
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "run", moved, ignore=shutil.ignore_patterns("eval"))
     alone = dict(mesh_cpu_devices=1, mesh_fsdp=1, mesh_tensor=1, mesh_data=1, mesh_slices=0)
@@ -64,12 +64,11 @@ def test_the_same_run_on_any_number_of_processes(one, tmp_path, cache, count, ke
     assert record(moved, f"test-{STEPS}")["text"] == record(one, f"test-{STEPS}")["text"]
 
 
-def test_evaluation_is_shared_out(one, tmp_path, cache):
-    """A run of one process, evaluated by two."""
+def test_two_processes_evaluate_a_run_of_one(one, tmp_path, cache):
     moved = tmp_path / "moved"
     shutil.copytree(one, moved, ignore=shutil.ignore_patterns("eval"))
-    with Processes(tmp_path / "logs", 2, command(moved, cache, "evaluate", mesh_cpu_devices=1)) as pod:
-        assert pod.wait() == [0, 0], pod.outputs()
+    with Processes(tmp_path / "logs", 2, command(moved, cache, "evaluate", mesh_cpu_devices=1)) as processes:
+        assert processes.wait() == [0, 0], processes.outputs()
     first, second = record(one, f"test-{STEPS}"), record(moved, f"test-{STEPS}")
     assert first["text"] == second["text"] and second["hardware"]["devices"] == 2
     assert first["scores"]["nll"] == pytest.approx(second["scores"]["nll"], rel=1e-5)
