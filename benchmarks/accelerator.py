@@ -49,13 +49,13 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
         compiled = time.perf_counter() - began
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
-        with Prefetcher(run.batches, run.mesh, store.lengths, 0, steps) as feed:
+        with Prefetcher(run.batches, run.mesh, store.lengths, 0, steps) as batches:
             for step in range(1, steps + 1):
-                fed = feed.next()
-                state, metrics = programs[fed.key](state, fed.arrays)
-                tokens += fed.real.target
-                hardware += 3 * flops.forward_flops(config.model, config.data.vocab_size, fed.padded)
-                useful += 3 * flops.forward_flops(config.model, config.data.vocab_size, fed.real)
+                batch = batches.next()
+                state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
+                tokens += batch.real.target
+                hardware += 3 * flops.forward_flops(config.model, config.data.vocab_size, batch.padded)
+                useful += 3 * flops.forward_flops(config.model, config.data.vocab_size, batch.real)
                 if step % BLOCK == 0:
                     losses.append(float(metrics["loss"]))
                     now = time.perf_counter()

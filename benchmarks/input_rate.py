@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks.record import machine, publish
 from t2t_flax.config import Data, Model
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.first_fit import first_fit
-from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.data.batching.packing import first_fit
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source, toy
-from t2t_flax.data.sources.lines import scan
 from t2t_flax.data.store.integrity import FILES, crc32
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS, Tokens, forward_flops
 
 CHUNK = 1_000_000
@@ -128,31 +128,24 @@ def starts(sizes: list[int], tokens: int) -> list[dict]:
 
 
 def preparation() -> dict:
-    """Tokens per second of one core from text to store, and of the scan that finds the shares of many hosts."""
+    """Tokens per second of one core from text to store."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = list(toy.pairs("train", 40_000))
         for n, side in enumerate(("en", "de")):
             (folder / side).write_text("".join(pair[n] + "\n" for pair in pairs))
         source = open_source("en,de", root=name, source_language="en", target_language="de")
-        tokenizers = train_tokenizers(source, kind="bpe", vocab_size=8000, joint=True)
+        tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=8000, joint_vocabulary=True))
         began = time.perf_counter()
-        policies = dict(max_length=256, on_too_long="drop", empty_lines="drop", processes=1)
-        store = prepare_split(source, tokenizers, folder / "store", **policies)
+        policies = Policies(max_length=256, on_too_long="drop", empty_lines="drop")
+        store = prepare_split(source, tokenizers, folder / "store", policies, num_workers=1)
         seconds = time.perf_counter() - began
-        with open(folder / "large", "wb") as file:
-            for _ in range(40):
-                file.write((folder / "de").read_bytes())
-        began = time.perf_counter()
-        scan(folder / "large", 10_000)
-        rate = (folder / "large").stat().st_size / (time.perf_counter() - began)
         tokens = sum(store.meta[side]["tokens"] for side in ("source", "target"))
         return {
             "text": "built-in corpus, joint BPE of 8000",
             "pairs": store.num_pairs,
             "tokens_per_second": round(tokens / seconds),
             "pairs_per_second": round(store.num_pairs / seconds),
-            "scan_megabytes_per_second": round(rate / 1e6),
         }
 
 
@@ -165,7 +158,7 @@ def batch_making(tokens: int, pairs: int, shares: tuple[int, ...]) -> dict:
         for hosts in shares:
             batches = Batches(store, Data(batch_tokens=tokens), seed=hosts, shards=shares[-1])
             first = batches.updates_per_epoch  # the windows before it were looked at to find the shapes
-            count = round(float(np.mean(batches._plan.counts)))
+            count = round(float(np.mean(batches._sampler.counts)))
             target, slots, filling, began = 0, 0, 0.0, time.perf_counter()
             for k in range(first, first + count):
                 batch = batches.batch(k)

@@ -1,4 +1,4 @@
-"""What the sweep runner costs: seconds of a sweep beside the same trainings by hand, one after the other, in turn.
+"""The overhead of a sweep: its wall time next to that of the same trainings by hand, measured alternately.
 
 python -m benchmarks.sweep_overhead --out=benchmarks/results/sweep_overhead.json
 """
@@ -20,22 +20,22 @@ TRIAL = {
 }  # fmt: skip
 
 
-def seconds(*words: str) -> float:
-    """Wall time of a command. Ends the program where it fails."""
+def seconds(*arguments: str) -> float:
+    """Wall time of a command; exits if it fails."""
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "t2t_flax", *words],
+    result = subprocess.run(
+        [sys.executable, "-m", "t2t_flax", *arguments],
         env=os.environ | {"PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    if result.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """Measures and writes the record."""
+    """Measures, and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
@@ -46,22 +46,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         common = ["--config=configs/toy.py", *(f"--config.{key}={value}" for key, value in TRIAL.items())]
         common.append(f"--config.data.cache={name}/data")
-        seconds("train", *common, f"--workdir={name}/first")  # which leaves stores and programs for all
+        seconds("train", *common, f"--workdir={name}/first")  # fills the caches of data and compiled programs
         for i in range(args.rounds):
-            each = [
+            times = [
                 seconds(
                     "train", *common, f"--config.optimizer.peak_lr={rate}", f"--workdir={Path(name, f'hand{i}-{n}')}"
                 )
                 for n, rate in enumerate(rates)
             ]
-            by_hand.append(sum(each))
+            by_hand.append(sum(times))
             swept.append(
                 seconds("sweep", *common, "--set", f"optimizer.peak_lr={','.join(rates)}", f"--workdir={name}/s{i}")
             )
             print(f"by hand {by_hand[-1]:.1f} s, sweep {swept[-1]:.1f} s", flush=True)
     extra = [(a - b) / args.trials for a, b in zip(swept, by_hand, strict=True)]
     record = {
-        "what": f"a sweep of {args.trials} trials, each a training of seconds, beside the same trainings by hand",
+        "what": f"a sweep of {args.trials} short trainings, and the same trainings by hand",
         "command": f"python -m benchmarks.sweep_overhead --trials={args.trials} --rounds={args.rounds}",
         "seconds_by_hand": [round(x, 2) for x in by_hand],
         "seconds_of_the_sweep": [round(x, 2) for x in swept],

@@ -62,8 +62,7 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     import jax
     import numpy as np
 
-    from t2t_flax.data.batching.first_fit import first_fit
-    from t2t_flax.data.batching.rows import fill
+    from t2t_flax.data.batching.packing import fill_rows, first_fit
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
@@ -82,7 +81,7 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
         one = {}
         for n, side in enumerate(("source", "target")):
             ids = np.concatenate([p[n] for p in batch])
-            parts = fill(
+            parts = fill_rows(
                 ids, np.cumsum(lens[n]) - lens[n], lens[n], np.arange(len(batch)), row, starts[n], rows, size["row"]
             )
             one |= {side if k == "ids" else f"{side}_{k}": x[None] for k, x in parts.items()}

@@ -85,11 +85,16 @@ def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
     """Locks a local file, which is created if missing; None where another process holds the lock. Raises OSError where the
     file system has no locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        descriptor, writable = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
+    except PermissionError:  # another user's file: locking it needs no right to write
+        descriptor, writable = os.open(path, os.O_RDONLY), False
     try:
         if not _try_exclusive(descriptor):
             os.close(descriptor)
             return None
+        if not writable:
+            return FileLock(descriptor)
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, (json.dumps(dataclasses.asdict(this_process(command))) + "\n").encode(), 0)
     except OSError:

@@ -1,5 +1,6 @@
 """Process settings that must be applied before JAX starts, and child processes."""
 
+import contextlib
 import ctypes
 import importlib.util
 import logging
@@ -7,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.errors import STOPPED
@@ -83,24 +85,32 @@ def child_environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
 
 
+@contextlib.contextmanager
+def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` at SIGTERM and SIGINT within the block; the earlier handlers come back after it."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.signal(number, lambda *_: callback()) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
     """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
     or STOPPED where a signal ended this process, which is passed on to the child.
     """
     child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
-    signals = []
+    stopped = threading.Event()
 
-    def stop(number: int, frame: Any) -> None:
-        signals.append(number)
+    def stop() -> None:
+        stopped.set()
         child.terminate()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with on_stop_signal(stop):
         code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return STOPPED if signals else code
+    return STOPPED if stopped.is_set() else code
 
 
 def likely_platform() -> str:

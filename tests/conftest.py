@@ -45,24 +45,9 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-SEVERAL = "tests/multiprocess/"
-
-
 def pytest_collection_modifyitems(items) -> None:
     """Tests of several processes begin first, because they take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """A worker takes a file whole; one takes all tests of several processes, which would disturb each other's times."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return SEVERAL if nodeid.startswith(SEVERAL) else super()._split_scope(nodeid)
-
-    return ByFile(config, log)
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/multiprocess/"))
 
 
 def pytest_unconfigure(config) -> None:

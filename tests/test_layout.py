@@ -14,7 +14,7 @@ BELOW = {
     "locks": {"errors", "filesystem"},
     "config": {"errors"},
     "process_setup": {"config", "errors"},
-    "data": {"config", "errors", "filesystem"},
+    "data": {"config", "errors", "filesystem", "locks"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},

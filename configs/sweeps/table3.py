@@ -1,11 +1,11 @@
-"""The paper's Table 3: what heads, sizes, depth, dropout, label smoothing and learned positions change.
+"""The paper's Table 3: the effect of heads, sizes, depth, dropout, label smoothing and learned positions.
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py --workdir=sweeps/table3            WMT14, the paper's sizes
+    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py --workdir=sweeps/table3            WMT14, sizes of the paper
 
     python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:multi30k --workdir=sweeps/table3_multi30k \\
-        --config.data.root=DATA/multi30k/raw                                           widths an eighth, depths half
+        --config.data.root=DATA/multi30k/raw                                           widths / 8, depths / 2
 
-`:two_cores` trains eight rows of `:multi30k`, two seeds each: two hours on two cores with `--jobs=2`. data.root holds
+`:two_cores` trains eight rows of `:multi30k` with two seeds: two hours on two cores with `--jobs=2`. data.root contains
 Multi30k's cased text, `SET.LANG.gz`.
 """
 
@@ -14,8 +14,8 @@ from t2t_flax.sweeps.space import Sweep, concat, named
 
 WIDTHS = ("model.d_model", "model.d_ff", "model.d_k", "model.d_v")
 DEPTHS = ("model.num_encoder_layers", "model.num_decoder_layers")
-SHRUNK = dict.fromkeys(WIDTHS, 8) | dict.fromkeys(DEPTHS, 2)
-"""By what `:multi30k` divides each size, so that all ratios are the paper's."""
+DIVISORS = dict.fromkeys(WIDTHS, 8) | dict.fromkeys(DEPTHS, 2)
+"""Divisors of the sizes in `:multi30k`, which keep the paper's ratios."""
 TWO_CORES = ("base", "a_h1", "b_dk16", "c_n2", "c_n4", "d_dropout_0", "d_smoothing_0", "e_learned")
 
 
@@ -27,7 +27,7 @@ def get_sweep(size: str = "wmt14") -> Sweep:
         )
     if size not in ("multi30k", "two_cores"):
         raise KeyError(f"variant {size!r}: expected wmt14, multi30k or two_cores")
-    rows = {row: shrunk(keys) for row, (keys, _, _) in TABLE3_ROWS.items() if row != "big"}
+    rows = {row: shrink(keys) for row, (keys, _, _) in TABLE3_ROWS.items() if row != "big"}
     if size == "two_cores":
         rows = {row: rows[row] for row in TWO_CORES}
     return Sweep(
@@ -38,5 +38,5 @@ def get_sweep(size: str = "wmt14") -> Sweep:
     )
 
 
-def shrunk(keys: dict) -> dict:
-    return {key: value // SHRUNK[key] if key in SHRUNK else value for key, value in keys.items()}
+def shrink(keys: dict) -> dict:
+    return {key: value // DIVISORS[key] if key in DIVISORS else value for key, value in keys.items()}

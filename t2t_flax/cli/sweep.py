@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.util
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.initialize import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.process_setup import on_stop_signal
 from t2t_flax.sweeps import space
 from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
 from t2t_flax.sweeps.optuna_search import NO_OPTUNA, SearchQueue
@@ -214,14 +214,9 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
 def _work(args: argparse.Namespace, folder: Folder, sweep: dict[str, Any], resources: list[Resources]) -> int:
     search, stop = _search(sweep), threading.Event()
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
-    handlers = {s: signal.signal(s, lambda number, frame: stop.set()) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with progress_table(folder, queue.names) as say:
-            options = dict(retries=args.retries, stop=stop, say=say, stack=args.stack, cwd=sweep["cwd"])
-            Worker(folder, queue, resources, **options).run()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with on_stop_signal(stop.set), progress_table(folder, queue.names) as say:
+        options = dict(retries=args.retries, stop=stop, say=say, stack=args.stack, cwd=sweep["cwd"])
+        Worker(folder, queue, resources, **options).run()
     counts = count_states(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process

@@ -55,7 +55,11 @@ VALUES = {
 }
 """Old value -> new value of a key by its new name."""
 
+REMOVED = {"data.batch_processes": "one thread of the training process makes the batches"}
+"""Removed key -> why it has no effect any more. Accepted and ignored wherever old names are."""
+
 _ITEMS = {old.partition(".")[2]: new.partition(".")[2] for old, new in KEYS.items()}
+_REMOVED_ITEMS = {name.partition(".")[2]: name for name in REMOVED}
 
 
 def current_key(name: str) -> str:
@@ -78,12 +82,20 @@ def current_items(group: str, items: Mapping[str, Any]) -> dict[str, Any]:
     renamed: dict[str, Any] = {}
     for item, value in items.items():
         old = f"{group}.{item}"
+        if old in REMOVED:
+            continue
         new = current_key(old)
         name = item if new == old else new.partition(".")[2]
         if name != item and name in items:
             raise UserError(f"config.{old} is the old name of config.{new}, which is set too: remove config.{old}.")
         renamed[name] = current_value(new, value)
     return renamed
+
+
+def _without_removed(group: str, items: Any) -> Any:
+    if not isinstance(items, Mapping):
+        return items
+    return {item: value for item, value in items.items() if f"{group}.{item}" not in REMOVED}
 
 
 def upgraded(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +105,7 @@ def upgraded(stored: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = stored.get("schema_version", 1)
     if type(version) is int and version >= SCHEMA_VERSION:
-        return dict(stored)
+        return {group: _without_removed(group, items) for group, items in stored.items()}
     groups = {group: current_items(group, items) for group, items in stored.items() if isinstance(items, Mapping)}
     for name in groups.get("seed", {}).keys() & {"init", "dropout"}:  # once accepted, and used modulo 2^32
         value = groups["seed"][name]
@@ -109,6 +121,10 @@ def current_overrides(overrides: Mapping[str, Any], *, note: str = "") -> dict[s
     """
     renamed: dict[str, Any] = {}
     for old, value in overrides.items():
+        if old in REMOVED:
+            if note:
+                _note(f"{note}{old} has no effect any more: {REMOVED[old]}")
+            continue
         new = current_key(old)
         if new != old:
             if new in overrides:
@@ -134,6 +150,9 @@ class Group(ml_collections.ConfigDict):
         return super().__getitem__(self._current(key))
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key in _REMOVED_ITEMS:
+            _note(f"the config key {_REMOVED_ITEMS[key]} has no effect any more: {REMOVED[_REMOVED_ITEMS[key]]}")
+            return
         super().__setitem__(self._current(key), value)
 
     def _current(self, key: Any) -> Any:

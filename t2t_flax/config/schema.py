@@ -90,14 +90,6 @@ class Data:
         "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
         choices=("start", "previous_eos"),
     )
-    batch_processes: int = key(
-        0,
-        "processes of each host that find rows for the updates to come; 0 = the training process on a thread. For pods that "
-        "take more tokens than one core can batch (docs/scaling.md)",
-        low=0,
-        high=1024,
-        mutable=True,
-    )
     microbatch_tokens: int = key(
         0,
         "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",

@@ -1,4 +1,4 @@
-"""The data of a run: tokenizers and token stores, made once and found again by digest."""
+"""The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
 import dataclasses
 import hashlib
@@ -6,16 +6,16 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.config.test_sets import FORM
 from t2t_flax.data.batching.layouts import Layouts
-from t2t_flax.data.preprocess import Policies, prepare_split
-from t2t_flax.data.shared_preprocessing import Pod, prepare_together, survey_once
+from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of
 from t2t_flax.data.sources.base import Source
+from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -35,45 +35,73 @@ class Corpus:
     valid: TokenStore | None
 
 
+class Pod(Protocol):
+    """The processes of a run; this one is `index` of `count`."""
+
+    index: int
+    count: int
+
+    def broadcast(self, what: str, mine: str = "", seconds: float = 0.0) -> str:
+        """What process 0 passes as `mine`, on all processes; waits up to `seconds`."""
+
+
+_PREPARATION_TIMEOUT = 7 * 24 * 3600.0
+"""Seconds that other processes wait for process 0. Its failure ends their wait earlier."""
+
+
 def prepare_corpus(
     config: Config,
     workdir: str | epath.Path,
-    progress: Callable[[str], Any] | None = None,
+    progress: Callable[[str], ProgressCallback] | None = None,
     pod: Pod | None = None,
 ) -> Corpus:
-    """Tokenizers (trained, given, or those of `train.init_from`) and stores; what is there already is reused.
+    """Tokenizers (trained, given, or those of `train.init_from`) and token stores; existing ones are reused.
 
-    `progress(name)` gives a callback `(pairs done, pairs in all or None)` for a split. Of several hosts (`pod`), all
-    must call this: host 0 trains the tokenizer, each tokenises its share. Raises UserError for every mistake in the
-    data: missing or ill-formed files, a vocabulary that the text cannot fill, no pair left.
+    `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `pod` must call this:
+    process 0 prepares with all its cores while the others wait, then all open the same stores. Raises UserError for
+    every mistake in the data: missing or malformed files, a vocabulary that the text cannot fill, no pair left.
     """
     workdir = epath.Path(workdir)
+    stores = _prepared_by_lead(pod, lambda: _prepare(config, workdir, progress))
+    return Corpus(TokenizerPair.load(workdir / "tokenizer"), *stores)
+
+
+def _prepare(config: Config, workdir: epath.Path, progress) -> list[TokenStore | None]:
     if not config.data.train:
         raise UserError(
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
         )
     check_reachable(_cache(config, workdir))
-    lead, shared = pod is None or pod.index == 0, pod is not None and pod.count > 1
-    if lead:
-        tokenizers = _tokenizers(config, workdir, split_source(config, "train"))
-    if shared:
-        pod.barrier("the tokenizer is trained")
-    if not lead:
-        tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    train = split_store(config, workdir, "train", tokenizers, progress, pod)
-    if lead:
-        Layouts(train, config.data, config.seed.data)  # which leaves beside the store what every start needs
-    if shared:
-        pod.barrier("the updates are counted")
-    valid = None
-    if config.data.valid:
-        valid = split_store(config, workdir, "valid", tokenizers, progress, pod)
-    return Corpus(tokenizers, train, valid)
+    tokenizers = _tokenizers(config, workdir, split_source(config, "train"))
+    train = _split_store(config, workdir, "train", tokenizers, progress)
+    Layouts(train, config.data, config.seed.data)  # writes the update counts beside the store, which every start needs
+    valid = _split_store(config, workdir, "valid", tokenizers, progress) if config.data.valid else None
+    return [train, valid]
+
+
+def _prepared_by_lead(pod: Pod | None, prepare: Callable[[], list[TokenStore | None]]) -> list[TokenStore | None]:
+    """What `prepare` returns on process 0; the others wait and open the same stores."""
+    if pod is None or pod.count == 1:
+        return prepare()
+    stores = prepare() if pod.index == 0 else None
+    where = [store and (str(store.origin), store.digest) for store in stores or ()]
+    prepared = json.loads(pod.broadcast("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
+    return stores or [store and _open_prepared(*store) for store in prepared]
+
+
+def _open_prepared(folder: str, digest: str) -> TokenStore:
+    store = find_store(folder, digest)
+    if store is None:
+        raise UserError(
+            f"{folder} was prepared by process 0 and is not visible here: config.data.cache, or the workdir, must be a "
+            "folder that all hosts share, or an object store (gs://...)."
+        )
+    return store
 
 
 def sets_of(config: Config, split: str) -> list[str]:
-    """What `split` stands for, as names that `split_source` takes: `valid`; `test` for all test sets; or the name of one of
-    them. Raises UserError where there is none.
+    """The names, as `split_source` takes them, that `split` stands for: `valid`; `test` for all test sets; or the name of
+    one of them. Raises UserError where there is none.
     """
     if split == "test" and (names := list(parse_test_sets(config.data.test))):
         return names
@@ -82,8 +110,8 @@ def sets_of(config: Config, split: str) -> list[str]:
 
 
 def split_source(config: Config, split: str) -> Source:
-    """The source that config.data.train, .valid or .test names; of several test sets that of the name `split`. Raises
-    UserError where there is none, or where there are several references to train on.
+    """The source that config.data.train, .valid or .test names; of several test sets the one named `split`. Raises
+    UserError where there is none, or for training text with several references.
     """
     key, spec = _spec(config, split)
     try:
@@ -97,7 +125,7 @@ def split_source(config: Config, split: str) -> Source:
         raise
     if split == "train" and source.reference_count > 1:
         raise UserError(
-            f"config.data.train = {spec!r} names {source.reference_count} targets: training text is SRC,TGT. Several "
+            f"config.data.train = {spec!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
             "references are for config.data.valid and config.data.test."
         )
     return source
@@ -110,20 +138,20 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
         if not spec:
             raise UserError(f"{key} is empty: give --{key}=SRC,TGT or another source.")
         return key, spec
-    found = parse_test_sets(config.data.test)
-    if split in found:
-        return "config.data.test" + ("" if split == "test" else f" ({split})"), found[split]
-    if split == "test" and found:
-        raise UserError(f"config.data.test names the test sets {', '.join(found)}: ask for one of them.")
+    test_sets = parse_test_sets(config.data.test)
+    if split in test_sets:
+        return "config.data.test" + ("" if split == "test" else f" ({split})"), test_sets[split]
+    if split == "test" and test_sets:
+        raise UserError(f"config.data.test names the test sets {', '.join(test_sets)}: choose one of them.")
     if split == "test":
         raise UserError("config.data.test is empty: give --config.data.test=SRC,TGT or another source.")
-    known = ", ".join(found) if set(found) - {"test"} else "no named test sets"
+    known = ", ".join(test_sets) if set(test_sets) - {"test"} else "no named test sets"
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
 
 def check_sources(config: Config, splits: Sequence[str] = ("train", "valid", "test")) -> None:
-    """Opens the sources of these splits and reads their first pair, so that a mistake is told before the training and not
-    after it. Raises UserError for a source that is missing, cannot be read, is empty or not of its form.
+    """Opens the sources of these splits and reads their first pair, so that mistakes are reported before training. Raises
+    UserError for a source that is missing, unreadable, empty or malformed.
     """
     for split in splits:
         for name in sets_of(config, split) if getattr(config.data, split).strip() else ():
@@ -139,70 +167,85 @@ def first_pair(source: Source, key: str) -> tuple[str, str]:
 
 
 def split_store(
-    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None, pod: Pod | None = None
+    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, pod: Pod | None = None
 ) -> TokenStore:
-    """The token store of a split; of `valid` and test sets nothing is dropped or cut. Of several hosts all must call this."""
-    workdir, source, train = epath.Path(workdir), split_source(config, split), split == "train"
-    policies = dict(
-        max_length=config.data.max_length if train else 2**31 - 1,
-        on_too_long=config.data.on_too_long if train else "keep",
-        empty_lines=config.data.empty_lines if train else "keep",
-        source_eos=config.data.source_eos,
-    )
-    survey = survey_once(source, split, workdir, pod) if pod and pod.count > 1 else None
-    fingerprint = survey.fingerprint if survey else source.fingerprint()
+    """The token store of a split. Pairs of `valid` and of test sets are neither dropped nor truncated. All processes of
+    a `pod` must call this.
+    """
+    (store,) = _prepared_by_lead(pod, lambda: [_split_store(config, workdir, split, tokenizers)])
+    return store
+
+
+def _split_store(
+    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+) -> TokenStore:
+    source, data = split_source(config, split), config.data
+    policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
+    fingerprints = [source.fingerprint()]
+    if split == "train":
+        policies = Policies(data.max_length, data.on_too_long, data.empty_lines, data.source_eos)
+        fingerprints += source.earlier_fingerprints
     kind = split if split in ("train", "valid") else "test"
-    name = f"{kind}-{_digest(fingerprint, tokenizers.digest, Policies(**policies).as_stored())}"
-    folder = epath.Path(_cache(config, workdir)) / name
-    how = dict(processes=config.data.num_workers, progress=progress(split) if progress else None, **policies)
-    if survey:
-        return prepare_together(source, survey, tokenizers, folder, pod, **how)
-    return prepare_split(source, tokenizers, folder, **how)
+    cache = epath.Path(_cache(config, workdir))
+    parts = tokenizers.digest, policies.as_stored()
+    folders = [cache / f"{kind}-{_digest(fingerprint, *parts)}" for fingerprint in fingerprints]
+    for folder, fingerprint in zip(folders, fingerprints, strict=True):
+        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies)[1]):
+            return store
+    report = progress(split) if progress else None
+    return prepare_split(source, tokenizers, folders[0], policies, num_workers=data.num_workers, progress=report)
+
+
+_TOKENIZER_KEYS = (
+    "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
+    "split_digits"
+).split()
 
 
 def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:
-    d, own = config.data, workdir / "tokenizer"
-    settings = {
-        name: getattr(d, name)
-        for name in (
-            "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
-            "split_digits"
-        ).split()
-    }
+    data, own = config.data, workdir / "tokenizer"
+    cache = epath.Path(_cache(config, workdir))
     if config.train.init_from:
-        # A run that goes on needs its own folder alone: the one that it started from may be gone.
-        theirs = epath.Path(config.train.init_from) / "tokenizer"
-        pair = TokenizerPair.load(own if TokenizerPair.is_complete(own) else theirs)
-    elif d.tokenizer == "subword_nmt":
-        codes = read_codes(epath.Path(d.root or ".") / d.tokenizer_model)
-        folder = (
-            epath.Path(_cache(config, workdir))
-            / f"tokenizer-{_digest(source.fingerprint(), codes, d.joint_vocabulary)}"
-        )
+        # A resumed run needs only its own folder: the run that it started from may be gone.
+        initial = epath.Path(config.train.init_from) / "tokenizer"
+        pair = TokenizerPair.load(own if TokenizerPair.is_complete(own) else initial)
+    elif data.tokenizer == "subword_nmt":
+        codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)
+        folder = cache / f"tokenizer-{_digest(source.fingerprint(), codes, data.joint_vocabulary)}"
         if not TokenizerPair.is_complete(folder):
-            _subword_pair(codes, source, d.joint_vocabulary).save(folder)
+            _subword_pair(codes, source, data.joint_vocabulary).save(folder)
         pair = TokenizerPair.load(folder)
-        _check_size(pair, config)
-    elif d.tokenizer_model:
-        given = epath.Path(d.root or ".") / d.tokenizer_model
+        _check_vocab_size(pair, config)
+    elif data.tokenizer_model:
+        given = epath.Path(data.root or ".") / data.tokenizer_model
         gone = TokenizerPair.is_complete(own) and not given.exists()
         pair = TokenizerPair.load(own if gone else given)
-        _check_size(pair, config)
+        _check_vocab_size(pair, config)
     else:
-        folder = epath.Path(_cache(config, workdir)) / f"tokenizer-{_digest(source.fingerprint(), settings)}"
-        if not TokenizerPair.is_complete(folder):
-            log.info("training the tokenizer on %s", source.spec)
-            pair = task_of(config).train_tokenizers(source)
-            pair.save(folder)
-        pair = TokenizerPair.load(folder)
+        pair = _trained_tokenizers(config, own, cache, source)
     if not TokenizerPair.is_complete(own):
         pair.save(own)
     elif TokenizerPair.load(own).digest != pair.digest:
         raise UserError(
-            f"{own} holds another tokenizer than this config and data make: the training text, or a tokenizer key, has "
-            "changed since the run began. Use another --workdir."
+            f"{own} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
+            "since the run began. Use another --workdir."
         )
     return pair
+
+
+def _trained_tokenizers(config: Config, own: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
+    settings = {key: getattr(config.data, key) for key in _TOKENIZER_KEYS}
+    fingerprints = source.fingerprint(), *source.earlier_fingerprints
+    folder, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
+    if TokenizerPair.is_complete(own):  # a run that an earlier version began
+        digest = TokenizerPair.load(own).digest
+        for candidate in earlier:
+            if TokenizerPair.is_complete(candidate) and TokenizerPair.load(candidate).digest == digest:
+                return TokenizerPair.load(own)
+    if not TokenizerPair.is_complete(folder):
+        log.info("training the tokenizer on %s", source.spec)
+        task_of(config).train_tokenizers(source).save(folder)
+    return TokenizerPair.load(folder)
 
 
 def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
@@ -212,7 +255,7 @@ def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
     return TokenizerPair(*(with_vocabulary(codes, (pair[side] for pair in source.pairs())) for side in (0, 1)))
 
 
-def _check_size(pair: TokenizerPair, config: Config) -> None:
+def _check_vocab_size(pair: TokenizerPair, config: Config) -> None:
     for side in ("source", "target"):
         size = getattr(pair, side).vocab_size
         if size > config.data.vocab_size:
@@ -222,7 +265,7 @@ def _check_size(pair: TokenizerPair, config: Config) -> None:
             )
     if config.data.joint_vocabulary and pair.source.digest != pair.target.digest:
         raise UserError(
-            f"config.data.tokenizer_model = {config.data.tokenizer_model} holds two tokenizers: set "
+            f"config.data.tokenizer_model = {config.data.tokenizer_model} has two tokenizers: set "
             "config.data.joint_vocabulary = false and config.model.tie_embeddings = decoder."
         )
 

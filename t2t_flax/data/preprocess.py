@@ -1,4 +1,4 @@
-"""From a corpus to trained tokenizers, and from corpus and tokenizers to a token store."""
+"""From a source and tokenizers to a token store."""
 
 import contextlib
 import hashlib
@@ -8,134 +8,45 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from t2t_flax.config import Data
 from t2t_flax.config.renamed import original_value
-from t2t_flax.data import worker_pool as workers
+from t2t_flax.data import worker_pool
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.store.remote import find, place_of, send
+from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.store.writer import StoreWriter, turn
+from t2t_flax.data.store.writer import StoreWriter, exclusive
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import EOS, train_sentencepiece
+from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 CHUNK_PAIRS = 2000
-"""Pairs that one process tokenises at a time."""
+"""Pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
-"""Pairs tokenised before other processes are started: starting them takes seconds, these take about two."""
+"""Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
 CHUNKS_IN_FLIGHT = 3
-"""Chunks that wait or are worked on, for each process."""
+"""Chunks queued or in work, for each process."""
 
 RECIPE_VERSION = 1
-"""Of the tokenised sentences, which checkpoints refer to: another number than the files' own FORMAT_VERSION."""
+"""Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
 COUNTS = ("pairs_read", "dropped", "too_long", "truncated", "empty")
 
 Pairs = list[tuple[str, str]]
-
-
-def train_tokenizers(
-    source: Source,
-    *,
-    kind: str,
-    vocab_size: int,
-    joint: bool,
-    character_coverage: float = 1.0,
-    byte_fallback: bool = True,
-    normalization: str = "nmt_nfkc",
-    split_digits: bool = False,
-    max_sentences: int = 2_000_000,
-) -> TokenizerPair:
-    """Trains one tokenizer on the sentences of both sides (section 5.1), or one for each side if not joint.
-
-    `max_sentences` bounds what trains one tokenizer. Arguments and errors as `train_sentencepiece`.
-    """
-
-    def train(sentences: Iterable[str]):
-        return train_sentencepiece(
-            sentences,
-            kind=kind,
-            vocab_size=vocab_size,
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
-            normalization=normalization,
-            split_digits=split_digits,
-            max_sentences=max_sentences,
-        )
-
-    if joint:
-        both = train(itertools.chain.from_iterable(source.pairs()))
-        return TokenizerPair(both, both)
-    sides = []
-    for n, side in enumerate(("source", "target")):
-        try:
-            sides.append(train(pair[n] for pair in source.pairs()))
-        except UserError as error:
-            raise UserError(f"{side} side of {source.spec}: {error}") from None
-    return TokenizerPair(*sides)
-
-
-def tokenizer_settings(data: Data) -> dict[str, Any]:
-    """The keys of a config that `train_sentencepiece` takes."""
-    return dict(
-        kind=data.tokenizer,
-        vocab_size=data.vocab_size,
-        character_coverage=data.character_coverage,
-        byte_fallback=data.byte_fallback,
-        normalization=data.normalization,
-        split_digits=data.split_digits,
-        max_sentences=data.tokenizer_sentences,
-    )
-
-
-def prepare_split(
-    source: Source,
-    tokenizers: TokenizerPair,
-    folder: os.PathLike | str,
-    *,
-    max_length: int,
-    on_too_long: str,
-    empty_lines: str,
-    source_eos: bool = True,
-    processes: int = 0,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> TokenStore:
-    """The token store of `source` at `folder`: opened if it was made from the same, else made anew. A folder in an object
-    store is opened as this host's copy of it.
-
-    max_length: tokens of either side, EOS counted. on_too_long: "drop" the pair | "truncate" each side to its first
-    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
-    "error". processes: 0 = one per core; the bytes do not depend on it. progress(pairs done, pairs in all or None).
-    meta.json counts pairs_read, pairs (kept), dropped, too_long, truncated and empty. Raises UserError if nothing is kept.
-    """
-    policies = Policies(max_length, on_too_long, empty_lines, source_eos)
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
-    found = find(folder, digest)
-    if found:
-        return found
-    place = place_of(folder, digest)
-    with turn(place):
-        found = find(folder, digest)  # another process may have made it while this one waited
-        if found:
-            return found
-        encoded = encode(source.pairs(), tokenizers, policies, processes)
-        with new_store(place, tokenizers) as writer:
-            counts = write_chunks(writer, encoded, source, policies, progress=progress)
-            refuse_nothing(source, counts, policies)
-            writer.meta.update(digest=digest, recipe=recipe, **counts)
-        store = TokenStore.open(place, epath.Path(folder))
-        send(place, folder)
-    return store
+ProgressCallback = Callable[[int, int | None], None]
+"""Called with (pairs done, pairs in total or None)."""
 
 
 @dataclass(frozen=True)
 class Policies:
-    """What happens to pairs that are too long or have an empty side; see `prepare_split`."""
+    """What happens to pairs that are too long or have an empty side.
+
+    max_length: tokens of either side, EOS counted. on_too_long: "drop" the pair | "truncate" each side to its first
+    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
+    "error". source_eos: whether source sentences end with EOS.
+    """
 
     max_length: int
     on_too_long: str
@@ -143,7 +54,7 @@ class Policies:
     source_eos: bool = True
 
     def as_stored(self) -> dict[str, Any]:
-        """By their first names, so that the digests of stores stay what they were."""
+        """Under the first names of keys and values, so that digests of stores do not change."""
         return {
             "max_length": self.max_length,
             "too_long": original_value("data.on_too_long", self.on_too_long),
@@ -152,8 +63,41 @@ class Policies:
         }
 
 
+def prepare_split(
+    source: Source,
+    tokenizers: TokenizerPair,
+    folder: os.PathLike | str,
+    policies: Policies,
+    *,
+    num_workers: int = 0,
+    progress: ProgressCallback | None = None,
+) -> TokenStore:
+    """The token store of `source` at `folder`: opened if it was made from the same data, else written. A folder in an
+    object store is opened as this host's copy of it.
+
+    num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
+    pairs (kept), dropped, too_long, truncated and empty. Raises UserError if no pair is left, and for an empty side
+    where the policies say "error".
+    """
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
+    if store := find_store(folder, digest):
+        return store
+    local = local_path(folder, digest)
+    with exclusive(local):
+        if store := find_store(folder, digest):  # written by another process while this one waited
+            return store
+        with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
+            encoder = _Encoder(tokenizers, policies)
+            counts = _write(writer, _encode_all(encoder, source.pairs(), num_workers), source, progress)
+            _require_nonempty(source, counts, policies)
+            writer.meta.update(digest=digest, recipe=recipe, **counts)
+        store = TokenStore.open(local, epath.Path(folder))
+        upload(local, folder)
+    return store
+
+
 def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
-    """(what a store is made from, its sha256)."""
+    """(what a store is made from, the sha256 of that)."""
     recipe = {
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
@@ -163,59 +107,44 @@ def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 
 
-def new_store(place: Path, tokenizers: TokenizerPair) -> StoreWriter:
-    """A writer of a store with the tokenizers' sizes."""
-    return StoreWriter(place, vocab_sizes=(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
+@dataclass
+class _Chunk:
+    sides: tuple[tuple[np.ndarray, np.ndarray], ...]
+    counts: dict[str, int]
+    empty: int | None = None
+    """Place of the first pair with an empty side, where that is an error."""
 
 
-def encode(pairs: Iterator[tuple[str, str]], tokenizers: TokenizerPair, policies: Policies, processes: int):
-    """Tokenised chunks of the pairs, in their order; `processes` as in `prepare_split`."""
-    return _encode_all(_Encoder(tokenizers, policies), pairs, processes or _num_cores())
-
-
-def write_chunks(
-    writer: StoreWriter, encoded, source: Source, policies: Policies, *, first: int = 0, total=None, progress=None
+def _write(
+    writer: StoreWriter, chunks: Iterator[_Chunk], source: Source, progress: ProgressCallback | None
 ) -> dict[str, int]:
-    """Appends tokenised chunks, of which the first begins with pair `first` of the source; returns the counts.
-
-    Raises UserError for an empty side where the policies say so.
-    """
     counts = dict.fromkeys(COUNTS, 0)
-    with contextlib.closing(encoded):
-        for chunk in encoded:
-            if chunk.first_empty is not None and policies.empty_lines == "error":
-                place = source.where(first + counts["pairs_read"] + chunk.first_empty)
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            if chunk.empty is not None:
                 raise UserError(
-                    f"{place}: one side of the pair is empty; correct the text, or drop such pairs with "
-                    f"config.data.empty_lines = 'drop'"
+                    f"{source.where(counts['pairs_read'] + chunk.empty)}: one side of the pair is empty; correct the "
+                    "text, or drop such pairs with config.data.empty_lines = 'drop'"
                 )
             writer.write(*chunk.sides)
             for name, count in chunk.counts.items():
                 counts[name] += count
             if progress:
-                progress(counts["pairs_read"], total or source.count)
+                progress(counts["pairs_read"], source.count)
     return counts
 
 
-def refuse_nothing(source: Source, counts: dict[str, int], policies: Policies) -> None:
-    """Raises UserError where no pair was kept."""
+def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies) -> None:
     if counts["dropped"] == counts["pairs_read"]:
         raise UserError(
-            f"{source.spec}: nothing is left of {counts['pairs_read']} pairs: {counts['empty']} have an empty side, "
+            f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
             f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
         )
 
 
 @dataclass
-class _Chunk:
-    sides: tuple[tuple[np.ndarray, np.ndarray], ...]
-    counts: dict[str, int]
-    first_empty: int | None = None
-
-
-@dataclass
 class _Encoder:
-    """Tokenises chunks of pairs under the policies; is sent to other processes once."""
+    """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
 
     tokenizers: TokenizerPair
     policies: Policies
@@ -228,7 +157,7 @@ class _Encoder:
         for i, pair in enumerate(pairs):
             source, target = self.tokenizers.source.encode(pair[0]), self.tokenizers.target.encode(pair[1])
             empty = not (source and target and pair[0].strip() and pair[1].strip())
-            if empty and first_empty is None:
+            if empty and first_empty is None and policies.empty_lines == "error":
                 first_empty = i
             long = max(len(source), len(target)) + 1 > policies.max_length
             drop = (empty and policies.empty_lines == "drop") or (long and policies.on_too_long == "drop")
@@ -236,11 +165,12 @@ class _Encoder:
             counts["too_long"] += long
             counts["dropped"] += drop
             counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
-            if not drop:
-                for side, ids, eos in zip(kept, (source, target), (policies.source_eos, True), strict=True):
-                    if policies.on_too_long == "truncate":
-                        del ids[policies.max_length - 1 :]
-                    side.append(ids + [EOS] if eos else ids)
+            if drop:
+                continue
+            for side, ids, eos in zip(kept, (source, target), (policies.source_eos, True), strict=True):
+                if policies.on_too_long == "truncate":
+                    del ids[policies.max_length - 1 :]
+                side.append(ids + [EOS] if eos else ids)
         sides = tuple(
             (
                 np.fromiter(itertools.chain.from_iterable(side), np.int32),
@@ -251,27 +181,28 @@ class _Encoder:
         return _Chunk(sides, counts, first_empty)
 
 
-def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str]], processes: int) -> Iterator[_Chunk]:
+def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str]], num_workers: int) -> Iterator[_Chunk]:
     """Chunks in the order of the corpus; never more than a few in memory."""
+    num_workers = num_workers or _num_cores()
     chunks = iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])
-    inline = None if processes == 1 else INLINE_PAIRS // CHUNK_PAIRS
+    inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from map(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
     if first is not None:
-        yield from _encode_in_processes(encoder, itertools.chain([first], chunks), processes)
+        yield from _encode_in_processes(encoder, itertools.chain([first], chunks), num_workers)
 
 
-def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], processes: int) -> Iterator[_Chunk]:
-    pool = workers.pool(processes, _start_worker, encoder)
-    waiting = deque()
+def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], num_workers: int) -> Iterator[_Chunk]:
+    pool = worker_pool.start(num_workers, _start_worker, encoder)
+    pending = deque()
     try:
-        with workers.lost("tokenises", "set config.data.num_workers = 1 to tokenise in this process alone"):
+        with worker_pool.report_lost("tokenizes", "set config.data.num_workers = 1 to tokenize in this process"):
             for chunk in chunks:
-                waiting.append(pool.submit(_work, chunk))
-                if len(waiting) >= processes * CHUNKS_IN_FLIGHT:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                pending.append(pool.submit(_work, chunk))
+                if len(pending) >= num_workers * CHUNKS_IN_FLIGHT:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -103,7 +103,7 @@ def score_pairs(
                 "that pair, or leave it out (config.decode.max_source_length is the most that is allowed)."
             )
         what = f"scoring {rows} pairs of up to {length} tokens"
-        memory.weigh(what, memory.program_bytes(program), memory.device_memory(), advice)
+        memory.check_fits_in_memory(what, memory.program_bytes(program), memory.device_memory(), advice)
         parts.append((program, rows, length, members))
     for program, rows, length, members in parts:
         for start in range(0, len(members), rows):

@@ -1,13 +1,13 @@
-"""One mesh of axes (data, fsdp, tensor), and what lies where on it: config.mesh.rules is the table of the parameters.
+"""One mesh with axes (data, fsdp, tensor), and the shardings of arrays on it; config.mesh.rules is the table for parameters.
 
-The whole program is written in the global view: `jax.jit` with shardings (which used to be called pjit), no per-device
-code. Any product of these is legal:
+The whole program is written in the global view, `jax.jit` with shardings (formerly pjit), without per-device code. These can
+be combined freely:
 
     data parallelism        mesh.data=n      parameters and optimizer state on every device
-    ZeRO-1                  mesh.fsdp=n      mesh.fsdp_mode=zero1: the optimizer state divided
-    FSDP (ZeRO-3)           mesh.fsdp=n      parameters and optimizer state divided
-    tensor parallelism      mesh.tensor=n    heads, d_ff and vocabulary divided
-    several slices          mesh.slices=n    the data axis runs over them, the others within one
+    ZeRO-1                  mesh.fsdp=n      mesh.fsdp_mode=zero1: the optimizer state is sharded
+    FSDP (ZeRO-3)           mesh.fsdp=n      parameters and optimizer state are sharded
+    tensor parallelism      mesh.tensor=n    heads, d_ff and vocabulary are sharded
+    several slices          mesh.slices=n    the data axis crosses slices, the others lie within one
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def evaluate(
     decode_seconds = time.perf_counter() - began
     task, sources = task_of(loaded.config), [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
-    nll, _ = loss(loaded.params)
+    nll = loss(loaded.params)["nll"]
     scores = task.scores(sources, outputs, targets, samples=loaded.config.eval.bootstrap_samples)
     hypotheses, *references = (list(map(task.answer, sources, side)) for side in (outputs, *targets))
     digest = source.fingerprint()

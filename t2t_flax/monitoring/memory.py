@@ -1,4 +1,4 @@
-"""What a compiled program takes, weighed against the memory there is."""
+"""Memory of compiled programs, checked against the available memory."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from t2t_flax.errors import UserError
 
 
 def device_memory() -> int | None:
-    """Bytes that one device offers this process: its own limit, or on CPU a share of what is free; None if unknown."""
+    """Bytes that this process can use on one device; on CPU each device's share of the free memory. None if unknown."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return psutil.virtual_memory().available // jax.local_device_count()
@@ -38,13 +38,13 @@ def program_bytes(compiled: jax.stages.Compiled) -> int | None:
 
 
 def resident_bytes(tree: Any) -> int:
-    """Bytes that arrays, given as themselves or as shapes with shardings, take on one device."""
+    """Bytes on one device of arrays, or of abstract arrays with shardings."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def weigh(name: str, needed: int | None, available: int | None, advice: str) -> None:
-    """Raises UserError, before a program first runs, where it needs more memory than there is."""
+def check_fits_in_memory(name: str, needed: int | None, available: int | None, advice: str) -> None:
+    """Raises UserError where a program needs more memory than is available."""
     if needed and available and needed > available:
         raise UserError(
-            f"{name} needs {needed / 2**30:.2f} GiB on each device, {available / 2**30:.2f} GiB are there. {advice}"
+            f"{name} needs {needed / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f} GiB are available. {advice}"
         )

@@ -15,9 +15,9 @@ log = logging.getLogger("t2t_flax")
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl (and WORKDIR/tensorboard).
 
-    A resumed run drops the lines after its first update, so that the file reads as if nothing had happened; a file with
-    damaged lines is kept as metrics.jsonl.damaged. For a
-    workdir in an object store the files grow on local disk and are sent whole, now and then and by `send`.
+    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
+    damaged lines is copied to metrics.jsonl.damaged. For a workdir in an object store the files are written to local disk
+    and uploaded, every now and then and in `send`.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool, evaluation_due: bool = False):
@@ -25,13 +25,13 @@ class MetricsWriter:
         lines, whole = _read(workdir / "metrics.jsonl")
         if not whole:
             atomic_write(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
-        # A change of the config at `resume_step` came after that checkpoint: the run that goes on writes it again.
-        # So does an evaluation that the checkpoint does not know of.
-        again = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
+        # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
+        # evaluation of which the checkpoint does not know.
+        rewritten = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
         kept = "".join(
             json.dumps(line) + "\n"
             for line in lines
-            if line["step"] < resume_step or line["step"] == resume_step and not again & line.keys()
+            if line["step"] < resume_step or line["step"] == resume_step and not rewritten & line.keys()
         )
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir
@@ -49,12 +49,12 @@ class MetricsWriter:
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """One line `{"step": step, ...}`; numbers go to TensorBoard too."""
+        """Appends `{"step": step, ...}`; numbers go to TensorBoard too."""
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
         if self._board and not self._board.file_writer.event_writer._worker.is_alive():
-            # Its thread ends at an error (a full disk), and what is added would then wait for it for ever.
-            log.warning("TensorBoard's files can no longer be written; metrics.jsonl has everything")
+            # Its thread ends at an error such as a full disk, and adding values would then block forever.
+            log.warning("TensorBoard files can no longer be written; metrics.jsonl has all values")
             self._board = None
         if self._board:
             for name, value in values.items():
@@ -62,8 +62,8 @@ class MetricsWriter:
                     self._board.add_scalar(name, value, step)
 
     def send(self) -> None:
-        """Makes the lines so far outlive this machine, as the checkpoint will that is made next. Pictures of the last
-        seconds may be missing: TensorBoard's writer has a queue of its own.
+        """Uploads the lines so far, ahead of a checkpoint. TensorBoard may lack the last seconds, which its own writer has
+        queued.
         """
         if self._mirror:
             self._mirror.send()
@@ -77,28 +77,26 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """The lines of WORKDIR/metrics.jsonl; a last line that was cut by a kill is left out, as are (with a warning) lines
-    that are no longer JSON.
-    """
+    """The lines of WORKDIR/metrics.jsonl. A last line that a kill has cut is left out; so are damaged lines, with a warning."""
     return _read(epath.Path(workdir) / "metrics.jsonl")[0]
 
 
 def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of a file, and whether all of them could be read."""
+    """The lines of a file, and whether none is damaged."""
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return [], True
-    found, damaged = [], []
+    valid, damaged = [], []
     for number, line in enumerate(lines[:-1], 1):
         try:
             values = json.loads(line) if line else None
         except ValueError:
             values = {}
         if isinstance(values, dict) and isinstance(values.get("step"), int):
-            found.append(values)
+            valid.append(values)
         elif line:
             damaged.append(number)
     if damaged:
         log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(damaged), damaged[0])
-    return found, not damaged
+    return valid, not damaged

@@ -1,4 +1,4 @@
-"""A local folder whose files are kept up to date in an object store, which knows no appending."""
+"""Keeps the files of a local folder up to date in an object store, to which nothing can be appended."""
 
 import logging
 import shutil
@@ -11,14 +11,14 @@ from etils import epath
 from t2t_flax.filesystem import atomic_write
 
 SECONDS = 20.0
-"""Between two sendings of files that have changed."""
+"""Between two uploads of changed files."""
 log = logging.getLogger("t2t_flax")
 
 
 class Mirror:
-    """Sends the files of `local`, a new folder, whole to `remote`: every `SECONDS` on a thread, by `send`, and at the end.
+    """Uploads whole files from `local`, a new folder, to `remote`: every `SECONDS` in a thread, in `send` and in `close`.
 
-    For files of some megabytes. What cannot be sent is sent with the next try, and reported; `close` raises it.
+    For files of some megabytes. A failed upload is logged and tried again; in `send` and `close` it raises OSError.
     """
 
     def __init__(self, remote: epath.Path):
@@ -29,11 +29,11 @@ class Mirror:
         self._thread.start()
 
     def send(self) -> None:
-        """Sends what has changed since the last time. Raises OSError."""
+        """Uploads what has changed. Raises OSError."""
         with self._lock:
             for path in sorted(p for p in self.local.rglob("*") if p.is_file()):
-                about = path.stat()
-                state = about.st_size, about.st_mtime_ns
+                stat = path.stat()
+                state = stat.st_size, stat.st_mtime_ns
                 if self._sent.get(path) != state:
                     atomic_write(self.remote / path.relative_to(self.local).as_posix(), path.read_bytes())
                     self._sent[path] = state

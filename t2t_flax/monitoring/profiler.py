@@ -1,4 +1,4 @@
-"""A profiler trace of some updates, for TensorBoard's profile tab or Perfetto."""
+"""Profiler traces of some updates, for TensorBoard's profile tab or Perfetto."""
 
 import tempfile
 from pathlib import Path
@@ -10,9 +10,9 @@ from t2t_flax.filesystem import copy_file, is_remote
 
 
 class Profile:
-    """Traces updates `first` to `last` into `folder`; (0, 0): none. Each process writes files of its own name.
+    """Traces updates `steps` = (first, last) into `folder`; (0, 0): none. Each process writes its own files.
 
-    The profiler writes to local disk alone: for a folder in an object store the trace is copied there when it ends.
+    The profiler writes to local disk only; for a folder in an object store the trace is copied there when it ends.
     """
 
     def __init__(self, folder: epath.PathLike, steps: tuple[int, int]):
@@ -30,7 +30,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Ends a trace that runs."""
+        """Ends the trace, if one is running."""
         if not self._tracing:
             return
         self._tracing = False

@@ -8,9 +8,9 @@ import rich.progress
 
 
 class Progress:
-    """`update` shows the step, free text and the time that is left; `say` prints a line above the bar.
+    """`update` shows the step, free text and the remaining time; `say` prints a line above the bar.
 
-    `quiet`: nothing is shown. `eta`: whether what is done so far says how long the rest takes.
+    `quiet`: show nothing. `eta`: show the remaining time, where the work so far predicts it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Progress:
         self._bar.stop()
 
     def update(self, done: int, text: str = "", *, line_every: float = 10.0) -> None:
-        """Moves the bar; off a terminal prints a line at most every `line_every` seconds."""
+        """Moves the bar. Without a terminal it prints a line, at most every `line_every` seconds."""
         self._bar.update(self._task, completed=done, text=text)
         now = time.monotonic()
         if not self._live and (now - self._last_line >= line_every or done == self._total):
@@ -46,7 +46,7 @@ class Progress:
             self.say(f"{self._name} {done:,}{total} {self._unit}  {text}{self._eta(done, now)}".rstrip())
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line."""
         self._console.print(text, markup=False)
         sys.stdout.flush()
 

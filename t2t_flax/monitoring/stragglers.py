@@ -1,7 +1,7 @@
-"""Which process keeps the others waiting.
+"""Finds the processes that keep the others waiting.
 
-An update ends for all at once, so its time names nobody. What differs is what each does alone: the time for which its
-input made it wait, and the time that its devices take for one and the same product.
+An update ends in all processes at once, so its time names no one. What differs is what each does alone: how long it waits
+for its input, and how long its devices take for the same matrix product.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _IN_A_ROW = 3  # one slow comparison is noise
 _REMIND = 10
 
 
-class Pace:
-    """Compares the processes of `group` (anything with index, is_lead, count, put, entries, name_of). Of several processes each
-    compiles its product here: in the middle of the training that would look as if the process hung.
+class StragglerDetector:
+    """Compares the processes of `group` (anything with index, is_lead, count, put, entries, name_of). `share`: of the time that
+    a process may cost the others. The product is compiled here, because later that would look like a hung process.
     """
 
     def __init__(self, group: Any, share: float):
@@ -34,23 +34,23 @@ class Pace:
             self._compile()
 
     def compare(self, seconds: dict[str, float]) -> str | None:
-        """To be called by all processes now and then, with nothing in flight. `seconds`: the run's clock, of which the
-        bucket `data` is what the input cost. On the lead: a sentence that names who has been late several times in a
-        row, None where there is nobody or where it was said lately.
+        """To be called by all processes at the same updates, with nothing in flight. `seconds`: the run's clock, whose bucket
+        `data` is the time spent waiting for input. Returns, on process 0, a message that names the processes that were
+        late several times in a row; None where there are none or they were named recently.
         """
         now = time.monotonic()
         data, self._data = seconds.get("data", 0.0) - self._data, seconds.get("data", 0.0)
         interval, self._since = now - self._since, now
         mine = {"data": data, "interval": interval, "product": self._measure()}
-        with contextlib.suppress(Exception):  # a coordinator that does not answer is for others to notice
+        with contextlib.suppress(Exception):  # heartbeats notice a coordinator that does not answer
             self._group.put(f"pace/{self._group.index}", json.dumps(mine))
             if self._group.is_lead:
-                told = self._group.entries("pace")
-                return self._say({int(who): json.loads(text) for who, text in told.items()})
+                reports = self._group.entries("pace")
+                return self._message({int(i): json.loads(text) for i, text in reports.items()})
         return None
 
-    def _say(self, told: dict[int, dict[str, float]]) -> str | None:
-        late = stragglers(told, self._share)
+    def _message(self, reports: dict[int, dict[str, float]]) -> str | None:
+        late = stragglers(reports, self._share)
         self._in_a_row = {i: self._in_a_row.get(i, 0) + 1 for i in late}
         late = {i: why for i, why in late.items() if self._in_a_row[i] >= _IN_A_ROW}
         self._silent += 1
@@ -69,7 +69,7 @@ class Pace:
         jax.block_until_ready([self._product(x) for x in self._inputs])
 
     def _measure(self) -> float:
-        """Seconds of some products on the devices of this process; the median of three."""
+        """Seconds of some products on the devices of this process, the median of three."""
         times = []
         for _ in range(3):
             start = time.perf_counter()
@@ -78,20 +78,20 @@ class Pace:
         return statistics.median(times)
 
 
-def stragglers(told: dict[int, dict[str, float]], share: float) -> dict[int, str]:
-    """Why each process that costs the others more than `share` of the time does so. `told`: seconds `data`, `interval`
-    and `product` of each process.
+def stragglers(reports: dict[int, dict[str, float]], share: float) -> dict[int, str]:
+    """The processes that cost the others more than `share` of the time, and why. `reports`: seconds `data`, `interval` and
+    `product` of each process.
     """
-    found = {}
-    middle = {key: statistics.median_low([one[key] for one in told.values()]) for key in ("data", "product")}
-    for who, one in told.items():
-        input_share = (one["data"] - middle["data"]) / max(one["interval"], 1e-9)
-        device_share = 1 - middle["product"] / max(one["product"], 1e-9)
+    late = {}
+    median = {key: statistics.median_low([own[key] for own in reports.values()]) for key in ("data", "product")}
+    for index, own in reports.items():
+        input_share = (own["data"] - median["data"]) / max(own["interval"], 1e-9)
+        device_share = 1 - median["product"] / max(own["product"], 1e-9)
         if input_share > share:
-            found[who] = f"waits for its input; the others wait for it {input_share:.0%} of the time"
+            late[index] = f"waits for its input; the others wait for it {input_share:.0%} of the time"
         elif device_share > share:
-            found[who] = (
-                f"takes {one['product'] / middle['product']:.1f} times as long as the median for the same product; the "
+            late[index] = (
+                f"takes {own['product'] / median['product']:.1f} times as long as the median for the same product; the "
                 f"others wait for it up to {device_share:.0%} of each update"
             )
-    return found
+    return late

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, in named buckets."""
+"""Time of a run by named buckets."""
 
 import contextlib
 import time

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.data.preprocess import tokenizer_settings
 from t2t_flax.data.task import Counts, Task
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.metrics import label
@@ -29,7 +28,7 @@ class Parsing(Task):
         return open_trees(spec, root=self.data.root, key=key)
 
     def train_tokenizers(self, source):
-        words = train_sentencepiece((sentence for sentence, _ in source.pairs()), **tokenizer_settings(self.data))
+        words = train_sentencepiece((sentence for sentence, _ in source.pairs()), self.data)
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def source(self, text):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.config import Data, Eval
-from t2t_flax.data.preprocess import tokenizer_settings, train_tokenizers
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.task import Counts, Task
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.evaluation.bleu import NAMES, Statistics, Variant, variant
 from t2t_flax.evaluation.metrics import label, lower_is_better
 from t2t_flax.evaluation.scores import corpus_scores
@@ -40,7 +40,7 @@ class Translation(Task):
         return open_source(spec, root=data.root, seed=seed, key=key, **languages)
 
     def train_tokenizers(self, source):
-        return train_tokenizers(source, joint=self.data.joint_vocabulary, **tokenizer_settings(self.data))
+        return train_tokenizers(source, self.data)
 
     def check(self):
         check_tokenizer(self.scoring.sacrebleu_tokenizer, self.data.target_language)

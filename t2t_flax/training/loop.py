@@ -13,7 +13,7 @@ import psutil
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.monitoring.stragglers import Pace
+from t2t_flax.monitoring.stragglers import StragglerDetector
 from t2t_flax.monitoring.timers import split_time
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.prefetch import Prefetcher
@@ -67,7 +67,7 @@ def train_runs(
                 tracker.compile(program.state_of(state, tracker.index))
         for tracker in trackers:
             tracker.open_logs()
-        pace = Pace(group, config.distributed.straggler_share)
+        stragglers = StragglerDetector(group, config.distributed.straggler_share)
         group.barrier("compiled")  # a process that compiles longer than the others does not hang
     with contextlib.ExitStack() as stack:
         for tracker in trackers:
@@ -96,7 +96,7 @@ def train_runs(
                 metrics.add(step, batch, values)  # reads the update before: the device always has one queued
                 if group.count > 1 and step % config.log.every_steps == 0:
                     metrics.flush()  # nothing is in flight while the devices are compared
-                    trackers[0].bar.say_if(pace.compare(trackers[0].clock.seconds))
+                    trackers[0].bar.say_if(stragglers.compare(trackers[0].clock.seconds))
                 if step == start + 1:
                     metrics.flush()
                     seconds = time.time() - psutil.Process().create_time()

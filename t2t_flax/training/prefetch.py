@@ -1,4 +1,4 @@
-"""Batches made ahead of the step that takes them, on a thread of their own."""
+"""Makes batches ahead of the train step, in a thread."""
 
 import queue
 import threading
@@ -11,33 +11,31 @@ from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring.flops import Tokens
 
-_AHEAD = 2
+_QUEUED = 2
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh with what the loop says of it."""
+    """A batch on the mesh, and what the log of its update needs.
+
+    real, padded: token counts for FLOPs.
+    """
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
     batch: Batch
     real: Tokens
     padded: Tokens
 
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The shape by which its compiled program is found."""
-        return self.arrays["target"].shape
-
 
 class Prefetcher:
-    """Batches `first`, `first + 1`, ... of `batches` as global arrays. A batch depends on its number alone, so what has
-    been read ahead is not a state that a checkpoint would need.
+    """Batches `first` to `last - 1` as global arrays. A batch is a function of its number, so prefetched batches are no state
+    that a checkpoint would need. `lengths`: of all source and target sentences.
     """
 
     def __init__(
         self, batches: Batches, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray], first: int, last: int
     ):
         self._batches, self._mesh, self._lengths = batches, mesh, lengths
-        self._queue: queue.Queue = queue.Queue(_AHEAD)
+        self._queue: queue.Queue = queue.Queue(_QUEUED)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(first, last), daemon=True, name="batches")
 
@@ -54,7 +52,7 @@ class Prefetcher:
                 self._thread.join(0.05)
 
     def next(self) -> DeviceBatch:
-        """The next batch; raises here what went wrong in the thread."""
+        """The next batch. Raises what the thread raised."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item
@@ -62,12 +60,10 @@ class Prefetcher:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            with self._batches.ahead() as layouts:
-                for k in range(first, last):
-                    fed = put_batch(self._batches.batch(k, layouts), self._mesh, self._lengths)
-                    if not self._put(fed):
-                        return
-        except BaseException as error:  # noqa: BLE001 - handed to the loop
+            for k in range(first, last):
+                if not self._put(put_batch(self._batches.batch(k), self._mesh, self._lengths)):
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised by `next`
             self._put(error)
 
     def _put(self, item) -> bool:
@@ -81,9 +77,7 @@ class Prefetcher:
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> DeviceBatch:
-    """The batch's arrays on the mesh, of which this process makes the rows of its own devices, and its token counts for
-    FLOPs.
-    """
+    """The batch on the mesh; this process makes only the rows of its own devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
     s, t = (np.asarray(x[batch.pairs], np.float64) for x in lengths)

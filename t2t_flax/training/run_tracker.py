@@ -140,8 +140,9 @@ class RunTracker:
         config, values = self.run.config, {}
         with self.clock.measure("eval"):
             if self._valid_loss and due.loss:
-                nll, loss = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
-                values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+                means = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
+                values |= {f"valid_{name}": mean for name, mean in means.items()}
+                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
             if due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
                 name = task_class(config.data.task).score

@@ -1,4 +1,4 @@
-"""A config's scalars as inputs of a program."""
+"""The scalars of a config as inputs of a compiled program."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ def scalars(config: Config) -> dict[str, Any]:
 
 
 def with_scalars(config: Config, values: dict[str, Any]) -> Config:
-    """The config with those values, possibly traced, in place of its own."""
+    """The config with `values`, which may be traced, in place of its own."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         group, item = key.split(".")

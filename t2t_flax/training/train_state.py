@@ -93,7 +93,7 @@ def parameter_shardings(config: Config, model: Transformer, mesh: jax.sharding.M
     """The sharding of each parameter or, `optimizer` True, of what the optimizer keeps for it (divided further by
     ZeRO-1).
     """
-    boxed = jax.eval_shape(lambda key: _init_params(model, key), jax.random.key(0))
+    boxed = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device to make a key
     return mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=optimizer))
 
 

@@ -72,7 +72,7 @@ class VectorizedProgram:
                 lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated))
                 self._programs[size] = lowered.compile(compiler_options(config))
             needed = memory.program_bytes(self._programs[size])
-            memory.weigh(f"the train step of {len(runs)} runs for {shape}", needed, available, advice)
+            memory.check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", needed, available, advice)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""

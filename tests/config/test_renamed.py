@@ -58,7 +58,7 @@ def test_stored_version_1_configs_are_the_presets_of_today(name):
 def test_every_old_key_of_a_stored_config_is_known_today():
     for group, items in STORED["default"].items():
         for item in items if isinstance(items, dict) else ():
-            assert renamed.current_key(f"{group}.{item}") in fields()
+            assert renamed.current_key(f"{group}.{item}") in fields() | renamed.REMOVED
 
 
 def test_a_stored_version_1_config_can_be_given_as_config(tmp_path):
@@ -150,6 +150,26 @@ def test_config_files_still_cannot_set_unknown_keys(tmp_path):
     )
     with pytest.raises(UserError, match="line 6: AttributeError"):
         load_config(str(file))
+
+
+def test_removed_keys_are_accepted_and_ignored(tmp_path, capsys):
+    key = "data.batch_processes"
+    assert key in renamed.REMOVED and key not in fields()
+    for version in (1, 2):
+        assert renamed.upgraded({"schema_version": version, "data": {"batch_processes": 4, "train": "t"}})["data"] == {
+            "train": "t"
+        }
+    assert renamed.current_overrides({key: "4", "data.train": "t"}) == {"data.train": "t"}
+    assert resolve({"data": {"batch_processes": 3}}) == resolve({})
+    renamed._note.cache_clear()
+    renamed.current_overrides({key: "4"}, note="--config.")
+    assert "--config.data.batch_processes has no effect any more: one thread" in capsys.readouterr().err
+    file = tmp_path / "c.py"
+    file.write_text(
+        "from t2t_flax.config import default_config\n"
+        "def get_config():\n    c = default_config()\n    c.data.batch_processes = 2\n    return c\n"
+    )
+    assert load_config(str(file)) == resolve({})
 
 
 def test_plain_dicts_of_old_keys_resolve():

@@ -1,6 +1,7 @@
 """What the paper says in passing, each as a statement about the modules (sections in parentheses)."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -20,19 +21,33 @@ from t2t_flax.training.train_state import count_params
 SIDES = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
 
 
-def shapes_of(config: Model, vocab: int):
-    model = Transformer(config, vocab, vocab)
-    ids = jnp.ones((1, 8), jnp.int32)
-    return nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids))))["params"]
+@functools.cache
+def sizes_of_one_layer(config: Model) -> dict[str, int]:
+    """Parameters below each top-level name of the model with one layer a stack, vocabulary padding not counted."""
+    vocab = 37
+    model, ids = Transformer(config, vocab, vocab), jnp.ones((1, 8), jnp.int32)
+    params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids))))["params"]
+    whole = dataclasses.replace(Config(), model=config)
+    return {name: count_params({name: tree}, whole, vocab, vocab) for name, tree in params.items()}
 
 
-def count(config: Model, vocab: int) -> int:
-    return count_params(shapes_of(config, vocab), dataclasses.replace(Config(), model=config), vocab, vocab)
+def count(config: Model, vocab: int, *, stacks=("encoder", "decoder"), tables: bool = True) -> int:
+    """Parameters of the model: its layers are alike, so one of each stack is built and counted N times."""
+    sizes = sizes_of_one_layer(dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1))
+    layers = {"encoder_0": config.num_encoder_layers, "decoder_0": config.num_decoder_layers}
+    per_row = config.d_model
+    total = 0
+    for name, size in sizes.items():
+        if name in layers:
+            total += size * layers[name] * (name.removesuffix("_0") in stacks)
+        elif tables:
+            total += size + (vocab - 37) * per_row * name.endswith("_embedding")
+    return total
 
 
 def test_feed_forward_is_two_convolutions_of_width_one():
     """(3.3)"""
-    module, x = FeedForward(8, 20), jax.random.normal(jax.random.key(0), (2, 7, 8))
+    module, x = FeedForward(Model(d_model=8, d_ff=20)), jax.random.normal(jax.random.key(0), (2, 7, 8))
     params = nn.unbox(module.init(jax.random.key(1), x, None))["params"]
     first, second = params["Einsum_0"], params["Einsum_1"]
     first["bias"], second["bias"] = (jax.random.normal(jax.random.key(n), (w,)) for n, w in ((2, 20), (3, 8)))
@@ -69,7 +84,7 @@ def test_concatenation_times_the_output_matrix_is_a_sum_over_heads():
 @pytest.fixture(scope="module")
 def distinct():
     """(model, parameters, batch): one pair of ids that occur once each, padded, so that a token's table row is its own."""
-    keys = dict(dropout=0.0, tie_embeddings="none", num_encoder_layers=2, num_decoder_layers=2)
+    keys = dict(dropout=0.0, tie_embeddings="none")
     model, _, state, _ = model_and_state(small_config(model=keys))
     ids = np.random.default_rng(0).permutation(np.arange(3, 37))
     batch = {}
@@ -184,13 +199,32 @@ BODIES = {"base": 44_101_632, "big": 176_283_648}  # without the table
 
 
 def counted_by_hand(m: Model, vocab: int) -> int:
-    """From the formulas of section 3 alone."""
+    """From the formulas of section 3, and of what may stand in place of a part."""
     d, d_k, d_v = m.d_model, m.d_k or m.d_model // m.num_heads, m.d_v or m.d_model // m.num_heads
-    attention = m.num_heads * d * 2 * (d_k + d_v)
-    feed_forward, norm = 2 * d * m.d_ff + m.d_ff + d, 2 * d
+    attention = (m.num_heads + (m.num_kv_heads or m.num_heads)) * d * (d_k + d_v)
+    feed_forward = 3 * d * m.d_ff if m.feed_forward == "gated" else 2 * d * m.d_ff + m.d_ff + d
+    norm = d if m.norm_type == "rmsnorm" else 2 * d
     encoder, decoder = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
     tables = vocab * d + (2 * m.max_positions * d if m.position == "learned" else 0)
-    return tables + m.num_encoder_layers * encoder + m.num_decoder_layers * decoder
+    final_norms = 2 * norm if m.norm_placement == "pre" else 0
+    return tables + m.num_encoder_layers * encoder + m.num_decoder_layers * decoder + final_norms
+
+
+@pytest.mark.parametrize(
+    ("keys", "millions"),
+    [
+        (dict(num_kv_heads=2), 55.97),  # keys and values of 18 attentions: 3/4 of 2 * 512^2 less
+        (dict(num_kv_heads=1), 54.79),
+        (dict(feed_forward="gated", d_ff=1365), 63.01),  # two thirds of d_ff: as many parameters as dense
+        (dict(norm_type="rmsnorm", norm_placement="pre", position="rotary"), 63.03),
+        (dict(position="alibi"), 63.05),
+    ],
+    ids=str,
+)
+def test_parameters_of_the_base_model_with_one_part_replaced(keys, millions):
+    found = count(Model(**keys), 37_000)
+    assert found == counted_by_hand(Model(**keys), 37_000)
+    assert found / 1e6 == pytest.approx(millions, abs=0.006)
 
 
 @pytest.mark.parametrize("row", DERIVED)
@@ -214,6 +248,4 @@ def test_parameters_of_other_codebases_presets(name, vocab, parameters):
 
 @pytest.mark.parametrize(("name", "body"), [("bert_base", 85_054_464), ("bert_large", 302_309_376)])
 def test_parameters_of_berts_encoder(name, body):
-    model = dataclasses.replace(resolve(preset(name)).model, num_decoder_layers=1)
-    encoder = {k: v for k, v in shapes_of(model, 16).items() if k.startswith("encoder_")}
-    assert sum(x.size for x in jax.tree.leaves(encoder)) == body
+    assert count(resolve(preset(name)).model, 0, stacks=("encoder",), tables=False) == body

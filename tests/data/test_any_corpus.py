@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching import batch_sampler as plan
-from t2t_flax.data.batching import count_cache as plan_file
+from t2t_flax.data.batching import batch_sampler, count_cache
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.padded_sampler import MULTIPLE, group_starts
 
@@ -122,7 +121,7 @@ def runs(draw):
 def nothing_is_kept():
     """The stores here have no folder beside which a file could lie."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_file, "WORTH_KEEPING", 10**9)
+        patch.setattr(count_cache, "MIN_CACHED_PAIRS", 10**9)
         yield
 
 
@@ -130,8 +129,8 @@ def nothing_is_kept():
 def small_windows():
     """Windows of few pairs, so that a small corpus has several; the slow tests take them as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "WINDOW_PAIRS", 200)
-        patch.setattr(plan, "WINDOW_UPDATES", 4)
+        patch.setattr(batch_sampler, "WINDOW_PAIRS", 200)
+        patch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
         yield patch
 
 

@@ -10,7 +10,7 @@ import pytest
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import TOY_COUNTS, open_source
+from t2t_flax.data.sources import SOURCES, open_source
 from t2t_flax.errors import UserError
 
 PAIRS = [
@@ -99,9 +99,9 @@ def test_fingerprint_is_of_the_content_alone(corpora, tmp_path_factory):
             "a.tsv.gz",
             r"damaged gzip data after line \d+ .*end-of-stream",
         ),
-        ({}, "", r"'' is not understood as a corpus; it can be 'SRC,TGT'.*'tfds:NAME:SPLIT', 'toy:SPLIT'"),
-        ({"a": b"x"}, "a", r"'a' is not understood"),
-        ({"a": b"x"}, "a,a,", r"'a,a,' is not understood"),
+        ({}, "", r"'' is not a known form of a corpus. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
+        ({"a": b"x"}, "a", r"'a' is not a known form"),
+        ({"a": b"x"}, "a,a,", r"'a,a,' is not a known form"),
         ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", r"a has 2 lines and .*b has 2 and .*c has 1: line i"),
         ({}, "toy:dev", r"no split 'dev'; it has train, valid, test"),
         ({}, "toy", r"no split ''"),
@@ -128,9 +128,6 @@ def test_several_references_are_read_beside_each_other(tmp_path):
     assert list(source.pairs()) == [("one", "eins"), ("two", "zwei")], "training and losses see the first"
     assert list(source.references()) == [("eins", "ein", "1"), ("zwei", "zwo", "2")]
     assert list(open_en_de("toy:test:2").references()) == [(t,) for _, t in open_en_de("toy:test:2").pairs()]
-    survey = source.survey()
-    assert survey.fingerprint == source.fingerprint() and survey.count == 2
-    assert list(source.read_range(1, 2, survey)) == [("two", "zwei")]
     before = source.fingerprint()
     write(tmp_path / "b.de", ["ein", "ZWO"])
     assert source.fingerprint() != before, "every reference is part of what is digested"
@@ -140,37 +137,50 @@ def test_several_references_are_read_beside_each_other(tmp_path):
             list(source.references())
 
 
+JSON_LINES = [
+    '{"en": "a house", "de": "ein Haus", "id": 7}',
+    '{"translation": {"de": "Straße\\u2028 😀", "en": "two\\nlines"}}',
+]
+
+
+def test_json_lines_give_the_texts_of_both_languages(tmp_path):
+    for name in ("t.jsonl", "t.jsonl.gz", "other"):
+        (tmp_path / name).write_bytes("".join(f"{line}\n" for line in JSON_LINES).encode())
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
+    for spec in ("t.jsonl", "t.jsonl.gz", "jsonl:other"):
+        source = open_en_de(spec, tmp_path)
+        assert list(source.pairs()) == [("a house", "ein Haus"), ("two lines", "Straße\u2028 😀")]
+        assert source.count == 2 and source.where(1).endswith(" line 2")
+        backward = open_source(spec, root=str(tmp_path), source_language="de", target_language="en")
+        assert list(backward.pairs()) == [pair[::-1] for pair in source.pairs()]
+        assert backward.fingerprint() != source.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", r"t\.jsonl line 2 is not JSON .*each line must be one object"),
+        ('{"en": "x"}', r"line 2: expected an object with texts under \"en\" and \"de\" \(config.data.source_language"),
+        ('{"en": "x", "de": 3}', "line 2: expected an object"),
+        ('["x", "y"]', "line 2: expected an object"),
+        ('{"translation": "x"}', "line 2: expected an object"),
+    ],
+)
+def test_malformed_json_lines_are_errors_with_their_line(tmp_path, line, message):
+    (tmp_path / "t.jsonl").write_text(f"{JSON_LINES[0]}\n{line}\n")
+    with pytest.raises(UserError, match=message):
+        list(open_en_de("t.jsonl", tmp_path).pairs())
+
+
+def test_every_form_is_named_in_the_error_of_an_unknown_one(tmp_path):
+    with pytest.raises(UserError) as error:
+        open_en_de("hf:wmt14", tmp_path)
+    assert all(form.shown in str(error.value) for form in SOURCES.values())
+
+
 def test_errors_name_the_config_key(tmp_path):
     with pytest.raises(UserError, match=r"data\.valid = 'no\.tsv': there is no file"):
         open_en_de("no.tsv", tmp_path, key="data.valid")
-
-
-def test_toy_corpus_goes_either_way():
-    forward = open_en_de("toy:valid:20")
-    backward = open_source("toy:valid:20", source_language="de", target_language="en")
-    assert forward.count == 20
-    pairs = list(forward.pairs())
-    assert len(pairs) == 20 and pairs == list(forward.pairs())
-    assert list(backward.pairs()) == [(target, source) for source, target in pairs]
-    assert forward.where(4) == "toy:valid:20 pair 5"
-    with pytest.raises(UserError, match="must be en and de, in either order, not 'en' and 'fr'"):
-        open_source("toy:valid", source_language="en", target_language="fr")
-
-
-def test_toy_fingerprint_changes_with_all_that_changes_the_pairs():
-    sources = [open_en_de("toy:valid:20"), open_en_de("toy:valid:21"), open_en_de("toy:test:20")]
-    sources += [open_en_de("toy:valid:20", seed=1)]
-    sources += [open_source("toy:valid:20", source_language="de", target_language="en")]
-    assert len({source.fingerprint() for source in sources}) == len(sources)
-    assert open_en_de("toy:valid:20").fingerprint() == sources[0].fingerprint()
-
-
-def test_toy_default_counts():
-    assert {split: open_en_de(f"toy:{split}").count for split in TOY_COUNTS} == {
-        "train": 90_000,
-        "valid": 500,
-        "test": 500,
-    }
 
 
 BUILDER = """
@@ -229,18 +239,6 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     assert "tensorflow" not in sys.modules
 
 
-def test_a_host_reads_its_range_of_any_corpus(tfds_dir):
-    for spec in ("tfds:t2t_pairs/de-en:train", "tfds:t2t_pairs/de-en:train[20:]+test+train[:5]", "toy:test:19"):
-        source = open_en_de(spec, tfds_dir)
-        survey, whole = source.survey(), list(source.pairs())
-        assert survey.count == len(whole) and survey.fingerprint == source.fingerprint()
-        for first, last in ((0, len(whole)), (3, 12), (9, 17), (11, 11), (len(whole) - 1, len(whole))):
-            assert list(source.read_range(first, last, survey)) == whole[first:last]
-        shares = [survey.share(i, 3) for i in range(3)]
-        assert shares[0][0] == 0 and shares[-1][1] == len(whole)
-        assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
-
-
 def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
     """The default format where TensorFlow is installed; made here from the ArrayRecord of the same dataset."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
@@ -290,7 +288,7 @@ def test_tfds_languages_must_be_features(tfds_dir):
 
 
 def test_the_data_modules_start_without_jax_and_the_optional_libraries():
-    modules = "prepare, sources, store, tfds_source, tokenizer"
+    modules = "dataset, preprocess, sources, store, tokenizers"
     heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,15 +8,17 @@ import time
 import pytest
 from helpers.writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
 
-from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.config import Data
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store import writer as store_writer
+from t2t_flax.data.store import writer
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 
-POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
 
 def names(folder):
@@ -81,18 +83,18 @@ def test_without_file_locks_nobody_touches_a_living_writer_and_the_first_to_fini
 
 def test_a_store_that_appears_between_the_look_and_the_rename_is_taken(tmp_path, monkeypatch):
     remove_locks(monkeypatch.setattr)
-    real = store_writer.read_meta
+    real = writer.read_meta
     looks = []
 
     def another_is_faster(folder):
         there = real(folder)
         looks.append(folder)
         if len(looks) == 2:  # the first is at the beginning, the second just before the rename
-            monkeypatch.setattr(store_writer, "read_meta", real)
+            monkeypatch.setattr(writer, "read_meta", real)
             write(tmp_path / "s", 3, digest="same")
         return there
 
-    monkeypatch.setattr(store_writer, "read_meta", another_is_faster)
+    monkeypatch.setattr(writer, "read_meta", another_is_faster)
     write(tmp_path / "s", 4, digest="same")
     assert TokenStore.open(tmp_path / "s").source(0).tolist() == [3, 3] and names(tmp_path) == ["s"]
 
@@ -114,7 +116,7 @@ def test_processes_that_prepare_the_same_split_at_once_all_get_it(tmp_path, lock
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(300))
     (tmp_path / "t.tsv").write_text(text)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    tokenizers = train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
     made, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
     answers = [tmp_path / f"{i}.json" for i in range(4)]
     processes = [start(prepare_and_tell, source, tokenizers, folder, POLICIES, made, a, locks) for a in answers]
@@ -131,25 +133,25 @@ def test_a_store_of_an_older_format_is_made_again_with_the_same_digest(tmp_path)
     """Checkpoints name the digest, so runs that began with the older format go on."""
     (tmp_path / "t.tsv").write_text("a house\tein Haus\n" * 40)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    tokenizers = train_tokenizers(source, kind="bpe", vocab_size=270, joint=True)
-    store = prepare_split(source, tokenizers, tmp_path / "s", **POLICIES)
+    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=270, joint_vocabulary=True))
+    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     meta = json.loads((tmp_path / "s" / "meta.json").read_text())
     del meta["crc32"]
     (tmp_path / "s" / "meta.json").write_text(json.dumps(meta | {"format_version": 1}))
     (tmp_path / "s" / VERIFIED).unlink()
     with pytest.raises(UserError, match="has format 1, this version of t2t_flax reads 2"):
         TokenStore.open(tmp_path / "s")
-    again = prepare_split(source, tokenizers, tmp_path / "s", **POLICIES)
+    again = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert again.digest == store.digest and "crc32" in again.meta and names(tmp_path) == ["s", "t.tsv"]
 
 
 def test_everything_is_on_the_disk_before_the_store_gets_its_name(tmp_path, monkeypatch):
     synced, here = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
-        monkeypatch.setattr(store_writer, name, lambda path: synced.append((path.name, here.exists())))
+        monkeypatch.setattr(writer, name, lambda path: synced.append((path.name, here.exists())))
     write(here, digest="a")
     *before, (last, there) = synced
-    assert {name for name, _ in before} >= {*store_writer.FILES, "meta.json"} and not any(there for _, there in before)
+    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(there for _, there in before)
     assert last == tmp_path.name and there, "and the name itself after it"
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 
-from t2t_flax.config import Decode
+from t2t_flax.config import Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 
@@ -24,7 +24,7 @@ def made():
     """A model with sharp random weights: its outputs end, and differ from sentence to sentence."""
     pairs = list(toy.pairs("train", 300))
     tokenizer = train_sentencepiece(
-        [s for pair in pairs for s in pair], kind="bpe", vocab_size=300, byte_fallback=False
+        [s for pair in pairs for s in pair], Data(tokenizer="bpe", vocab_size=300, byte_fallback=False)
     )
     model, _, state, _ = model_and_state(small_config(model=SMALL), vocab=300)
     params = jax.tree.map(lambda x: x * 1.7 if x.ndim > 1 else x, state.params)

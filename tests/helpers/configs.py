@@ -80,5 +80,5 @@ def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> di
 
 def pairs_of(plan, k):
     """The pairs of update k, as its window is cut first."""
-    epoch, window, piece = plan.place(k)
+    epoch, window, piece = plan.locate(k)
     return next(plan.cuts(epoch, window))[piece]

@@ -25,7 +25,7 @@ KEYS = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of a user: nothing of the tests' own devices; compiled programs are the plain ones of conftest."""
+    """Of a user, without the simulated devices of the tests."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
     return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
 
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 class Processes:
-    """`count` copies of a command; each one's output goes to a file of its own in `logs`. All are gone at the end."""
+    """Context of `count` processes of a command, each with its own log file in `logs`; all are killed at the end."""
 
     def __init__(self, logs: Path, count: int, arguments: list[str] | list[list[str]], **env: str):
         logs.mkdir(parents=True, exist_ok=True)
@@ -55,12 +55,14 @@ class Processes:
         self.all, self.tees = [], []
         for i in range(count):
             own = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
-            told = arguments if isinstance(arguments[0], str) else arguments[i]
-            # Through a process of its own: a limit on the size of files must not hold for the log.
+            own_arguments = arguments if isinstance(arguments[0], str) else arguments[i]
+            # Through a process of its own, so that a limit on the size of files does not apply to the log.
             log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             self.tees.append(log)
             self.all.append(
-                subprocess.Popen(told, env=environment(**own, **env), stdout=log.stdin, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    own_arguments, env=environment(**own, **env), stdout=log.stdin, stderr=subprocess.STDOUT
+                )
             )
             log.stdin.close()
 
@@ -100,9 +102,9 @@ class Processes:
     def until_said(self, i: int, text: str, seconds: float = 120.0) -> None:
         self.until(lambda: text in self.output(i), text, seconds)
 
-    def until(self, true, what: str, seconds: float) -> None:
+    def until(self, condition, what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
+        while not condition():
             assert all(p.poll() is None for p in self.all), f"ended before {what}\n{self.outputs()}"
             assert time.monotonic() < deadline, f"no {what} after {seconds} s\n{self.outputs()}"
             time.sleep(0.05)
@@ -131,9 +133,9 @@ def checkpoints(workdir) -> list[int]:
 
 def resume(tmp_path, cache, count, **keys) -> None:
     """Goes on with the run in `tmp_path / "run"` to its end."""
-    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as pod:
-        assert pod.wait() == [0] * count, pod.outputs()
-    assert "resuming" in pod.output(0)
+    with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as processes:
+        assert processes.wait() == [0] * count, processes.outputs()
+    assert "resuming" in processes.output(0)
 
 
 def note(text: str) -> None:

@@ -6,10 +6,10 @@ import multiprocessing
 
 import numpy as np
 
-from t2t_flax.data import preprocess as prepare
+from t2t_flax import locks
+from t2t_flax.data import preprocess
 from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.store import writer as store_writer
-from t2t_flax.data.store.writer import StoreWriter, turn
+from t2t_flax.data.store.writer import StoreWriter, exclusive
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["helpers.writer_processes"])
@@ -28,7 +28,7 @@ def remove_locks(set_attribute=setattr) -> None:
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    set_attribute(store_writer.fcntl, "flock", refuse)
+    set_attribute(locks.fcntl, "flock", refuse)
 
 
 def side(value, pairs=3):
@@ -54,7 +54,7 @@ def write_and_wait(folder, written, go_on, locks=True):
 
 
 def take_turn(folder):
-    with turn(folder):
+    with exclusive(folder):
         pass
 
 
@@ -62,13 +62,13 @@ def prepare_and_tell(source, tokenizers, folder, policies, made, answer, locks):
     """Counts in `made` the pairs that were tokenised."""
     if not locks:
         remove_locks()
-    real = prepare._Encoder.__call__
+    real = preprocess._Encoder.__call__
 
     def count(self, pairs):
         with made:
             made.value += len(pairs)
         return real(self, pairs)
 
-    prepare._Encoder.__call__ = count
-    store = prepare_split(source, tokenizers, folder, **policies)
+    preprocess._Encoder.__call__ = count
+    store = prepare_split(source, tokenizers, folder, policies)
     answer.write_text(json.dumps([store.num_pairs, store.source(store.num_pairs - 1).tolist()]))

@@ -1,4 +1,4 @@
-"""Initial weights, positions and dropout."""
+"""Initial weights and dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.configs import model_and_state, small_config
 
-from t2t_flax.models import positions
 from t2t_flax.models.dropout import Dropout, Noise, mix, noise_key, random_bits
 
 
@@ -22,24 +21,6 @@ def test_kernels_have_the_standard_deviation_of_xavier():
         assert not kernel["bias"].any()
     assert np.std(params["shared_embedding"]["table"]) == pytest.approx(512**-0.5, rel=0.01)
     assert not any("bias" in kernel for kernel in attention.values())
-
-
-def test_sinusoids_have_the_papers_values():
-    """PE[1] at d_model 512: interleaved as in section 3.5; tensor2tensor's halves are not just a permutation."""
-    paper = positions.sinusoid_interleaved(jnp.arange(2), 512)
-    np.testing.assert_allclose(paper[1, :4], [0.841471, 0.540302, 0.821856, 0.569695], atol=1e-6)
-    assert float(paper[1, 510]) == pytest.approx(0.000104, abs=1e-6)
-    np.testing.assert_array_equal(paper[0], np.tile([0.0, 1.0], 256))
-    halves = positions.sinusoid_halves(jnp.arange(2), 512)
-    np.testing.assert_allclose(halves[1, :2], [0.841471, 0.821779], atol=1e-6)
-
-
-def test_learned_positions_beyond_the_table_give_no_number():
-    config = small_config(model=dict(position="learned", max_positions=24))
-    model, _, state, _ = model_and_state(config)
-    ids = jnp.ones((1, 30), jnp.int32)
-    out = model.apply({"params": state.params}, ids, ids, jnp.arange(30)[None], method="encode")
-    assert bool(jnp.isnan(out).any())
 
 
 def masks(rows, update=0, seed=0, shape=(50, 32), site="a", rate=0.3):

@@ -1,4 +1,4 @@
-"""Mixers in place of self-attention, and windows: packing, causality, caching; each kind in the whole model."""
+"""Packing, causality and caching of each mixer, and of attention with other positions and heads, in the whole model."""
 
 import functools
 
@@ -20,17 +20,24 @@ from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
+# Kinds that share the code of another one are slow tests.
 KINDS = {
     "window": dict(attention_window=5),
+    "rotary": dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
+                   activation="swish"),
+    "alibi": dict(position="alibi", num_kv_heads=1, attention_window=5, feed_forward="gated", activation="gelu"),
     "lstm": dict(mixer="lstm"),
     "gru": dict(mixer="gru"),
     "conv": dict(mixer="conv"),
     "dilated_conv": dict(mixer="dilated_conv", norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2),
-}
+}  # fmt: skip
+SLOW = ("gru", "conv")
 ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
+)
 def model_and_params(request):
     """(model, params), biases and norms away from 0 and 1."""
     model = make_model(small_config(model=KINDS[request.param] | dict(dropout=0.0)), VOCAB, VOCAB)

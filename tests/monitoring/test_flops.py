@@ -54,8 +54,8 @@ def test_memory_of_a_program_is_weighed():
     compiled = jax.jit(lambda x: (x @ x).sum()).lower(jax.ShapeDtypeStruct((512, 512), jnp.float32)).compile()
     assert memory.program_bytes(compiled) >= 512 * 512 * 4
     assert memory.device_memory() > 2**20
-    memory.weigh("it", 10, None, "")
-    memory.weigh("it", 10, 11, "")
+    memory.check_fits_in_memory("it", 10, None, "")
+    memory.check_fits_in_memory("it", 10, 11, "")
 
 
 def test_clock_adds_up_by_bucket():

@@ -5,7 +5,7 @@ import time
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
 
 
-def test_metrics_after_the_resumed_step_are_dropped_and_a_cut_line_is_ignored(tmp_path):
+def test_resuming_drops_later_and_cut_lines(tmp_path):
     writer = MetricsWriter(tmp_path, resume_step=0, tensorboard=False)
     for step in (1, 2, 3, 4):
         writer.write(step, {"loss": step * 1.5})
@@ -19,8 +19,8 @@ def test_metrics_after_the_resumed_step_are_dropped_and_a_cut_line_is_ignored(tm
     assert [(m["step"], m["loss"]) for m in read_metrics(tmp_path)] == [(1, 1.5), (2, 3.0), (3, 9.0)]
 
 
-def test_a_board_that_can_no_longer_be_written_does_not_hold_up_the_run(tmp_path, caplog, monkeypatch):
-    """Its thread ends at a full disk; its queue holds ten values."""
+def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch):
+    """Its writer thread ends at a full disk, and its queue holds only ten values."""
     writer = MetricsWriter(tmp_path, resume_step=0, tensorboard=True)
     events = writer._board.file_writer.event_writer
 
@@ -38,11 +38,11 @@ def test_a_board_that_can_no_longer_be_written_does_not_hold_up_the_run(tmp_path
     writer.close()
     assert time.monotonic() - began < 10
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 40))
-    assert caplog.text.count("TensorBoard's files can no longer be written") == 1
+    assert caplog.text.count("TensorBoard files can no longer be written") == 1
 
 
-def test_an_evaluation_that_is_made_again_leaves_one_line(tmp_path):
-    """Its run was killed after the line and before a checkpoint knew of it."""
+def test_repeated_evaluation_leaves_one_line(tmp_path):
+    """The run was killed after the line was written and before a checkpoint knew of it."""
     for due in (False, True, True):
         writer = MetricsWriter(tmp_path, resume_step=2 if due else 0, tensorboard=False, evaluation_due=due)
         for step in () if due else (1, 2):

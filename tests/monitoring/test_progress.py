@@ -1,4 +1,4 @@
-"""What is shown of how far something is, where there is no terminal."""
+"""Progress bars without a terminal."""
 
 import contextlib
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from t2t_flax.monitoring.progress import Progress
 
 
 @pytest.mark.parametrize("eta", [True, False])
-def test_the_time_left_is_told_only_where_it_can_be(capsys, eta):
+def test_remaining_time_is_shown_only_where_it_is_known(capsys, eta):
     with Progress("decode", 4, unit="sentences", eta=eta) as bar:
         bar.update(1)
         bar.update(4)
@@ -19,7 +19,7 @@ def test_the_time_left_is_told_only_where_it_can_be(capsys, eta):
     assert last == "decode 4/4 sentences"
 
 
-def test_only_what_lies_between_two_batches_counts_as_hung():
+def test_only_decoding_counts_for_the_hang_timeout():
     """Restoring and compiling before the first batch, and scoring after the last, may take longer."""
     holds = []
 

@@ -1,19 +1,19 @@
-"""Who is named as a straggler, from what the processes say of themselves."""
+"""Which processes are named as stragglers."""
 
 import json
 
 import jax
 
 from t2t_flax.config import Distributed
-from t2t_flax.monitoring.stragglers import Pace, stragglers
+from t2t_flax.monitoring.stragglers import StragglerDetector, stragglers
 
 
-def told(*rows):
+def reports(*rows):
     return {i: dict(zip(("data", "interval", "product"), row, strict=True)) for i, row in enumerate(rows)}
 
 
 def test_the_share_decides_who_is_named():
-    rows = told((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
+    rows = reports((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
     assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]
     assert stragglers(rows, 0.5) == {}
@@ -22,43 +22,43 @@ def test_the_share_decides_who_is_named():
     assert "waits for its input" in said[3] and "30% of the time" in said[3]
 
 
-def test_of_two_the_faster_is_the_measure():
-    assert list(stragglers(told((0.0, 1.0, 4.0), (0.0, 1.0, 1.0)), 0.1)) == [0]
+def test_of_two_processes_the_slower_is_named():
+    assert list(stragglers(reports((0.0, 1.0, 4.0), (0.0, 1.0, 1.0)), 0.1)) == [0]
 
 
 class Lead:
-    """A lead among three, of which the others have said something."""
+    """Process 0 of three, with reports of the others."""
 
     index, is_lead, count = 0, True, 3
 
     def __init__(self, others):
-        self.said = others
+        self.reports = others
 
     def put(self, key, value):
-        self.said[int(key.split("/")[1])] = json.loads(value)
+        self.reports[int(key.split("/")[1])] = json.loads(value)
 
     def entries(self, folder):
-        return {str(who): json.dumps(one) for who, one in self.said.items()}
+        return {str(who): json.dumps(one) for who, one in self.reports.items()}
 
     def name_of(self, index):
         return f"process {index}"
 
 
 def test_comparing_compiles_nothing():
-    """The product is compiled before the first update; later it would look as if the process hung."""
-    pace, compiled = Pace(Lead({}), 0.2), []
+    """The product is compiled before the first update; later that would look like a hung process."""
+    detector, compiled = StragglerDetector(Lead({}), 0.2), []
     listener = lambda event, seconds, **_: compiled.append(event) if "/compile/" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        pace.compare({"data": 0.0})
+        detector.compare({"data": 0.0})
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert compiled == []
 
 
-def test_a_straggler_is_named_when_it_lasts_and_again_later():
+def test_lasting_straggler_is_named_and_again_later():
     slow = dict(data=50.0, interval=100.0, product=1e9)
-    pace = Pace(Lead({1: slow, 2: slow | dict(data=0.0)}), 0.2)
-    said = [pace.compare({"data": 0.0}) for _ in range(14)]
+    detector = StragglerDetector(Lead({1: slow, 2: slow | dict(data=0.0)}), 0.2)
+    said = [detector.compare({"data": 0.0}) for _ in range(14)]
     assert "process 1 waits for its input" in said[2]
     assert [i for i, text in enumerate(said) if text] == [2, 12]

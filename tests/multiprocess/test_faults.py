@@ -1,4 +1,4 @@
-"""Hosts that hang, are slow, cannot be reached or cannot write: what is said, and what is left."""
+"""Processes that hang, are slow, cannot be reached or cannot write."""
 
 import shutil
 import signal
@@ -9,9 +9,6 @@ import time
 import pytest
 from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
-from t2t_flax.config import Distributed
-from t2t_flax.distributed.initialize import initialize, require_single_process
-from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,83 +17,84 @@ TWO = dict(mesh_cpu_devices=1)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.drill)])
-def test_a_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
-    """The last of them; every other one writes its stacks."""
+def test_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
+    """The last one hangs; all others write their stack traces."""
     workdir = tmp_path / "run"
-    # Longer than an update takes on a busy machine, and shorter than what a process may be silent for.
-    timeouts = dict(distributed_hang_timeout=30, distributed_heartbeat_timeout=120)
-    quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the time-out does not hold
+    # Longer than an update takes on a busy machine, and shorter than the heartbeat timeout.
+    timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
+    quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
-    with Processes(tmp_path / "logs", count, arguments) as pod:
-        pod.until_step(workdir, 5, 300)
-        pod.all[-1].send_signal(signal.SIGSTOP)
+    with Processes(tmp_path / "logs", count, arguments) as processes:
+        processes.until_step(workdir, 5, 300)
+        processes.all[-1].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        assert [p.wait(200) for p in pod.all[:-1]] == [1] * (count - 1), pod.outputs()
+        assert [p.wait(200) for p in processes.all[:-1]] == [1] * (count - 1), processes.outputs()
         seconds = time.monotonic() - began
-        outputs = [pod.output(i) for i in range(count - 1)]
+        outputs = [processes.output(i) for i in range(count - 1)]
     note(
-        f"SIGSTOP of process {count - 1} of {count} (hang_timeout 30 s): named, the others ended after {seconds:.1f} s"
+        f"SIGSTOP of process {count - 1} of {count} (hang_timeout 15 s): named, the others ended after {seconds:.1f} s"
     )
     for i, said in enumerate(outputs):
-        assert "no update for" in said and "hang_timeout = 30" in said and f"Late: process {count - 1} on" in said, said
+        assert "no update for" in said and "hang_timeout = 15" in said and f"Late: process {count - 1} on" in said, said
         assert "Thread 0x" in said and "loop.py" in said
         assert "loop.py" in (workdir / "stacks" / f"process-{i}.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("victim", "told"), [(1, "process 1 on"), pytest.param(0, "process 0 on", id="the coordinator")]
-)
-def test_a_silent_process_is_taken_for_dead(tmp_path, cache, victim, told):
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, pytest.param(0, id="the coordinator")])
+def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
     keys = TWO | dict(distributed_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
-    with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as pod:
-        pod.until_step(tmp_path / "run", 5)
-        pod.all[victim].send_signal(signal.SIGSTOP)
+    with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
+        processes.until_step(tmp_path / "run", 5)
+        processes.all[victim].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        assert pod.all[1 - victim].wait(30) == 1, pod.outputs()
+        assert processes.all[1 - victim].wait(60) == 1, processes.outputs()
         note(f"silent process {victim} (heartbeat_timeout 4 s): the other ended after {time.monotonic() - began:.1f} s")
-        said = pod.output(1 - victim)
-    assert told in said and "silent for" in said and "Thread 0x" in said, said
+        said = processes.output(1 - victim)
+    assert f"process {victim} on" in said and "silent for" in said and "Thread 0x" in said, said
     assert "loop.py" in (tmp_path / "run" / "stacks" / f"process-{1 - victim}.txt").read_text()
 
 
 @pytest.mark.drill
-def test_a_straggler_is_named_with_its_share(tmp_path, cache):
+def test_straggler_is_named_with_its_share(tmp_path, cache):
     """One process gets the processor a quarter of the time."""
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, train_steps=100000, eval_every_steps=0, log_every_steps=5)
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
-        pod.until_step(workdir, 20)
+    with Processes(tmp_path / "logs", 2, arguments) as processes:
+        processes.until_step(workdir, 20)
         done = threading.Event()
 
         def slow():
             while not done.is_set():
-                pod.all[1].send_signal(signal.SIGSTOP)
+                processes.all[1].send_signal(signal.SIGSTOP)
                 time.sleep(0.045)
-                pod.all[1].send_signal(signal.SIGCONT)
+                processes.all[1].send_signal(signal.SIGCONT)
                 time.sleep(0.015)
 
         thread = threading.Thread(target=slow)
         thread.start()
         try:
             began = time.monotonic()
-            pod.until_said(0, "straggler: process 1 on", 200)
+            processes.until_said(0, "straggler: process 1 on", 200)
             note(f"straggler with a quarter of a core: named after {time.monotonic() - began:.1f} s")
         finally:
             done.set()
             thread.join()
-    assert "the others wait for it up to" in pod.output(0)
+    assert "the others wait for it up to" in processes.output(0)
 
 
-def test_folders_that_are_not_shared_are_told(tmp_path, cache):
+@pytest.mark.slow
+def test_folder_that_is_not_shared_is_refused(tmp_path, cache):
     arguments = [command(tmp_path / name, cache, **TWO) for name in ("a", "b")]
-    with Processes(tmp_path / "logs", 2, arguments) as pod:
-        assert pod.wait(120) == [2, 2], pod.outputs()
+    with Processes(tmp_path / "logs", 2, arguments) as processes:
+        assert processes.wait(120) == [2, 2], processes.outputs()
     for i in (0, 1):
-        assert "is not shared" in pod.output(i) and "process 1 on" in pod.output(i)
+        assert "is not shared" in processes.output(i) and "process 1 on" in processes.output(i)
     assert not (tmp_path / "a" / "config.json").exists()
 
 
-def test_a_missing_coordinator_is_said_before_waiting_and_given_up(tmp_path, cache):
+@pytest.mark.slow
+def test_missing_coordinator_is_reported_after_the_timeout(tmp_path, cache):
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="127.0.0.1:9")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
     done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
@@ -105,7 +103,8 @@ def test_a_missing_coordinator_is_said_before_waiting_and_given_up(tmp_path, cac
     assert "no coordinator answers at 127.0.0.1:9 after 2 s" in done.stderr
 
 
-def test_a_process_that_never_comes_is_given_up(tmp_path, cache):
+@pytest.mark.slow
+def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
     """JAX alone would abort with a stack trace."""
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
@@ -115,53 +114,29 @@ def test_a_process_that_never_comes_is_given_up(tmp_path, cache):
     assert "did not all start within config.distributed.initialization_timeout = 2 s" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0"), "JAX_COORDINATOR_ADDRESS not set"),
-        (
-            dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="2", JAX_COORDINATOR_ADDRESS="a:1"),
-            "T2T_PROCESS_ID = 2 is not one",
-        ),
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="x", JAX_COORDINATOR_ADDRESS="a:1"), "must be whole numbers"),
-        (dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="a"), "expected HOST:PORT"),
-    ],
-)
-def test_variables_that_do_not_fit(env, said, monkeypatch):
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=said):
-        initialize(Distributed())
-
-
-def test_other_commands_run_as_one_process(monkeypatch):
-    for name, value in dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="a:1").items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="translate runs as one process, this is process 1 of 2"):
-        require_single_process("translate")
-
-
-def test_a_full_disk_on_one_host_ends_all_and_leaves_the_older_checkpoint(whole, tmp_path, cache):
+@pytest.mark.slow
+def test_full_disk_on_one_host_ends_all_and_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
     """A limit on the size of files stands in for the full disk of one host."""
     workdir = tmp_path / "run"
     plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
-    with Processes(tmp_path / "logs", 2, plain) as pod:
-        pod.until(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
-        subprocess.run(["prlimit", f"--pid={pod.all[1].pid}", "--fsize=1000"], check=True)
+    with Processes(tmp_path / "logs", 2, plain) as processes:
+        processes.until(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
+        subprocess.run(["prlimit", f"--pid={processes.all[1].pid}", "--fsize=1000"], check=True)
         began = time.monotonic()
-        codes = pod.wait(120)
+        codes = processes.wait(120)
     note(f"disk full on process 1: both ended {time.monotonic() - began:.1f} s after the limit was set")
-    assert all(codes), pod.outputs()
-    assert "could not write a checkpoint" in pod.output(0) + pod.output(1), pod.outputs()
+    assert all(codes), processes.outputs()
+    assert "could not write a checkpoint" in processes.output(0) + processes.output(1), processes.outputs()
     assert 5 in checkpoints(workdir)
     resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(whole)
+    assert losses(workdir) == losses(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated", "empty folder"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(whole, tmp_path, cache, damage):
+def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_path, cache, damage):
     workdir = tmp_path / "run"
-    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
+    shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
     steps = checkpoints(workdir)
     newest = workdir / "checkpoints" / str(steps[-1])
     if damage == "empty folder":
@@ -172,7 +147,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(whole, tmp_path
         raw[len(raw) // 2] ^= 0x10
         data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
     resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(whole)
+    assert losses(workdir) == losses(undisturbed)
     said = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
     number = steps[-1] + (damage == "empty folder")
     assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in said, said

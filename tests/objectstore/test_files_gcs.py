@@ -10,9 +10,9 @@ import pytest
 from etils import epath
 
 from t2t_flax import filesystem as files
-from t2t_flax.data.preprocess import train_tokenizers
+from t2t_flax.config import Data
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring import mirror
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
@@ -128,7 +128,7 @@ def test_temporary_outage_does_not_stop_the_run(gcs, monkeypatch, caplog):
 def test_tokenizers_are_complete_once_the_last_file_exists(gcs, tmp_path, joint):
     (tmp_path / "t.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(50)))
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    pair = train_tokenizers(source, kind="bpe", vocab_size=290, joint=joint)
+    pair = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=290, joint_vocabulary=joint))
     folder = f"{RUN}/tokenizer"
     assert not TokenizerPair.is_complete(folder)
     pair.save(folder)

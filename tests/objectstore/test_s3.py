@@ -7,10 +7,11 @@ from etils import epath
 
 from t2t_flax import filesystem as files
 from t2t_flax.__main__ import main
-from t2t_flax.data import preprocess as prepare
-from t2t_flax.data.preprocess import prepare_split, train_tokenizers
+from t2t_flax.config import Data
+from t2t_flax.data import preprocess
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 
 CACHE = "s3://bucket/cache"
@@ -46,21 +47,21 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
     files.atomic_write("s3://bucket/text/t.tsv", text)
     source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
-    made = train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+    made = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
     made.save(epath.Path(CACHE) / "tokenizer")
     tokenizers = TokenizerPair.load(epath.Path(CACHE) / "tokenizer")
     assert tokenizers.digest == made.digest
-    policies = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
-    store = prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
-    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    policies = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
+    store = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
+    monkeypatch.setattr(preprocess._Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "another host"))
-    copy = prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
+    copy = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
     assert copy.folder != store.folder and copy.num_pairs == 120
     assert [copy.source(i).tolist() for i in range(120)] == [store.source(i).tolist() for i in range(120)]
     (epath.Path(CACHE) / "train" / "source.ids").write_bytes((copy.folder / "source.ids").read_bytes()[::-1])
     monkeypatch.setenv("HOME", str(tmp_path / "a third host"))
     with pytest.raises(UserError, match="s3://bucket/cache/train is damaged: the checksum of source.ids"):
-        prepare_split(source, tokenizers, f"{CACHE}/train", **policies)
+        prepare_split(source, tokenizers, f"{CACHE}/train", policies)
 
 
 @pytest.mark.parametrize("command", ["train --config=configs/toy.py", "evaluate"])

@@ -1,23 +1,26 @@
 """Token stores in a bucket: whole or not there, copied to local disk once per host, made by one host or many."""
 
-import threading
+import dataclasses
 from pathlib import Path
 
 import pytest
 from etils import epath
+from helpers.configs import small_config
 from helpers.thread_hosts import Hosts
 
-from t2t_flax.data import preprocess as prepare
+from t2t_flax.config import Data
+from t2t_flax.data import preprocess
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.preprocess import prepare_split, train_tokenizers
-from t2t_flax.data.shared_preprocessing import prepare_together, survey_once
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store import remote as remote_store
+from t2t_flax.data.store import remote
 from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 
 FOLDER = "gs://bucket/cache/train"
-POLICIES = dict(max_length=100, on_too_long="drop", empty_lines="drop", processes=1)
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]
 
 
@@ -30,7 +33,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def tokenizers(source):
-    return train_tokenizers(source, kind="bpe", vocab_size=300, joint=True)
+    return train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -46,8 +49,8 @@ def downloads(gcs) -> int:
 
 
 def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, tmp_path):
-    disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
-    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    disk = prepare_split(source, tokenizers, tmp_path / "disk", POLICIES)
+    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert in_bucket(gcs) == content(disk.folder) == content(store.folder)
     assert store.folder.is_relative_to(tmp_path / "home") and store.origin == epath.Path(FOLDER)
     uploads = [path for command, path in gcs.requests if command == "POST" and "/upload/" in path]
@@ -56,21 +59,21 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
 
 
 def test_other_host_copies_the_store_and_reads_no_text(gcs, source, tokenizers, tmp_path, monkeypatch):
-    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert downloads(gcs) == 0, "the host that made it has it"
-    monkeypatch.setattr(prepare._Encoder, "__call__", None)
+    monkeypatch.setattr(preprocess._Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
-    stores = Hosts(4).run(lambda pod: prepare_split(source, tokenizers, FOLDER, **POLICIES))
+    stores = Hosts(4).run(lambda pod: prepare_split(source, tokenizers, FOLDER, POLICIES))
     assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
     assert content(stores[0].folder) == in_bucket(gcs)
     assert [path.name for path in stores[0].folder.parent.iterdir()] == [stores[0].folder.name]
-    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert downloads(gcs) == 1
 
 
 @pytest.mark.parametrize("name", [*FILES, "meta.json"])
 def test_interrupted_upload_is_not_a_store(gcs, source, tokenizers, monkeypatch, name):
-    real = remote_store.copy_file
+    real = remote.copy_file
 
     def stop(source, target):
         if str(target).endswith(name):
@@ -78,90 +81,75 @@ def test_interrupted_upload_is_not_a_store(gcs, source, tokenizers, monkeypatch,
         real(source, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(remote_store, "copy_file", stop)
-        patch.setattr(remote_store, "atomic_write", lambda path, data: stop(path, path))
-        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+        patch.setattr(remote, "copy_file", stop)
+        patch.setattr(remote, "atomic_write", lambda path, data: stop(path, path))
+        prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert "meta.json" not in in_bucket(gcs)
-    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert in_bucket(gcs) == content(store.folder) and store.num_pairs == 120
 
 
 def test_store_of_other_text_is_replaced(gcs, source, tokenizers, tmp_path):
-    first = prepare_split(source, tokenizers, FOLDER, **POLICIES)
-    second = prepare_split(source, tokenizers, FOLDER, **POLICIES | {"max_length": 60})
+    first = prepare_split(source, tokenizers, FOLDER, POLICIES)
+    second = prepare_split(source, tokenizers, FOLDER, dataclasses.replace(POLICIES, max_length=60))
     assert in_bucket(gcs) == content(second.folder) != content(first.folder)
     assert first.folder != second.folder and first.num_pairs == 120
 
 
 def test_damaged_store_in_bucket_is_reported(gcs, source, tokenizers, tmp_path, monkeypatch):
-    prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    prepare_split(source, tokenizers, FOLDER, POLICIES)
     gcs.put("bucket", "cache/train/target.ids", gcs.read("cache/train/target.ids")[:-2], {})
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
     with pytest.raises(UserError, match="damaged: target.ids has .* delete the folder and run prepare again"):
-        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+        prepare_split(source, tokenizers, FOLDER, POLICIES)
     gcs.put("bucket", "cache/train/meta.json", b"{", {})
     with pytest.raises(UserError, match="gs://bucket/cache/train is not a token store"):
-        prepare_split(source, tokenizers, FOLDER, **POLICIES)
+        prepare_split(source, tokenizers, FOLDER, POLICIES)
     stores = tmp_path / "other" / ".cache" / "t2t_flax" / "stores"
     assert not list(stores.iterdir()), "no half copy is left"
 
 
 @pytest.mark.parametrize("name", ["meta.json", "target.lengths"])
 def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeypatch, name):
-    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     (store.folder / name).unlink()
-    monkeypatch.setattr(prepare._Encoder, "__call__", None)
-    again = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    monkeypatch.setattr(preprocess._Encoder, "__call__", None)
+    again = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert content(again.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
 
 def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers, monkeypatch):
-    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     for name in ("meta.json", "target.ids"):
         epath.Path(f"{FOLDER}/{name}").unlink()
-    monkeypatch.setattr(prepare._Encoder, "__call__", None)
-    assert prepare_split(source, tokenizers, FOLDER, **POLICIES).num_pairs == 120
+    monkeypatch.setattr(preprocess._Encoder, "__call__", None)
+    assert prepare_split(source, tokenizers, FOLDER, POLICIES).num_pairs == 120
     assert in_bucket(gcs) == content(store.folder)
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_many_hosts_write_one_store(gcs, source, tokenizers, tmp_path, monkeypatch, hosts):
-    monkeypatch.setattr("t2t_flax.data.sources.base.STRIDE", 8)
-    disk = prepare_split(source, tokenizers, tmp_path / "disk", **POLICIES)
-    shares = {}
-    real = prepare._Encoder.__call__
-
-    def note(self, pairs):
-        shares[threading.current_thread()] = len(pairs)
-        return real(self, pairs)
-
-    monkeypatch.setattr(prepare._Encoder, "__call__", note)
-
-    def work(pod):
-        mine = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
-        survey = survey_once(mine, "train", epath.Path("gs://bucket/run"), pod)
-        return prepare_together(mine, survey, tokenizers, FOLDER, pod, **POLICIES)
-
-    stores = Hosts(hosts).run(work)
-    assert [store.num_pairs for store in stores] == [120] * hosts
-    assert len(shares) == hosts and sum(shares.values()) == 120
-    assert in_bucket(gcs) == content(disk.folder)
-    assert gcs.names() == sorted(f"cache/train/{name}" for name in [*FILES, "meta.json"]), "parts and notes are gone"
-    local = {path.name for path in stores[0].folder.parent.iterdir() if path.is_dir()}
-    assert local == {stores[0].folder.name}, "copies of parts are gone"
+def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_path, monkeypatch):
+    config = small_config(
+        data=dict(train="t.tsv", valid="", root=str(tmp_path), cache="gs://bucket/cache", vocab_size=300, num_workers=1)
+    )
+    encoded, real = [], preprocess._Encoder.__call__
+    monkeypatch.setattr(preprocess._Encoder, "__call__", lambda self, pairs: encoded.extend(pairs) or real(self, pairs))
+    corpora = Hosts(3).run(lambda pod: prepare_corpus(config, "gs://bucket/run", pod=pod))
+    assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
+    assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
+    names = {name.partition("/")[0] + "/" + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}
+    assert names == {f"cache/{name}" for name in [*FILES, "meta.json"]}
 
 
 def test_update_counts_are_cached_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
-    from t2t_flax.data.batching import batch_sampler as plan
-    from t2t_flax.data.batching import count_cache as plan_file
+    from t2t_flax.data.batching import batch_sampler, count_cache
     from t2t_flax.data.batching.layouts import Layouts
 
-    monkeypatch.setattr(plan, "WINDOW_PAIRS", 20)
-    monkeypatch.setattr(plan, "WINDOW_UPDATES", 1)
-    monkeypatch.setattr(plan_file, "WORTH_KEEPING", 0)
-    store = prepare_split(source, tokenizers, FOLDER, **POLICIES)
+    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 20)
+    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 1)
+    monkeypatch.setattr(count_cache, "MIN_CACHED_PAIRS", 0)
+    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     first = Batches(store, DATA, seed=0)
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
     monkeypatch.setattr(Layouts, "_count", None)

@@ -8,7 +8,7 @@ import sys
 
 import hypothesis
 import pytest
-from fake_sweep import FakeSweep
+from fake_sweep import TOY, FakeSweep
 from hypothesis import strategies as st
 
 from t2t_flax.config import load_config
@@ -16,7 +16,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.process_setup import child_environment
 from t2t_flax.sweeps.folder import Folder, Status, read_proposals, read_sweep
 from t2t_flax.sweeps.resources import Resources
-from t2t_flax.sweeps.trials import folder_name, is_folder_name
+from t2t_flax.sweeps.space import Search, choice, over
+from t2t_flax.sweeps.trials import expand, folder_name, is_folder_name
 from t2t_flax.sweeps.worker import relative_paths, training_command
 
 
@@ -272,3 +273,24 @@ def test_built_in_corpora_are_not_relative_paths():
     assert "data.test" not in relative_paths(config)
     config = load_config("configs/toy.py", sets | {"data.test": "a=toy:test; b=x.en,/data/x.de"})
     assert relative_paths(config)["data.test"] == "a=toy:test; b=x.en,/data/x.de"
+
+
+def test_older_names_of_config_keys_are_read(tmp_path, stored):
+    """Those of schema version 1, in the overrides, the fixed keys and the search space."""
+    content = json.loads((stored.path / "sweep.json").read_text())
+    space = {"model.norm": vars(choice("pre", "post")), "data.too_long": vars(choice("cut"))}
+    search = vars(Search({"model.dropout": choice(0.1)}, 3, "nll")) | {"space": space}
+    trial = {"row": "norm=pre", "seed": 0, "overrides": {"model.norm": "pre"}}
+    content |= {"fixed": {"decode.stop": "bound"}, "search": search, "trials": {"norm=pre,seed=0": trial}}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    sweep = read_sweep(tmp_path)
+    assert sweep["trials"]["norm=pre,seed=0"]["overrides"] == {"model.norm_placement": "pre"}
+    assert sweep["fixed"] == {"decode.early_stopping": "exact"}
+    space = sweep["search"]["space"]
+    assert {key: values["choices"] for key, values in space.items()} == {
+        "model.norm_placement": ["pre", "post"], "data.on_too_long": ["truncate"],
+    }  # fmt: skip
+    (new,) = expand(TOY, {}, over("model.norm", ["pre"]), 1)
+    assert new.name == "norm=pre,seed=0" and new.overrides == {"model.norm_placement": "pre"}, (
+        "old command lines continue"
+    )

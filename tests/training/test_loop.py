@@ -66,7 +66,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
     lines = read_metrics(uninterrupted[0])
     assert [step for step, _, _ in curve(uninterrupted[0])] == list(range(1, 13))
     update = next(line for line in lines if line["step"] == 3)
-    for name in ("loss", "nll", "ppl", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
+    for name in ("loss", "nll", "ppl", "accuracy", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
                  "target_tokens", "mfu_hardware_measured", "mfu_useful_measured", "seconds"):  # fmt: skip
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
@@ -74,6 +74,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
     assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
+    assert 0 < valid[0]["valid_accuracy"] < 1
     assert valid[0]["valid_ppl"] == pytest.approx(math.exp(valid[0]["valid_nll"]))
 
 

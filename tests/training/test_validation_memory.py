@@ -31,7 +31,7 @@ def needs(monkeypatch, make) -> list[int]:
     """Bytes that the programs of `make()` are said to need, in their order."""
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "weigh", lambda what, needed, *_: seen.append(needed))
+        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: seen.append(needed))
         make()
     return seen
 
@@ -68,11 +68,11 @@ def test_long_pairs_count_in_the_loss(run):
     """The loss of all is the mean of the loss of each pair by its tokens."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config
-    whole, _ = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
+    whole = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
         state.params
-    )[0]
-    assert np.isfinite(whole) and whole == pytest.approx(one_row, rel=1e-5)
+    )
+    assert np.isfinite(whole["nll"]) and whole == pytest.approx(one_row, rel=1e-5)
 
 
 def small_rows(config, length):

@@ -1,8 +1,8 @@
-"""Which pairs make update k: a pure function of (lengths, config, seed, k).
+"""Which pairs are in update k: a pure function of (lengths, config, seed, k).
 
 The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
 windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before
-training starts. So update k is found in O(window), nothing is stored, and there is no iterator to save.
+training starts. So update k is computed in O(window), nothing is stored, and there is no iterator state to save.
 """
 
 import functools
@@ -24,8 +24,8 @@ _SLOTS = 2
 """An update of pairs of similar length takes at most this many times batch_tokens slots, its padding counted."""
 
 
-class Place(NamedTuple):
-    """Where an update comes from: piece `piece` of window `window` as `epoch` cuts it."""
+class Location(NamedTuple):
+    """An update is piece `piece` of window `window` as `epoch` cuts it."""
 
     epoch: int
     window: int
@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 
 Pieces = list[np.ndarray]
-"""The pairs (indices into the store) of each update of a window, in the order in which rows are made of them."""
+"""The pairs (indices into the store) of each update of a window, in the order in which they are laid out."""
 
 
-class Plan:
+class BatchSampler:
     """Update k as a function of k.
 
     `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
@@ -64,15 +64,15 @@ class Plan:
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Updates of each window, int64 [windows]. Counting reads all lengths; whoever knows them sets them instead."""
+        """Updates of each window, int64 [windows]. Counting reads all lengths; cached counts are assigned instead."""
         return np.array([self._count(window) for window in range(self.windows)])
 
     @functools.cached_property
     def updates_per_epoch(self) -> int:
         return int(self.counts.sum())
 
-    def place(self, k: int) -> Place:
-        """Where update k >= 0 comes from."""
+    def locate(self, k: int) -> Location:
+        """The location of update k >= 0."""
         epoch, rest = divmod(k, self.updates_per_epoch)
         order = self._order_of_windows(epoch)
         ends = np.cumsum(self.counts[order])
@@ -80,21 +80,12 @@ class Plan:
         window = int(order[at])
         number = rest - int(ends[at] - self.counts[window])
         drawn = permutation(int(self.counts[window]), key_of(self._seed, 5, window, epoch))
-        return Place(epoch, window, int(drawn[number]))
-
-    def windows_from(self, epoch: int, window: int) -> Iterator[tuple[int, int]]:
-        """(epoch, window) of this window, and without end of those that come after it."""
-        order = self._order_of_windows(epoch)
-        rest = order[np.flatnonzero(order == window)[0] :]
-        while True:
-            yield from ((epoch, int(w)) for w in rest)
-            epoch += 1
-            rest = self._order_of_windows(epoch)
+        return Location(epoch, window, int(drawn[number]))
 
     def cuts(self, epoch: int, window: int) -> Iterator[Pieces]:
         """The ways in which an epoch may cut a window into its number of updates, the preferred one first.
 
-        There is always one: the last is the order by which the updates of the window were counted.
+        There is at least one: the last is the order in which the updates of the window were counted.
         """
         count = int(self.counts[window])
         drawn = (key_of(self._seed, 4, window, epoch, attempt) for attempt in range(_ATTEMPTS))
@@ -119,7 +110,7 @@ class Plan:
         return members[np.argsort(longer + jitter, kind="stable")]
 
     def _limits(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[int], int] | None]:
-        """What bounds the pieces of an order; see `cut`."""
+        """The limits of the pieces of an order, as arguments of `cut`."""
         sums = [np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target)]
         if not self._by_length:
             return *sums, None
@@ -141,7 +132,7 @@ class Plan:
         )
 
     def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """An order of a window's pairs, and where its `count` updates begin and end; None where it cannot be cut so."""
+        """An order of a window's pairs, and where its `count` updates begin and end; None if it cannot be cut so."""
         order = self._order(window, key)
         return order, cut_evenly(*self._limits(order), count=count, cap=self._tokens)
 
@@ -149,7 +140,7 @@ class Plan:
 def cut(
     source_sums: np.ndarray, target_sums: np.ndarray, furthest: Callable[[int], int] | None = None, *, cap: int
 ) -> np.ndarray:
-    """Starts (and the end) of consecutive pieces, each as long as it can be with both sides at most `cap` tokens.
+    """Starts (and the end) of consecutive pieces, each as long as possible with at most `cap` tokens a side.
 
     The sums are cumulative and begin with 0. A piece that begins at i ends at `furthest(i)` or before. Raises UserError
     where a single pair is over the cap.
@@ -176,11 +167,14 @@ def cut_evenly(
     count: int,
     cap: int,
 ) -> np.ndarray | None:
-    """Exactly `count` consecutive pieces whose fullest is as small as can be; None if that takes more than `cap`.
+    """Exactly `count` consecutive pieces whose fullest is as small as possible; None if that exceeds `cap`.
 
     `furthest`: see `cut`.
     """
-    pieces = lambda most: cut(source_sums, target_sums, furthest, cap=most)  # noqa: E731
+
+    def pieces(most: int) -> np.ndarray:
+        return cut(source_sums, target_sums, furthest, cap=most)
+
     longest = max(int(np.diff(source_sums).max()), int(np.diff(target_sums).max()))
     low = max(longest, -(-int(max(source_sums[-1], target_sums[-1])) // count))
     if low > cap or len(pieces(cap)) - 1 > count:
@@ -193,7 +187,7 @@ def cut_evenly(
         else:
             low = middle + 1
     starts = list(pieces(high))
-    while len(starts) - 1 < count:  # one cap can skip a count: halve the piece with most pairs
+    while len(starts) - 1 < count:  # one cap can skip a count: halve the piece with the most pairs
         widest = int(np.argmax(np.diff(starts)))
         starts.insert(widest + 1, (starts[widest] + starts[widest + 1]) // 2)
     return np.array(starts)

@@ -1,10 +1,9 @@
 """Batch k as a function of (config, k), in shapes from a closed list.
 
 A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A is derived from the tokens that a
-device may hold at once. Rows are numbered through the microbatches, so that A and the mesh leave them as they are.
+device may hold at once. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -14,9 +13,8 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
-from t2t_flax.data.batching.first_fit import first_fit
-from t2t_flax.data.batching.layouts import Layouts, LayoutsAhead
-from t2t_flax.data.batching.rows import fill
+from t2t_flax.data.batching.layouts import Layouts
+from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.store.token_store import TokenStore
 
 
@@ -39,8 +37,8 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The pairs of an update and where they go. Ids are read and arrays filled for those rows alone that are asked for,
-    so that of many hosts each makes its own; the counts are of the whole update.
+    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each of
+    many hosts makes its own; the token counts are of the whole update.
 
     `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
     row's source and target.
@@ -63,7 +61,9 @@ class Batch:
         arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
         for side, start in zip(("source", "target"), self.starts, strict=True):
             start = start[mine] if isinstance(start, np.ndarray) else start
-            parts = fill(*self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length)
+            parts = fill_rows(
+                *self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length
+            )
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays
 
@@ -89,36 +89,36 @@ class Batch:
 
 
 def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
-    """Rows divided over `shards` devices and, where `microbatch_tokens` > 0, into microbatches of which a device holds at
-    most so many slots, but at least one row.
+    """Rows divided over `shards` devices and, where `microbatch_tokens` > 0, into microbatches of at most that many slots
+    a device, but at least one row.
     """
-    of_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
-    micro = math.ceil(rows / (of_device * shards))
+    rows_per_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
+    micro = math.ceil(rows / (rows_per_device * shards))
     return Shape(length, math.ceil(rows / micro / shards) * shards, micro)
 
 
 class Batches:
-    """The training batches of a store. `shards`: devices along the batch (data * fsdp), which B is a multiple of.
+    """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
     `shapes`: the closed list, ascending; every batch has one of them.
     """
 
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
-        self._store, self._config, self._seed = store, config, seed
+        self._store = store
         self._layouts = Layouts(store, config, seed)
-        self._plan = self._layouts.plan
-        self.updates_per_epoch = self._plan.updates_per_epoch
+        self._sampler = self._layouts.sampler
+        self.updates_per_epoch = self._sampler.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._layouts.counted.sizes]
+        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._layouts.counts.sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
         store.release()
 
-    def batch(self, k: int, layouts: Layouts | LayoutsAhead | None = None) -> Batch:
-        """Update k >= 0, whatever was asked for before. `layouts`: of `ahead()`, or laid out here."""
+    def batch(self, k: int) -> Batch:
+        """Update k >= 0; the order of calls does not matter."""
         if k % WINDOW_UPDATES == 0:
             self._store.release()
-        epoch, window, piece = self._plan.place(k)
-        layout = (layouts or self._layouts).of(epoch, window)[piece]
+        epoch, window, piece = self._sampler.locate(k)
+        layout = self._layouts.of(epoch, window)[piece]
         return Batch(
             self._store,
             self._shapes[self._layouts.size_of(layout.needed)],
@@ -128,34 +128,28 @@ class Batches:
             epoch,
         )
 
-    def ahead(self) -> contextlib.AbstractContextManager[Layouts | LayoutsAhead]:
-        """Layouts for `batch`, made by `config.data.batch_processes` processes while it is open; 0: by the caller."""
-        if not self._config.batch_processes:
-            return contextlib.nullcontext(self._layouts)
-        return LayoutsAhead(self._store, self._config, self._layouts, self._seed)
-
 
 def validation_batches(
     store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192
 ) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
-    """All pairs of a store in packed rows, as (Shape, function that gives its batches, of micro 1), shortest rows first.
+    """All pairs of a store in packed rows, as (Shape, function that returns its batches, of micro 1), shortest rows first.
 
-    Nothing is dropped: pairs that are longer than config.pack_length have rows of twice, four times ... that length, and
-    at last as long as the longest pair needs. Of these a batch has fewer, so that what attention takes, rows * length^2,
-    does not grow with the length until each shard has one row.
+    Nothing is dropped: pairs longer than config.pack_length get rows of twice, four times ... that length, up to the
+    longest pair. Batches of longer rows have fewer of them, so that the memory of attention, rows * length^2, does not
+    grow with the length until each shard has one row.
     """
     longer = np.maximum(*store.lengths)
     edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
     while edges[-1] < store.longest:
         edges.append(min(2 * edges[-1], longest))
-    made, shorter = [], 0
+    parts, shorter = [], 0
     for edge in edges:
         members = np.flatnonzero((shorter < longer) & (longer <= edge))
         rows = max(1, min(tokens, config.batch_tokens) * config.pack_length // edge**2)
         shape, shorter = Shape(edge, math.ceil(rows / shards) * shards, 1), edge
         if len(members):
-            made.append((shape, functools.partial(_packed, store, shape, members)))
-    return made
+            parts.append((shape, functools.partial(_packed, store, shape, members)))
+    return parts
 
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
@@ -168,5 +162,5 @@ def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Ba
         start += len(candidates) - len(left)
         row, *starts = first_fit(*(x[candidates] for x in lengths), shape.length)
         fits = row < shape.rows
-        left = candidates[~fits]  # what found no row opens the next batch
+        left = candidates[~fits]  # pairs without a row open the next batch
         yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])

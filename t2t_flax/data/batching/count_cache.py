@@ -1,7 +1,6 @@
-"""What is counted of a corpus before the first update, kept beside the token store.
+"""Update counts of a corpus, which are needed before the first update, cached beside the token store.
 
-Counting reads all lengths and lays out one epoch. Found again, a run of any corpus starts in the time that one window
-takes.
+Counting reads all lengths and lays out one epoch. With the cache, a run starts in the time that one window takes.
 """
 
 import hashlib
@@ -18,14 +17,15 @@ from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.filesystem import atomic_write
 
 VERSION = 2
-"""Of the algorithms in `plan`, `padded_plan`, `layouts`, `sizes`, `first_fit` and `hashing`: another number counts anew."""
-WORTH_KEEPING = 50_000
-"""Pairs below which counting takes less than a second and nothing is written."""
+"""Of the algorithms in `batch_sampler`, `padded_sampler`, `layouts`, `shape_list`, `packing` and `hashing`: counts of
+another version are not used."""
+MIN_CACHED_PAIRS = 50_000
+"""Pairs below which counting takes less than a second and is not cached."""
 
 
-class Counted(NamedTuple):
-    """`updates` and `cuts`, int64 [windows]: the updates of each window, and which of the plan's cuts epoch 0 takes;
-    `sizes`: the closed list, ascending, which holds every update of epoch 0.
+class UpdateCounts(NamedTuple):
+    """`updates` and `cuts`, int64 [windows]: the updates of each window, and which of the sampler's cuts epoch 0 uses;
+    `sizes`: the closed list, ascending; every update of epoch 0 fits into one of them.
     """
 
     updates: np.ndarray
@@ -33,9 +33,11 @@ class Counted(NamedTuple):
     sizes: list[Size]
 
 
-def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Callable[[], Counted]) -> Counted:
-    """What an earlier run with the same keys counted, or what `count()` gives."""
-    if store.num_pairs < WORTH_KEEPING:
+def load_or_count(
+    store: TokenStore, config: Data, seed: int, windows: int, count: Callable[[], UpdateCounts]
+) -> UpdateCounts:
+    """The counts of an earlier run with the same keys, or those of `count()`, which are then cached."""
+    if store.num_pairs < MIN_CACHED_PAIRS:
         return count()
     keys = [
         VERSION,
@@ -50,22 +52,22 @@ def counted(store: TokenStore, config: Data, seed: int, windows: int, count: Cal
     name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
     path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
     try:
-        known = _from_json(path.read_text())
-        if known.updates.shape == known.cuts.shape == (windows,) and (known.updates > 0).all() and known.sizes:
-            return known
+        cached = _from_json(path.read_text())
+        if cached.updates.shape == cached.cuts.shape == (windows,) and (cached.updates > 0).all() and cached.sizes:
+            return cached
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
-    made = count()
+    counts = count()
     try:
         atomic_write(
-            path, json.dumps({"updates": made.updates.tolist(), "cuts": made.cuts.tolist(), "sizes": made.sizes})
+            path, json.dumps({"updates": counts.updates.tolist(), "cuts": counts.cuts.tolist(), "sizes": counts.sizes})
         )
     except OSError:
-        pass  # a folder that others prepared and that this account cannot write to
-    return made
+        pass  # a folder that another account prepared, without write permission
+    return counts
 
 
-def _from_json(text: str) -> Counted:
-    found = json.loads(text)
-    sizes = [(int(length), int(rows)) for length, rows in found["sizes"]]
-    return Counted(np.array(found["updates"], np.int64), np.array(found["cuts"], np.int64), sizes)
+def _from_json(text: str) -> UpdateCounts:
+    values = json.loads(text)
+    sizes = [(int(length), int(rows)) for length, rows in values["sizes"]]
+    return UpdateCounts(np.array(values["updates"], np.int64), np.array(values["cuts"], np.int64), sizes)

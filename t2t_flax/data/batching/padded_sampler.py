@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from t2t_flax.data.batching.batch_sampler import Plan
+from t2t_flax.data.batching.batch_sampler import BatchSampler
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.errors import UserError
 
@@ -12,11 +12,11 @@ MULTIPLE = 8
 """Sizes of groups are multiples of this (fairseq's required-batch-size-multiple)."""
 
 
-class PaddedPlan(Plan):
+class PaddedBatchSampler(BatchSampler):
     """Each update is `groups` groups; (pairs of a group) * (its longest side) is at most batch_tokens / groups.
 
-    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into groups that
-    stay as they are; each epoch draws which groups meet in an update.
+    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into fixed groups;
+    each epoch draws which groups form an update.
     """
 
     def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, groups: int, seed: int, **known):
@@ -45,8 +45,8 @@ class PaddedPlan(Plan):
 def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
     """Where groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes multiples of MULTIPLE.
 
-    A group that is too small for a multiple keeps its size, and what a multiple leaves over opens the next group, as in
-    fairseq's `batch_by_size`; a longer pair that comes then can close that group too. Raises UserError where a single
+    A group that is too small for a multiple keeps its size, and the rest above a multiple opens the next group, as in
+    fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError where a single
     pair is over the cap.
     """
     if len(lengths) and lengths.max() > cap:

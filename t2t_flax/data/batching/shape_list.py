@@ -1,4 +1,4 @@
-"""The closed list of sizes that all updates of a run are padded to, chosen from what its updates need."""
+"""The closed list of sizes to which all updates of a run are padded, chosen from what its updates need."""
 
 import math
 from collections import Counter
@@ -13,8 +13,8 @@ Size = tuple[int, int]
 
 _ROOM = 1.05
 _ROOM_OF_GROUPS = 1.02
-"""Rows over the most that epoch 0 needs of a bucket, and of updates of several groups: later epochs draw ties anew and
-cut the pairs elsewhere, or put other groups together."""
+"""Spare rows, relative to the most that epoch 0 needs, of a bucket and of updates of several groups: later epochs draw
+ties anew and cut the pairs elsewhere, or combine other groups."""
 _LEVELS = 4
 _TOLERANCE = 0.003
 
@@ -26,7 +26,7 @@ def closed_list(config: Data, needed: Counter[Size], expected: Sequence[Size] = 
     update to update: a few sizes. Buckets have one size for each length that occurs.
     """
     if config.batching == "buckets":
-        # One group an update: groups do not change, so neither does what they need.
+        # One group an update: groups do not change, so neither do their sizes.
         room = 1.0 if config.batch_size_counts == "padded_tokens" and config.batch_groups == 1 else _ROOM
         edges, most = bucket_edges(max(length for length, _ in needed)), {}
         for length, rows in needed:
@@ -43,8 +43,8 @@ def closed_list(config: Data, needed: Counter[Size], expected: Sequence[Size] = 
     return [(config.pack_length, max([*rows, *(n for _, n in expected)]))]
 
 
-def smallest_that_holds(sizes: Sequence[Size], needed: Size) -> int | None:
-    """Which of `sizes` has the fewest token slots among those that hold `needed`; None where none does."""
+def smallest_fitting(sizes: Sequence[Size], needed: Size) -> int | None:
+    """The index of the size with the fewest token slots that holds `needed`; None if none does."""
     length, rows = needed
     enough = [i for i, (edge, most) in enumerate(sizes) if edge >= length and most >= rows]
     return min(enough, key=lambda i: sizes[i][0] * sizes[i][1], default=None)

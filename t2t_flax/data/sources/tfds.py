@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources.base import Form, Source, has_prefix
 from t2t_flax.errors import UserError
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
@@ -51,20 +51,10 @@ class TfdsSource(Source):
         self._features, self._languages = builder.info.features, languages
 
     def read(self):
-        return self._read(0, self.count)
-
-    def read_range(self, first, last, survey):
-        return self._read(first, last)
-
-    def _read(self, first: int, last: int):
-        i, before = first, 0
+        i = 0
         for part in self._parts:
-            skip, take = max(0, first - before), min(part.take, last - before)
-            before += part.take
-            if take <= skip:
-                continue
             records = tfrecords if ".tfrecord" in epath.Path(part.filename).name else array_records
-            for record in records(part.filename, part.skip + skip, take - skip):
+            for record in records(part.filename, part.skip, part.take):
                 example = self._features.deserialize_example_np(record)
                 try:
                     source, target = (bytes(example[language]).decode() for language in self._languages)
@@ -84,6 +74,13 @@ class TfdsSource(Source):
 
     def where(self, i):
         return f"{self.spec} example {i + 1}"
+
+
+FORM = Form(
+    "'tfds:NAME:SPLIT'",
+    has_prefix("tfds"),
+    lambda spec, context: TfdsSource(spec, context.languages, data_dir=context.root, label=context.label),
+)
 
 
 def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:

@@ -1,85 +1,91 @@
-"""The built-in English-German corpus: real sentences generated at run time, without end and without a download.
+"""The built-in English-German corpus, `toy:SPLIT` or `toy:SPLIT:COUNT` (the first COUNT pairs).
 
-Each English sentence has exactly one translation. A pair is a pure function of (split, index, seed): its words are
-drawn with splitmix64, the same on every Python version. A hash of the English sentence alone decides to which split
-it belongs, so no sentence is in two splits, whatever the seeds.
+The pairs come with the package, compressed; `python -m tools.toy_corpus` writes the files. Each English sentence has
+exactly one translation, and no sentence is in two splits.
 """
-
-from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
 
-from t2t_flax.data import toy_draws, toy_everyday_draws
-from t2t_flax.data.toy_everyday_words import FIXED
-from t2t_flax.data.toy_numbers import versions
+from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.errors import UserError
 
-VERSION = 2
-"""Goes up with every change of the lexicon, the templates or the draws."""
-
-SPLITS = ("train", "valid", "test")
-EVERYDAY_PERCENT = 55
-"""How many of a hundred pairs are short everyday sentences; the others have figures, clauses and long word order."""
-_TWENTIETHS = ("valid", "test") + ("train",) * 18
-_MASK = (1 << 64) - 1
-
-
-def pair(split: str, index: int, *, seed: int = 0) -> tuple[str, str]:
-    """The `index`-th (English, German) pair of `split`: the first candidate that its content assigns to the split.
-
-    Raises `UserError` for an unknown split, `ValueError` for a negative index.
-    """
-    _check(split)
-    if index < 0:
-        raise ValueError(f"index is {index}; the corpus starts at 0")
-    candidates = (draw(_stream(seed, SPLITS.index(split), index, attempt)) for attempt in itertools.count())
-    return next(candidate for candidate in candidates if split_of(candidate[0]) == split)
+COUNTS = {"train": 90_000, "valid": 500, "test": 500}
+"""Pairs of each split."""
+GENERATOR = ("toy 2", "babel 2.18.0", "num2words 0.5.14")
+"""The version of the generator, and of the libraries that wrote its numbers. Part of the fingerprint."""
+_EARLIER_LIBRARIES = [
+    (f"babel {babel}", f"num2words {num2words}")
+    for babel in ("2.18.0", "2.17.0", "2.16.0")
+    for num2words in ("0.5.14", "0.5.13")
+]
 
 
-def pairs(split: str, count: int, *, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """The first `count` pairs of `split`."""
-    _check(split)
-    return (pair(split, index, seed=seed) for index in range(count))
+class ToySource(Source):
+    """The first `count` pairs of a split; `swapped`: German to English."""
+
+    def __init__(self, spec: str, split: str, count: int, *, swapped: bool = False, seed: int = 0):
+        super().__init__(spec, count)
+        self._split, self._swapped = split, swapped
+        # Earlier versions generated the text at run time, with the installed libraries and seed.data.
+        earlier = (self._digest("toy 2", *libraries, seed=seed) for libraries in _EARLIER_LIBRARIES)
+        self.earlier_fingerprints = tuple(digest for digest in earlier if digest != self.fingerprint())
+
+    def read(self):
+        for english, german in pairs(self._split, self.count):
+            yield (german, english) if self._swapped else (english, german)
+
+    def fingerprint(self):
+        return self._digest(*GENERATOR, seed=0)
+
+    def where(self, i):
+        return f"{self.spec} pair {i + 1}"
+
+    def _digest(self, *generator: str, seed: int) -> str:
+        content = _sha256(*generator, self._split, str(self.count), str(seed))
+        return _sha256("toy", content, "de-en" if self._swapped else "en-de")
 
 
-def draw(below: Callable[[int], int]) -> tuple[str, str]:
-    """One English-German pair of the mixture, of whatever split."""
-    return (toy_everyday_draws if below(100) < EVERYDAY_PERCENT else toy_draws).draw(below)
+def pairs(split: str, count: int | None = None) -> Iterator[tuple[str, str]]:
+    """The first `count` (English, German) pairs of "train", "valid" or "test"; all without a count."""
+    with lzma.open(path_of(split), "rt", encoding="utf-8", newline="\n") as file:
+        for line in itertools.islice(file, count):
+            english, german = line.removesuffix("\n").split("\t")
+            yield english, german
 
 
-def split_of(english: str) -> str:
-    """The split that holds a sentence: 90 % train, 5 % valid, 5 % test; what follows no pattern, such as a greeting, trains."""
-    if english in FIXED:
-        return "train"
-    digest = hashlib.blake2b(english.encode(), digest_size=8).digest()
-    return _TWENTIETHS[int.from_bytes(digest, "little") % len(_TWENTIETHS)]
+def path_of(split: str) -> Path:
+    """The compressed TSV file of a split."""
+    return Path(__file__).with_name(f"toy_en_de.{split}.tsv.xz")
 
 
-def fingerprint(split: str, count: int, seed: int) -> str:
-    """SHA-256 (hex) of all that the first `count` pairs depend on: grammar, library versions and arguments."""
-    _check(split)
-    parts = [f"toy {VERSION}", *versions(), split, str(count), str(seed)]
+def _open(spec: str, context: Context) -> ToySource:
+    split, colon, count = spec.removeprefix("toy").removeprefix(":").partition(":")
+    label, languages = context.label, context.languages
+    if split not in COUNTS:
+        raise UserError(f"{label}: the built-in corpus has no split {split!r}; it has {', '.join(COUNTS)}")
+    if colon and not (count.isdecimal() and int(count) > 0):
+        raise UserError(f"{label}: expected toy:SPLIT or toy:SPLIT:COUNT with a COUNT of at least 1, not {count!r}")
+    if int(count or 0) > COUNTS[split]:
+        raise UserError(
+            f"{label}: toy:{split} has {COUNTS[split]:,} pairs, not {int(count):,}; lower COUNT, or write a larger "
+            "corpus to a file with `python -m tools.toy_corpus` in a checkout"
+        )
+    if set(languages) != {"en", "de"}:
+        raise UserError(
+            f"{label}: the built-in corpus is English and German, so config.data.source_language and "
+            "config.data.target_language must be en and de, in either order, "
+            f"not {languages[0]!r} and {languages[1]!r}"
+        )
+    swapped = languages[0] == "de"
+    return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped, seed=context.seed)
+
+
+FORM = Form("'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", has_prefix("toy"), _open)
+
+
+def _sha256(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _check(split: str) -> None:
-    if split not in SPLITS:
-        raise UserError(f"toy:{split} is no split of the built-in corpus. Use toy:train, toy:valid or toy:test.")
-
-
-def _stream(*key: int) -> Callable[[int], int]:
-    """A function below(n) that returns the next integer in [0, n): splitmix64 (Steele, Lea, Flood 2014)."""
-    state = 0
-
-    def below(n: int) -> int:
-        nonlocal state
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-        return ((z ^ (z >> 31)) * n) >> 64
-
-    for part in key:
-        state = below(1 << 64) ^ (part & _MASK)
-    return below

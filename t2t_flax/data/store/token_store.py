@@ -126,19 +126,29 @@ class TokenStore:
 
 def read_meta(folder: Path | epath.Path) -> dict | None:
     """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
-    Raises UserError if it is no store.
+    Raises UserError if it is not a store.
     """
-    if is_remote(folder):
-        if not (folder / "meta.json").exists():
-            return None
-    elif not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
-        return None
+    inode = _inode(folder)
     try:
+        if is_remote(folder):
+            if not (folder / "meta.json").exists():
+                return None
+        elif not inode or folder.is_dir() and not any(folder.iterdir()):
+            return None
         meta = json.loads((folder / "meta.json").read_text())
-        meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError says that this is another file)
+        meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
         return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # its first name
     except (OSError, ValueError, KeyError, TypeError):
+        if _inode(folder) != inode:  # another process has replaced the store meanwhile
+            return read_meta(folder)
         raise UserError(
             f"{folder} is not a token store, or a damaged one (no readable meta.json); "
             f"delete the folder and run prepare again, or name another"
         ) from None
+
+
+def _inode(folder: Path | epath.Path) -> int:
+    try:
+        return 0 if is_remote(folder) else os.stat(folder).st_ino
+    except FileNotFoundError:
+        return 0

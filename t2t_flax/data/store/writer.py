@@ -1,12 +1,12 @@
-"""Writes token stores: nobody ever sees half of one, whoever else writes the same store at the same time.
+"""Writes token stores atomically, also where several processes write the same store at the same time.
 
-A store is written into a folder of a unique name, synced to disk, and renamed. Preparations of one store take turns by
-a file lock where the file system has locks; where it has none, the first to finish wins and the others take its store.
+A store is written into a folder of a unique name, synced to disk, and renamed. Writers of one store take turns by a
+file lock; on file systems without locks the first to finish wins, and the others use its store.
 """
 
 import contextlib
 import errno
-import fcntl
+import itertools
 import json
 import logging
 import os
@@ -18,19 +18,17 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-from etils import epath
 
-from t2t_flax.data.store.integrity import FILES, LENGTH, OFFSET, PARTS, SIDES, blocks
+from t2t_flax.data.store.integrity import FILES, LENGTH, OFFSET, SIDES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import fsync_file, fsync_folder
+from t2t_flax.locks import NO_LOCKS, FileLock, holder_of, lock_file
 
 _DAY = 24 * 3600
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
-_held = threading.local()
+_entered = threading.local()
 log = logging.getLogger("t2t_flax")
 
 
@@ -40,9 +38,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class StoreWriter:
-    """Writes a store into a sibling of `folder` and gives it its name when the `with` block ends without an error.
+    """Context that writes a store into a sibling of `folder` and renames it when the block ends without an error.
 
-    An older store at `folder` stays readable until then. After an error nothing of the new one is left. Where a sound
+    An older store at `folder` stays readable until then. After an error nothing of the new one is left. Where an intact
     store of the same digest has appeared meanwhile, that one stays. Raises ValueError for ids outside of the vocabulary.
     """
 
@@ -55,18 +53,16 @@ class StoreWriter:
         self._tokens, self._longest = [0, 0], [0, 0]
         self._checksums = dict.fromkeys(FILES, 0)
         self.meta: dict = {}
-        """What the caller adds to meta.json, before the block ends."""
+        """Entries for meta.json, to be added by the caller before the block ends."""
 
     def __enter__(self) -> "StoreWriter":
-        self._closing, self._turn = contextlib.ExitStack(), contextlib.ExitStack()
-        self._turn.enter_context(turn(self.folder))
-        try:
-            read_meta(self.folder)  # raises rather than to replace a folder of something else
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(exclusive(self.folder))
+            read_meta(self.folder)  # raises rather than replace a folder of something else
             self._partial.mkdir()
-            self._files = {name: self._closing.enter_context(open(self._partial / name, "wb")) for name in FILES}
-        except BaseException:
-            self._turn.close()
-            raise
+            self._open_files = contextlib.ExitStack()
+            self._files = {name: self._open_files.enter_context(open(self._partial / name, "wb")) for name in FILES}
+            self._lock = stack.pop_all()
         return self
 
     def write(self, source: tuple[np.ndarray, np.ndarray], target: tuple[np.ndarray, np.ndarray]) -> None:
@@ -83,23 +79,6 @@ class StoreWriter:
             self._longest[n] = max(self._longest[n], int(np.max(lengths, initial=0)))
         self._pairs += len(lengths)
 
-    def append(self, folder: epath.PathLike) -> dict:
-        """Appends all pairs of a finished store, wherever it lies; returns its meta. Raises UserError if there is none."""
-        folder = epath.Path(folder)
-        meta = read_meta(folder)
-        if meta is None:
-            raise UserError(f"there is no token store at {folder}; give the same command again")
-        for n, side in enumerate(SIDES):
-            for part in PARTS:
-                for block in blocks(folder / f"{side}.{part}"):
-                    if part == "offsets":
-                        block = (np.frombuffer(block, OFFSET) + self._tokens[n]).tobytes()
-                    self._put(side, part, block)
-            self._tokens[n] += meta[side]["tokens"]
-            self._longest[n] = max(self._longest[n], meta[side]["longest"])
-        self._pairs += meta["pairs"]
-        return meta
-
     def _put(self, side: str, part: str, data: bytes) -> None:
         name = f"{side}.{part}"
         self._files[name].write(data)
@@ -107,12 +86,12 @@ class StoreWriter:
 
     def __exit__(self, kind, error, trace) -> None:
         try:
-            self._closing.close()  # which writes what is buffered, and may fail for a full disk
+            self._open_files.close()  # writes what is buffered, and may fail for a full disk
             if kind is None:
                 self._finish()
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
-            self._turn.close()
+            self._lock.close()
 
     def _finish(self) -> None:
         sides = {
@@ -130,21 +109,21 @@ class StoreWriter:
 
 
 def put_in_place(partial: Path, folder: Path, digest: str) -> None:
-    """Syncs a complete store to disk and renames it to `folder`, unless a sound store of the same digest lies there, which
-    another process may have opened. What else lies there is replaced. `partial` may be left behind.
+    """Syncs a complete store to disk and renames it to `folder`, unless an intact store of the same digest is there, which
+    another process may have opened. Any other store there is replaced. `partial` may be left behind.
     """
     for name in (*FILES, "meta.json"):
         fsync_file(partial / name)
     fsync_folder(partial)
     while True:
-        read_meta(folder)  # raises rather than to replace a folder of something else
+        read_meta(folder)  # raises rather than replace a folder of something else
         try:
             partial.rename(folder)
             return fsync_folder(folder.parent)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        if is_whole(folder, digest):
+        if is_intact(folder, digest):
             return
         old = partial.with_name(f"{partial.name}-old")
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
@@ -152,8 +131,8 @@ def put_in_place(partial: Path, folder: Path, digest: str) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def is_whole(folder: Path, digest: str) -> bool:
-    """Whether a sound store of this digest lies at `folder`."""
+def is_intact(folder: Path, digest: str) -> bool:
+    """Whether `folder` is an intact store of this digest."""
     try:
         return TokenStore.open(folder).digest == digest != ""
     except UserError:
@@ -161,65 +140,53 @@ def is_whole(folder: Path, digest: str) -> bool:
 
 
 @contextlib.contextmanager
-def turn(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Waits until no other thread or process is within such a block for the same `folder`, and removes what killed ones
-    left there. Blocks of one thread nest. Where the file system has no locks nobody waits and nothing is removed.
+    left there. Blocks of one thread nest. On a file system without locks nobody waits and nothing is removed.
     """
-    held = _held.__dict__.setdefault("folders", set())
-    if folder in held:
+    entered = _entered.__dict__.setdefault("folders", set())
+    if folder in entered:
         yield
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.lock")
-    with contextlib.ExitStack() as stack:
-        locked = None
-        while locked is None:
-            file = stack.enter_context(_open(path))
-            locked = _lock(file, path)
-        if locked:
+    lock = _wait_for_lock(path)
+    try:
+        if lock:
             _remove_abandoned(folder)
-        held.add(folder)
+        entered.add(folder)
+        yield
+    finally:
+        entered.discard(folder)
+        path.unlink(missing_ok=True)  # before the release: a process that waits sees that the name is gone
+        if lock:
+            lock.release()
+
+
+def _wait_for_lock(path: Path) -> FileLock | None:
+    """The lock on `path`; None where the file system has no locks."""
+    for attempt in itertools.count():
         try:
-            yield
-        finally:
-            held.remove(folder)
-            path.unlink(missing_ok=True)  # while it is locked: who waits for it sees that the name has gone
-
-
-def _open(path: Path) -> IO[str]:
-    try:
-        return path.open("a")
-    except PermissionError:  # another user's, in a folder that both may write to: its lock needs no right to write
-        if not path.exists():
-            raise
-        return path.open()
-
-
-def _lock(file, path: Path) -> bool | None:
-    """Waits for the lock. False where the file system has none; None where `path` is another file by now."""
-    waited = 0
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if waited == 10:
-                log.warning("waiting for another process that prepares %s", path.with_suffix(""))
-            waited += 1
-            time.sleep(0.2)
+            lock = lock_file(path, "prepare")
         except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
+            if error.errno in (*NO_LOCKS, errno.EINVAL, errno.EBADF):
+                return None
             raise
-    try:
-        return True if os.path.samestat(os.fstat(file.fileno()), path.stat()) else None
-    except FileNotFoundError:
-        return None
+        if lock is None:
+            if attempt == 10:
+                log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
+            time.sleep(0.2)
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
+                return lock
+        lock.release()  # of a file whose name was removed by the previous holder
+    raise AssertionError("unreachable")
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Deletes what killed writers of `folder` left. Called by the one that holds the lock, so that no writer of this machine
-    is at work; of other machines, which the lock may not reach, only what has not been written to for a day.
+    """Deletes what killed writers of `folder` left behind. The caller holds the lock, so no writer of this machine is
+    active; of other machines, which the lock may not reach, only what has not been modified for a day is deleted.
     """
     prefix = f"{folder.name}.partial-"
     for path in folder.parent.iterdir():
@@ -234,7 +201,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """This boot of this machine: containers that share a kernel, and so its locks, share it; others do not."""
+    """Identifies this boot of this machine; containers that share a kernel, and so its locks, share it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
     except OSError:

@@ -1,17 +1,22 @@
-"""Tokenizers found again: of which kind a file is, and the pair of them that a run has."""
+"""Tokenizers: the kinds of tokenizer files, and the pair of tokenizers that a run has."""
 
 import hashlib
+import itertools
 import uuid
 
 from etils import epath
 
-from t2t_flax.data.tokenizers.base import SentencePieceTokenizer, Tokenizer
+from t2t_flax.config import Data
+from t2t_flax.data.sources.base import Source
+from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import fsync_folder, is_remote
 
-KINDS = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
+KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
+"""The first kind that recognizes a file reads it."""
 
 
 def load_tokenizer(path: epath.PathLike) -> Tokenizer:
@@ -27,8 +32,8 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
             except UserError:
                 raise
             except Exception as error:  # whatever the library of that kind raises for a damaged file
-                raise UserError(f"{path} is damaged: as a {kind.__name__} it gives {error}") from error
-    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, BPE pieces or symbols")
+                raise UserError(f"{path} is damaged: {kind.__name__} cannot read it ({error})") from error
+    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote")
 
 
 class TokenizerPair:
@@ -42,9 +47,14 @@ class TokenizerPair:
     def joint(self) -> bool:
         return self.source is self.target
 
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """(source, target)."""
+        return self.source.vocab_size, self.target.vocab_size
+
     def save(self, folder: epath.PathLike) -> None:
         """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object
-        store it is complete (`is_complete`) when its last file is there.
+        store it is complete (`is_complete`) once its last file is there.
         """
         folder = epath.Path(folder)
         files = {"tokenizer.model": self.source}
@@ -62,7 +72,7 @@ class TokenizerPair:
         try:
             into.rename(folder)
             fsync_folder(folder.parent)
-        except OSError:  # another process made the folder meanwhile
+        except OSError:  # another process has created the folder meanwhile
             into.rmtree()
             if not folder.exists():
                 raise
@@ -70,7 +80,7 @@ class TokenizerPair:
 
     @staticmethod
     def is_complete(folder: epath.PathLike) -> bool:
-        """Whether the folder holds all that `save` wrote."""
+        """Whether the folder holds every file that `save` writes."""
         folder = epath.Path(folder)
         joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
         return joint.exists() or all(side.exists() for side in sides)
@@ -87,3 +97,20 @@ class TokenizerPair:
         if not all(side.exists() for side in sides):
             raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
         return TokenizerPair(*map(load_tokenizer, sides))
+
+
+def train_tokenizers(source: Source, data: Data) -> TokenizerPair:
+    """Trains one SentencePiece tokenizer on the sentences of both sides (section 5.1) or, without
+    `data.joint_vocabulary`, one for each side. `data.tokenizer_sentences` limits the sentences for each tokenizer. Raises
+    UserError as `train_sentencepiece`.
+    """
+    if data.joint_vocabulary:
+        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data)
+        return TokenizerPair(joint, joint)
+    sides = []
+    for i, side in enumerate(("source", "target")):
+        try:
+            sides.append(train_sentencepiece((pair[i] for pair in source.pairs()), data))
+        except UserError as error:
+            raise UserError(f"{side} side of {source.spec}: {error}") from None
+    return TokenizerPair(*sides)

@@ -1,0 +1,61 @@
+"""JSON lines as a source: 'FILE.jsonl' or 'jsonl:FILE', an object on each line with a text for each language.
+
+The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`. The
+object may also lie under "translation", as in Hugging Face's translation datasets; other keys are ignored.
+"""
+
+import hashlib
+import json
+
+from etils import epath
+
+from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
+from t2t_flax.data.sources.text import existing_file, file_sha256, lines
+from t2t_flax.errors import UserError
+
+_PREFIX = "jsonl"
+
+
+class JsonLinesSource(Source):
+    """The pairs of one file, plain or .gz."""
+
+    def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str]):
+        super().__init__(spec)
+        self._path, self._languages = path, languages
+
+    def read(self):
+        for i, line in enumerate(lines(self._path)):
+            try:
+                item = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
+            if isinstance(item, dict):
+                item = item.get("translation", item)
+            texts = [item.get(language) if isinstance(item, dict) else None for language in self._languages]
+            if not all(isinstance(text, str) for text in texts):
+                source, target = self._languages
+                raise UserError(
+                    f'{self.where(i)}: expected an object with texts under "{source}" and "{target}" '
+                    "(config.data.source_language and config.data.target_language)"
+                )
+            source, target = (text.replace("\r", " ").replace("\n", " ") for text in texts)
+            yield source, target
+
+    def fingerprint(self):
+        parts = [_PREFIX, *self._languages, file_sha256(self._path)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def where(self, i):
+        return f"{self._path} line {i + 1}"
+
+
+def _matches(spec: str) -> bool:
+    return has_prefix(_PREFIX)(spec) or "," not in spec and spec.strip().endswith((".jsonl", ".jsonl.gz"))
+
+
+def _open(spec: str, context: Context) -> JsonLinesSource:
+    path = existing_file(spec.removeprefix(f"{_PREFIX}:").strip(), context)
+    return JsonLinesSource(spec, path, context.languages)
+
+
+FORM = Form("'FILE.jsonl', 'FILE.jsonl.gz' or 'jsonl:FILE' (an object a line, with language keys)", _matches, _open)

@@ -1,0 +1,181 @@
+"""Text files as sources: 'SRC,TGT' with one sentence a line, and 'FILE.tsv'; plain or .gz."""
+
+import codecs
+import contextlib
+import gzip
+import hashlib
+import itertools
+import os
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+from etils import epath
+
+from t2t_flax.data.sources.base import Context, Form, Source
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote
+
+_BLOCK = 1 << 20
+_BOM = codecs.BOM_UTF8
+_BOM_STRIPPED = b"\nbyte order mark stripped"
+"""Appended to what is digested of a file with a byte order mark, which earlier versions read as text."""
+
+
+class TextSource(Source):
+    """A file of source sentences and one or more of references; line i of each translates line i of the first."""
+
+    def __init__(self, spec: str, source: epath.Path, *references: epath.Path):
+        super().__init__(spec)
+        self._paths = source, *references
+
+    @property
+    def reference_count(self):
+        return len(self._paths) - 1
+
+    def read(self):
+        return ((source, target) for source, target, *_ in self._lines())
+
+    def references(self):
+        return (tuple(targets) for _, *targets in self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        streams = [lines(path) for path in self._paths]
+        for i, line in enumerate(itertools.zip_longest(*streams)):
+            if None in line:
+                rest = (0 if text is None else 1 + sum(1 for _ in s) for text, s in zip(line, streams, strict=True))
+                raise self._unequal([i + count for count in rest])
+            yield line
+
+    def fingerprint(self):
+        return _sha256("text", *map(file_sha256, self._paths))
+
+    def _unequal(self, counts: list[int]) -> UserError:
+        (first, count), *others = zip(self._paths, counts, strict=True)
+        return UserError(
+            f"{first} has {count} lines and {' and '.join(f'{path} has {n}' for path, n in others)}: "
+            "line i of one must be the translation of line i of the other"
+        )
+
+    def where(self, i):
+        return ", ".join(f"{path} line {i + 1}" for path in self._paths)
+
+
+class TsvSource(Source):
+    """One file with source TAB target on each line."""
+
+    def __init__(self, spec: str, path: epath.Path):
+        super().__init__(spec)
+        self._path = path
+
+    def read(self):
+        for i, line in enumerate(lines(self._path)):
+            sides = line.split("\t")
+            if len(sides) != 2:
+                raise UserError(f"{self.where(i)}: expected source TAB target, found {len(sides) - 1} TABs, not 1")
+            yield sides[0], sides[1]
+
+    def fingerprint(self):
+        return _sha256("tsv", file_sha256(self._path))
+
+    def where(self, i):
+        return f"{self._path} line {i + 1}"
+
+
+def _names(spec: str) -> list[str]:
+    return [name.strip() for name in spec.split(",")]
+
+
+def _open_text(spec: str, context: Context) -> TextSource:
+    return TextSource(spec, *(existing_file(name, context) for name in _names(spec)))
+
+
+TEXT_FORM = Form(
+    "'SRC,TGT' (two text files, plain or .gz), 'SRC,REF1,REF2' (several references, for validation and test text)",
+    lambda spec: len(_names(spec)) >= 2 and all(_names(spec)),
+    _open_text,
+)
+TSV_FORM = Form(
+    "'FILE.tsv' or 'FILE.tsv.gz' (source TAB target)",
+    lambda spec: "," not in spec and spec.strip().endswith((".tsv", ".tsv.gz")),
+    lambda spec, context: TsvSource(spec, existing_file(spec.strip(), context)),
+)
+
+
+def existing_file(name: str, context: Context) -> epath.Path:
+    """The path of a file named in a spec. Raises UserError for what is not a file that can be read repeatedly."""
+    path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
+    if not path.exists():
+        relative = not (context.root or path.is_absolute())
+        hint = f" (relative to {os.getcwd()}; config.data.root is empty)" if relative else ""
+        raise UserError(f"{context.label}: there is no file {path}{hint}")
+    if path.is_dir():
+        raise UserError(f"{context.label}: {path} is a folder; name a file in it")
+    check_rereadable(path, context.label)
+    return path
+
+
+def lines(path: epath.Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or .gz, without line ends.
+
+    Only the byte 0x0A ends a line, so that no other character can shift the two sides against each other. One 0x0D
+    before it is removed, and a byte order mark at the beginning of the file. Raises UserError with the place where
+    the file is not UTF-8 or not gzip.
+    """
+    number = 0
+    try:
+        with _opened(path) as file:
+            for text in file:
+                number += 1
+                if number == 1:
+                    text = text.removeprefix(_BOM)
+                    if not text:
+                        return
+                yield text.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
+            f"({error.reason}); convert the file to UTF-8"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(
+            f"{path}: damaged gzip data after line {number} ({error}); download or copy the file again"
+        ) from None
+
+
+def check_rereadable(path: epath.Path, label: str) -> None:
+    """Raises UserError for a pipe or a device, which can be read only once."""
+    if not is_remote(path) and not os.path.isfile(path):
+        raise UserError(
+            f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
+        )
+
+
+def file_sha256(path: epath.Path) -> str:
+    """sha256 (hex) that identifies the content of a text file: its bytes, and whether a byte order mark is stripped."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    if _begins_with_bom(path):
+        digest.update(_BOM_STRIPPED)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
+    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as file:
+        yield file
+
+
+def _begins_with_bom(path: epath.Path) -> bool:
+    try:
+        with _opened(path) as file:
+            return file.read(len(_BOM)) == _BOM
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return False  # `lines` reports where it is damaged
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,101 @@
+"""Update k is a pure function of k; every epoch holds every pair once; batch_tokens is kept and used."""
+
+import numpy as np
+import pytest
+from helpers.configs import pairs_of
+
+from t2t_flax.data.batching import batch_sampler
+from t2t_flax.data.batching.batch_sampler import BatchSampler, cut, cut_evenly
+from t2t_flax.data.hashing import bijection, permutation
+from t2t_flax.errors import UserError
+
+
+def lengths(count, seed=0):
+    rng = np.random.default_rng(seed)
+    source = np.clip(rng.gamma(8, 1.75, count), 1, 60).astype(np.int32) + 1
+    target = np.clip(source * rng.normal(1.0, 0.2, count), 2, 70).astype(np.int32)
+    return source, target
+
+
+@pytest.fixture(params=[False, True], ids=["packed", "by_length"])
+def plan(request, monkeypatch):
+    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 2000)
+    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 8)
+    source, target = lengths(6007)
+    made = BatchSampler(source, target, batch_tokens=1500, by_length=request.param, seed=3)
+    assert len(made.counts) > 1  # several windows
+    return made, source, target
+
+
+def test_an_epoch_holds_every_pair_once(plan):
+    made, source, _ = plan
+    for epoch in (0, 1, 5):
+        updates = range(epoch * made.updates_per_epoch, (epoch + 1) * made.updates_per_epoch)
+        pairs = np.concatenate([pairs_of(made, k) for k in updates])
+        assert {made.locate(k).epoch for k in updates} == {epoch}
+        np.testing.assert_array_equal(np.sort(pairs), np.arange(len(source)))
+
+
+def test_batch_tokens_is_a_bound_that_is_nearly_reached(plan):
+    made, source, target = plan
+    sums = [(source[p].sum(), target[p].sum()) for p in (pairs_of(made, k) for k in range(2 * made.updates_per_epoch))]
+    assert np.max(sums) <= 1500
+    assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
+
+
+def test_order_of_asking_does_not_matter(plan):
+    made, source, target = plan
+    asked = [pairs_of(made, k) for k in range(60)]
+    again = BatchSampler(source, target, batch_tokens=1500, by_length=made._by_length, seed=3)
+    for k in (59, 3, 40, 3, 0, 17):
+        np.testing.assert_array_equal(pairs_of(again, k), asked[k])
+
+
+def test_epochs_and_seeds_differ(plan):
+    made, source, target = plan
+    other = BatchSampler(source, target, batch_tokens=1500, by_length=made._by_length, seed=4)
+    first = pairs_of(made, 0)
+    assert not np.array_equal(first, pairs_of(made, made.updates_per_epoch))
+    assert not np.array_equal(first, pairs_of(other, 0))
+
+
+def test_by_length_puts_similar_lengths_together():
+    source, target = lengths(5000)
+    spread = {}
+    for by_length in (False, True):
+        made = BatchSampler(source, target, batch_tokens=1500, by_length=by_length, seed=0)
+        pairs = [pairs_of(made, k) for k in range(made.updates_per_epoch)]
+        spread[by_length] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
+    assert spread[True] < 0.2 * spread[False]
+
+
+def test_even_cut_is_the_least_possible():
+    """Against brute force over all ways to cut a short list into three pieces."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        source, target = rng.integers(1, 9, (2, 7))
+        sums = [np.concatenate([[0], np.cumsum(x)]) for x in (source, target)]
+        best = min(max(max(np.diff(s[[0, i, j, 7]])) for s in sums) for i in range(1, 6) for j in range(i + 1, 7))
+        starts = cut_evenly(*sums, count=3, cap=100)
+        assert len(starts) == 4 and starts[0] == 0 and starts[-1] == 7
+        assert max(max(np.diff(s[starts])) for s in sums) == best
+        assert cut_evenly(*sums, count=3, cap=best - 1) is None
+
+
+def test_a_pair_over_the_batch_size_is_named():
+    sums = np.array([0, 5, 30])
+    with pytest.raises(UserError, match="config.data.batch_tokens = 20"):
+        cut(sums, sums, cap=20)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 1000, 4097])
+def test_bijection_hits_every_index_once(size):
+    out = bijection(np.arange(size), size, key=11)
+    np.testing.assert_array_equal(np.sort(out), np.arange(size))
+    np.testing.assert_array_equal(bijection(np.arange(size)[::-1], size, key=11), out[::-1])
+
+
+def test_orders_are_fixed_for_ever():
+    """Resuming with another NumPy or Python must find the same order."""
+    np.testing.assert_array_equal(permutation(8, 5), [6, 0, 2, 1, 4, 7, 3, 5])
+    np.testing.assert_array_equal(bijection(np.arange(8), 8, 5), [0, 5, 6, 7, 2, 3, 4, 1])

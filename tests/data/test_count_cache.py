@@ -1,0 +1,103 @@
+"""The updates of all windows are counted once, and found again beside the store."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers.configs import DATA, random_pairs, write_store
+
+from t2t_flax.data.batching import batch_sampler, count_cache
+from t2t_flax.data.batching.batches import Batches
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 100)
+    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
+    monkeypatch.setattr(count_cache, "MIN_CACHED_PAIRS", 900)
+    return write_store(tmp_path / "store", random_pairs(900, longest=22))
+
+
+def counted(monkeypatch):
+    """The windows that are counted from now on."""
+    seen = []
+    for kind in (
+        batch_sampler.BatchSampler,
+        __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedBatchSampler,
+    ):
+        real = kind.__dict__["_count"]
+        monkeypatch.setattr(kind, "_count", lambda self, w, real=real: seen.append(w) or real(self, w))
+    return seen
+
+
+KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_size_counts="padded_tokens"),
+        dict(batch_size_counts="padded_tokens", batch_groups=2)]  # fmt: skip
+
+
+def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store, monkeypatch):
+    seen = counted(monkeypatch)
+    first = {}
+    for n, keys in enumerate(KEYS):
+        for seed in (0, 1):
+            first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
+    assert len(seen) == sum(len(b._sampler.counts) for b in first.values()) >= 4 * len(first)
+    assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
+    del seen[:]
+    for (n, seed), before in first.items():
+        again = Batches(store, dataclasses.replace(DATA, **KEYS[n]), seed=seed)
+        assert again.updates_per_epoch == before.updates_per_epoch and again.shapes == before.shapes
+        for k in (0, 7, before.updates_per_epoch + 3):
+            np.testing.assert_array_equal(again.batch(k).pairs, before.batch(k).pairs)
+    assert not seen
+
+
+OTHER = [
+    "",
+    "[1, 2",
+    "[1, 2]",
+    '{"a": 1}',
+    '{"updates": [0, 0, 0, 0, 0, 0, 0, 0, 0], "cuts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "sizes": [[24, 7]]}',
+    '{"updates": [9, 9, 9, 9, 9, 9, 9, 9, 9], "cuts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "sizes": []}',
+    '{"updates": [9], "cuts": [0], "sizes": [[24, 7]]}',
+]
+
+
+@pytest.mark.parametrize("text", OTHER)
+def test_a_file_of_something_else_is_counted_anew(tmp_path, store, monkeypatch, text):
+    right = Batches(store, DATA, seed=0).updates_per_epoch
+    (path,) = tmp_path.glob("store.plan-*.json")
+    path.write_text(text)
+    assert Batches(store, DATA, seed=0).updates_per_epoch == right
+    assert path.read_text() != text
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
+    def refuse(path, data):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(count_cache, "atomic_write", refuse)
+    assert Batches(store, DATA, seed=0).updates_per_epoch > 10
+
+
+def test_nothing_is_read_of_windows_that_are_not_asked_for(store):
+    """With the file there, a start reads no lengths at all, and an update those of its window."""
+    Batches(store, DATA, seed=0)
+    read = [set(), set()]
+
+    class Noting:
+        def __init__(self, x, places):
+            self.x, self.places = x, places
+
+        def __len__(self):
+            return len(self.x)
+
+        def __getitem__(self, index):
+            self.places.update(np.asarray(index).tolist())
+            return self.x[index]
+
+    noting = [Noting(x, places) for x, places in zip(store.lengths, read, strict=True)]
+    store.source_lengths, store.target_lengths = noting
+    batches = Batches(store, DATA, seed=0)
+    assert not any(read)
+    batches.batch(3)
+    assert all(0 < len(places) <= 130 for places in read)

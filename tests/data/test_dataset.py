@@ -1,0 +1,136 @@
+"""The data of a run: prepared once, by process 0 of several, and found again by later versions."""
+
+import shutil
+import threading
+
+import pytest
+from etils import epath
+from helpers.configs import small_config
+from helpers.thread_hosts import Hosts
+
+from t2t_flax.data import dataset, preprocess
+from t2t_flax.data.dataset import prepare_corpus, split_store
+from t2t_flax.data.sources import toy
+from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+
+DATA = dict(
+    train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, pack_length=64,
+    num_workers=1, batch_tokens=512,
+)  # fmt: skip
+
+
+def config_of(**changes):
+    return small_config(data=DATA | changes)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return prepare_corpus(config_of(), tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The pairs that are tokenized from now on, by thread."""
+    pairs, real = {}, preprocess._Encoder.__call__
+
+    def note(self, chunk):
+        pairs.setdefault(threading.current_thread(), []).extend(chunk)
+        return real(self, chunk)
+
+    monkeypatch.setattr(preprocess._Encoder, "__call__", note)
+    return pairs
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encoded, monkeypatch, hosts):
+    trained = []
+    monkeypatch.setattr(
+        "t2t_flax.tasks.translation.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
+    )
+    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod)):
+        assert corpus.tokenizers.digest == alone.tokenizers.digest
+        for mine, other in ((corpus.train, alone.train), (corpus.valid, alone.valid)):
+            assert mine.digest == other.digest and content(mine.folder) == content(other.folder)
+    assert len(trained) == len(encoded) == 1
+    assert [len(pairs) for pairs in encoded.values()] == [200 + 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "tokenizer"]
+
+
+def test_prepared_data_is_reused(tmp_path, encoded):
+    Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))
+    encoded.clear()
+    stores = [corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))]
+    assert [store.num_pairs for store in stores] == [198, 198] and not encoded
+
+
+def test_test_set_of_many_processes_is_prepared_once(tmp_path, alone, encoded):
+    config = config_of(test="toy:test:15")
+    work = lambda pod: split_store(config, tmp_path, "test", alone.tokenizers, pod)  # noqa: E731
+    assert [store.num_pairs for store in Hosts(3).run(work)] == [15] * 3 and len(encoded) == 1
+
+
+def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
+    config = config_of(valid="v.tsv", root=str(tmp_path))
+    (tmp_path / "v.tsv").write_bytes(b"a\tb\n\xe4\tb\n")
+    failed = Hosts(3).run(lambda pod: prepare_corpus(config, tmp_path / "run", pod=pod))
+    assert isinstance(failed[0], UserError) and "v.tsv line 2: byte 0xe4" in str(failed[0])
+    assert all("a host is gone" in str(error) for error in failed[1:])
+
+
+def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
+    real = dataset.find_store
+
+    def hidden(folder, digest):
+        return (
+            None
+            if threading.current_thread() is not threading.main_thread() and other(folder)
+            else real(folder, digest)
+        )
+
+    def other(folder):
+        return threading.current_thread().name.startswith("other")
+
+    monkeypatch.setattr(dataset, "find_store", hidden)
+
+    def work(pod):
+        if pod.index:
+            threading.current_thread().name = "other"
+        return prepare_corpus(config_of(), tmp_path, pod=pod)
+
+    assert "was prepared by process 0 and is not visible here: config.data.cache" in str(Hosts(2).run(work)[1])
+
+
+def test_empty_train_key_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="config.data.train is empty: give --config.data.train=SRC,TGT"):
+        prepare_corpus(small_config(data=DATA | dict(train="")), tmp_path)
+
+
+@pytest.mark.parametrize("own", [dict(), dict(seed=3)], ids=["other libraries", "seed"])
+def test_run_of_an_earlier_version_keeps_its_training_data(tmp_path, monkeypatch, encoded, own):
+    """Earlier versions generated the text, by the installed libraries and seed.data; the digests say so."""
+    config = small_config(data=DATA, seed=dict(data=own.get("seed", 0)))
+    other_text = list(toy.pairs("train", 400))[200:]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(toy.ToySource, "fingerprint", lambda self: self._digest(*libraries, seed=own.get("seed", 0)))
+        earlier.setattr(toy.ToySource, "read", lambda self: iter(other_text[: self.count]))
+        libraries = "toy 2", "babel 2.17.0", "num2words 0.5.14"
+        before = prepare_corpus(config, tmp_path)
+    encoded.clear()
+    after = prepare_corpus(config, tmp_path)
+    assert (after.train.digest, after.tokenizers.digest) == (before.train.digest, before.tokenizers.digest)
+    assert sum(map(len, encoded.values())) == 20, "only the validation text is new"
+    new = prepare_corpus(config, tmp_path / "new")
+    assert new.train.digest != before.train.digest and new.tokenizers.digest != before.tokenizers.digest
+
+
+def test_seed_does_not_change_the_text(tmp_path, alone):
+    config = small_config(data=DATA, seed=dict(data=5))
+    assert prepare_corpus(config, tmp_path).train.digest == alone.train.digest
+    shutil.rmtree(tmp_path / "data")
+    assert prepare_corpus(config, epath.Path(tmp_path)).train.digest == alone.train.digest

@@ -1,0 +1,61 @@
+"""First fit gives what the plain rule gives, pair after pair, at any size."""
+
+import time
+
+import numpy as np
+import pytest
+
+from t2t_flax.data.batching.packing import first_fit
+
+
+def plainly(source, target, room):
+    """The rule as it is told: longest first, each into the first row with room."""
+    row, starts, used = np.zeros(len(source), int), np.zeros((2, len(source)), int), []
+    for i in sorted(range(len(source)), key=lambda i: -max(source[i], target[i])):
+        sides = (int(source[i]), int(target[i]))
+        at = next(
+            (r for r, u in enumerate(used) if all(a + b <= room for a, b in zip(u, sides, strict=True))), len(used)
+        )
+        if at == len(used):
+            used.append([0, 0])
+        row[i], starts[:, i] = at, used[at]
+        used[at] = [a + b for a, b in zip(used[at], sides, strict=True)]
+    return row, *starts
+
+
+@pytest.mark.parametrize("kind", ["any", "alike", "lopsided", "equal", "no source"])
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_are_those_of_the_plain_rule(kind, seed):
+    rng = np.random.default_rng(seed)
+    room, count = int(rng.integers(3, 70)), int(rng.integers(1, 150))
+    source = rng.integers(1, room + 1, count).astype(np.int32)
+    target = {
+        "any": rng.integers(1, room + 1, count),
+        "alike": np.clip(source + rng.integers(-2, 3, count), 1, room),
+        "lopsided": np.where(rng.random(count) < 0.5, 1, room // 2 + 1),
+        "equal": source,
+        "no source": rng.integers(1, room + 1, count),
+    }[kind].astype(np.int32)
+    if kind == "no source":
+        source = np.where(rng.random(count) < 0.5, 0, source).astype(np.int32)
+    for found, expected in zip(first_fit(source, target, room), plainly(source, target, room), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_nothing_takes_no_row():
+    assert [len(x) for x in first_fit(np.zeros(0, np.int32), np.zeros(0, np.int32), 8)] == [0, 0, 0]
+
+
+def test_time_grows_with_the_pairs_and_not_with_their_square():
+    rng = np.random.default_rng(0)
+    seconds = []
+    for count in (4000, 32000):
+        source = np.clip(rng.lognormal(3.1, 0.6, count), 2, 250).astype(np.int32)
+        target = np.clip(source * rng.normal(1.0, 0.15, count), 2, 250).astype(np.int32)
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            first_fit(source, target, 256)
+            took.append(time.perf_counter() - began)
+        seconds.append(min(took))
+    assert seconds[1] < 24 * seconds[0], "8 times the pairs: the plain rule takes about 64 times as long"

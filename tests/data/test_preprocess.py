@@ -1,0 +1,268 @@
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from t2t_flax.config import Data
+from t2t_flax.data import preprocess, worker_pool
+from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
+from t2t_flax.data.tokenizers.base import EOS
+from t2t_flax.errors import UserError
+
+TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
+PAIRS = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(120)]
+
+
+def open_pairs(folder, pairs, name="t.tsv"):
+    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return open_source(name, root=str(folder), source_language="en", target_language="de")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    source = open_pairs(tmp_path_factory.mktemp("training"), PAIRS)
+    return train_tokenizers(source, Data(vocab_size=300, joint_vocabulary=True, **TRAINING))
+
+
+def texts(store, tokenizers):
+    pairs = []
+    for i in range(store.num_pairs):
+        assert store.source(i)[-1] == EOS and store.target(i)[-1] == EOS
+        pairs.append((tokenizers.source.decode(store.source(i)), tokenizers.target.decode(store.target(i))))
+    return pairs
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
+
+
+def test_joint_and_separate_tokenizers(tmp_path):
+    source = open_pairs(tmp_path, PAIRS)
+    joint = train_tokenizers(source, Data(vocab_size=300, joint_vocabulary=True, **TRAINING))
+    separate = train_tokenizers(source, Data(vocab_size=290, joint_vocabulary=False, **TRAINING))
+    assert joint.joint and not separate.joint
+    assert separate.source.vocab_size == separate.target.vocab_size == 290
+    whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
+    assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
+    assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
+    with pytest.raises(UserError, match=r"source side of t\.tsv: config\.data\.vocab_size = 9000 is too large"):
+        train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
+
+
+def test_the_store_holds_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    seen = []
+    source = open_pairs(tmp_path, PAIRS)
+    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES, progress=lambda *args: seen.append(args))
+    assert texts(store, tokenizers) == PAIRS
+    assert store.source(3).tolist() == [*tokenizers.source.encode(PAIRS[3][0]), EOS]
+    assert store.meta["pairs_read"] == store.meta["pairs"] == 120
+    assert store.meta["dropped"] == store.meta["truncated"] == store.meta["empty"] == store.meta["too_long"] == 0
+    assert store.meta["source"]["tokens"] == store.source_lengths.sum()
+    assert store.meta["target"]["longest"] == store.target_lengths.max()
+    assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
+    assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
+    assert seen == [(50, None), (100, None), (120, 120)], "the file is counted by reading it to its end"
+
+
+def long_pairs(tokenizers, limit):
+    """Pairs whose longer side has limit - 1, limit and limit + 1 tokens with EOS, once on each side."""
+
+    def text(tokens):
+        return next("z" * n for n in range(100) if len(tokenizers.source.encode("z" * n)) + 1 == tokens)
+
+    return [(text(limit - 1), "b"), (text(limit), "b"), (text(limit + 1), "b"), ("b", text(limit + 1))]
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate", "keep"])
+def test_too_long_pairs(tmp_path, tokenizers, policy):
+    pairs = long_pairs(tokenizers, 8)
+    source = open_pairs(tmp_path, pairs)
+    store = prepare_split(source, tokenizers, tmp_path / "s", Policies(8, policy, "drop"))
+    dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
+    meta = store.meta
+    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, 2)
+    note = {"drop": " (of 4: 2 dropped)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
+    tokens = f"{store.source_lengths.sum()} + {store.target_lengths.sum()} tokens"
+    assert store.describe() == f"{4 - dropped} pairs, {tokens}{note}"
+    expected = [[tokenizers.source.encode(side) for side in pair] for pair in pairs]
+    if policy == "drop":
+        expected = expected[:2]
+    if policy == "truncate":
+        expected = [[ids[:7] for ids in pair] for pair in expected]
+    assert store.num_pairs == len(expected)
+    for i, (src, tgt) in enumerate(expected):
+        assert store.source(i).tolist() == [*src, EOS] and store.target(i).tolist() == [*tgt, EOS]
+
+
+EMPTY = [("a", "b"), ("", "b"), ("c", " \u3000 "), ("", ""), ("d", "e")]
+
+
+def test_empty_lines(tmp_path, tokenizers):
+    source = open_pairs(tmp_path, EMPTY)
+    dropped = prepare_split(source, tokenizers, tmp_path / "d", POLICIES)
+    assert texts(dropped, tokenizers) == [("a", "b"), ("d", "e")]
+    assert (dropped.meta["dropped"], dropped.meta["empty"]) == (3, 3)
+    kept = prepare_split(source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep"))
+    assert texts(kept, tokenizers) == EMPTY
+    assert (kept.meta["dropped"], kept.meta["empty"]) == (0, 3)
+    assert kept.source(1).tolist() == [EOS]
+    with pytest.raises(UserError, match=r"t\.tsv line 2: one side of the pair is empty"):
+        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
+    assert not (tmp_path / "e").exists()
+
+
+def test_the_place_of_an_empty_line_in_a_later_chunk(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
+    with pytest.raises(UserError, match=r"t\.tsv line 121:"):
+        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
+
+
+def test_nothing_left(tmp_path, tokenizers):
+    source = open_pairs(tmp_path, [*PAIRS, ("", "")])
+    with pytest.raises(UserError, match="no pair is left of 121: 1 have an empty side, 120 have a side longer"):
+        prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
+    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+
+
+def test_a_mistake_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 10)
+    source = open_pairs(tmp_path, PAIRS)
+    with open(tmp_path / "t.tsv", "a") as file:
+        file.write("no tab\n")
+    with pytest.raises(UserError, match="line 121"):
+        prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+
+
+def test_reuse_and_rebuild(tmp_path, tokenizers):
+    folder = tmp_path / "s"
+
+    def made(pairs=PAIRS, pair=tokenizers, **changes):
+        """Whether a new store was written."""
+        before = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()} if folder.exists() else {}
+        store = prepare_split(open_pairs(tmp_path, pairs), pair, folder, replace(POLICIES, **changes))
+        assert texts(store, pair) == pairs
+        return before != {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
+
+    assert made() and not made() and not made()
+    assert made(PAIRS[:-1]) and not made(PAIRS[:-1])
+    assert made() and made(max_length=99) and made(on_too_long="truncate") and made(empty_lines="keep")
+    assert made() and not made()
+    other = train_tokenizers(open_pairs(tmp_path, PAIRS), Data(vocab_size=290, joint_vocabulary=True, **TRAINING))
+    assert made(pair=other) and not made(pair=other)
+    assert made(pair=TokenizerPair(other.source, tokenizers.target))
+
+
+def test_a_damaged_store_is_not_reused(tmp_path, tokenizers):
+    source = open_pairs(tmp_path, PAIRS)
+    prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    ids = tmp_path / "s" / "source.ids"
+    ids.write_bytes(ids.read_bytes()[:-2])
+    with pytest.raises(UserError, match="damaged: source.ids .* delete the folder and run prepare again"):
+        prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, monkeypatch):
+    source = open_pairs(tmp_path, PAIRS + EMPTY)
+    prepare_split(source, tokenizers, tmp_path / "one", POLICIES)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 14)
+    in_process = []
+    real = preprocess._Encoder.__call__
+    monkeypatch.setattr(
+        preprocess._Encoder, "__call__", lambda self, pairs: in_process.append(pairs) or real(self, pairs)
+    )
+    read, ahead = itertools.count(), []
+    monkeypatch.setattr(source, "read", lambda lines=source.read: (pair for pair in lines() if next(read) >= 0))
+    prepare_split(
+        source,
+        tokenizers,
+        tmp_path / "two",
+        POLICIES,
+        num_workers=2,
+        progress=lambda done, total: ahead.append(int(repr(read)[6:-1]) - done),
+    )
+    assert 7 < max(ahead) <= 2 * 3 * 7, "only a few chunks are in memory"
+    assert len(in_process) == 2, "all but the first chunks were tokenized by other processes"
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_a_small_corpus_starts_no_process(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(worker_pool, "start", None)
+    store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
+    assert store.num_pairs == len(PAIRS)
+
+
+def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
+    monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
+    with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
+        prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+
+
+KILLED = """
+import sys
+from t2t_flax.data import preprocess, worker_pool
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import TokenizerPair
+
+if __name__ == "__main__":
+    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 2
+    folder = sys.argv[1]
+    source = open_source("t.tsv", root=folder, source_language="en", target_language="de")
+    tokenizers = TokenizerPair.load(folder + "/tokenizer")
+
+    def progress(done, total):
+        if done >= 20:
+            import multiprocessing, time
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+            time.sleep(60)
+
+    policies = preprocess.Policies(100, "drop", "drop")
+    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, progress=progress)
+"""
+
+
+def test_a_run_killed_half_way_leaves_no_store_and_no_process(tmp_path, tokenizers):
+    source = open_pairs(tmp_path, PAIRS)
+    tokenizers.save(tmp_path / "tokenizer")
+    (tmp_path / "run.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert 1 <= len(workers) <= 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers)), "the workers ended with their parent"
+
+    assert not (tmp_path / "s").exists()
+    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    assert texts(store, tokenizers) == PAIRS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.tsv", "tokenizer"]
+    assert TokenStore.open(tmp_path / "s").digest == store.digest
+
+
+def alive(pid):
+    """Whether the process runs; one that only waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,86 @@
+"""subword-nmt's codes: the pieces of the published preparation, and mistakes by name."""
+
+import gzip
+import logging
+
+import pytest
+from etils import epath
+from helpers.configs import small_config
+
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.sources.text import lines
+from t2t_flax.data.tokenizers import load_tokenizer
+from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
+from t2t_flax.errors import UserError
+
+CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"
+
+
+def test_codes_split_words_and_decoding_joins_them(tmp_path):
+    tokenizer = with_vocabulary(CODES, ["a dog and a dogma", "and  sand"])
+    ids = tokenizer.encode("dog dogma sand")
+    assert tokenizer.pieces(ids)[0] == "dog" and tokenizer.pieces(ids)[1].endswith("@@")
+    assert tokenizer.decode(ids) == "dog dogma sand"
+    assert tokenizer.encode("dog").count(2) == 0 and 2 in tokenizer.encode("ü")
+    assert tokenizer.vocab_size == 3 + len(
+        {p for s in ("a dog and a dogma", "and sand") for p in tokenizer.pieces(tokenizer.encode(s))}
+    )
+    tokenizer.save(tmp_path / "t")
+    again = load_tokenizer(tmp_path / "t")
+    assert (again.digest, again.encode("dogma")) == (tokenizer.digest, tokenizer.encode("dogma"))
+    with pytest.raises(IndexError):
+        tokenizer.decode([999])
+
+
+def test_text_that_was_not_tokenised_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, "t2t_flax"):
+        with_vocabulary(CODES, ["a dog .", "and a dog , and a dog ."])
+        assert not caplog.records
+        with_vocabulary(CODES, ["A dog.", "And, a dog."])
+    assert "expects text in which Moses has put spaces around punctuation" in caplog.text
+    assert "2 of the first 2 sentences" in caplog.text
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(UserError, match="there is no file .*none"):
+        read_codes(epath.Path(tmp_path / "none"))
+    (tmp_path / "text").write_text("not a list of merges\n")
+    with pytest.raises(UserError, match="is no file of BPE codes: two pieces on each line"):
+        read_codes(epath.Path(tmp_path / "text"))
+    (tmp_path / "codes.gz").write_bytes(gzip.compress(CODES.encode())[:-9])
+    with pytest.raises(UserError, match="cannot be read as BPE codes"):
+        read_codes(epath.Path(tmp_path / "codes.gz"))
+    with pytest.raises(UserError, match="every sentence is empty"):
+        with_vocabulary(CODES, ["", " "])
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_run_takes_codes_and_its_own_vocabulary(tmp_path, joint):
+    (tmp_path / "codes").write_text(CODES)
+    (tmp_path / "a.en").write_text("a dog and a dog\nand a sand\n")
+    (tmp_path / "a.de").write_text("ein dog\nund sand\n")
+    data = dict(
+        root=str(tmp_path), train="a.en,a.de", tokenizer="subword_nmt", tokenizer_model="codes", joint_vocabulary=joint
+    )
+    config = small_config(data=data, model=dict(tie_embeddings="all" if joint else "decoder"))
+    corpus = prepare_corpus(config, tmp_path / "run")
+    assert corpus.tokenizers.joint == joint and corpus.train.num_pairs == 2
+    assert corpus.tokenizers.source.decode(corpus.train.source(0)[:-1].tolist()) == "a dog and a dog"
+    small = small_config(data=data | dict(vocab_size=8), model=dict(tie_embeddings="all" if joint else "decoder"))
+    with pytest.raises(UserError, match="config.data.vocab_size = 8 is smaller than"):
+        prepare_corpus(small, tmp_path / "other")
+
+
+def test_the_published_codes_give_the_published_vocabulary(real_data):
+    """Wu et al. 2021: 9,708 types over both sides of the training text, longest 45 and 51 pieces."""
+    folder = epath.Path(real_data) / "multi30k"
+    codes = read_codes(folder / "wu2021" / "bpe10k.en-de.code.gz")
+    sides = [list(lines(folder / "tok" / f"train.lc.norm.tok.{language}.gz")) for language in ("en", "de")]
+    tokenizer = with_vocabulary(codes, [*sides[0], *sides[1]])
+    assert tokenizer.vocab_size == 9708 + 3
+    longest = [max(len(tokenizer.encode(s)) for s in side) for side in sides]
+    totals = [sum(len(tokenizer.encode(s)) for s in side) for side in sides]
+    assert longest == [45, 51] and totals == [397_793, 400_507]
+    reference = list(lines(folder / "tok" / "test2016.lc.norm.tok.de.gz"))
+    assert not any(2 in tokenizer.encode(s) for s in reference), "the reference of test2016 has no unknown piece"
+    assert [tokenizer.decode(tokenizer.encode(s)) for s in reference] == [" ".join(s.split()) for s in reference]

@@ -1,0 +1,157 @@
+import io
+import pickle
+
+import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+from t2t_flax.config import Data
+from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
+from t2t_flax.data.tokenizers.base import EOS, PAD, UNK
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.errors import UserError
+
+WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
+TEXT = [f"the {WORDS[i % 48]} of {WORDS[i * 7 % 48]}ing was {WORDS[i * 5 % 48]}s, {i % 9} times" for i in range(300)]
+SETTINGS = dict(vocab_size=320, character_coverage=1.0, byte_fallback=True, normalization="identity")
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def tokenizer(request):
+    return train_sentencepiece(TEXT, Data(tokenizer=request.param, **SETTINGS))
+
+
+def test_special_ids_and_size(tokenizer):
+    assert (PAD, EOS, UNK) == (0, 1, 2)
+    assert tokenizer.pieces([PAD, EOS, UNK]) == ["<pad>", "</s>", "<unk>"]
+    assert tokenizer.vocab_size == 320
+    ids = tokenizer.encode("the cat sees </s> <pad>")
+    assert not {PAD, EOS, UNK} & set(ids) and max(ids) < 320
+
+
+@pytest.mark.parametrize("text", [TEXT[0], "", "  two  spaces ", "Straße 😀\t½ ＡＢＣ", "a\u2028b"])
+def test_identity_with_byte_fallback_gives_any_text_back(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([PAD, *ids, EOS, PAD]) == text
+
+
+def test_pieces_spell_the_text(tokenizer):
+    ids = tokenizer.encode(TEXT[0])
+    assert "".join(tokenizer.pieces(ids)).replace("▁", " ").strip() == TEXT[0]
+    with pytest.raises(IndexError, match="token id 320 is outside the vocabulary of 320"):
+        tokenizer.decode([320])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
+    first = train_sentencepiece(TEXT, Data(tokenizer=kind, **SETTINGS))
+    assert train_sentencepiece(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest == first.digest
+    assert train_sentencepiece([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest != first.digest
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest != first.digest
+
+
+def test_normalization_and_byte_fallback_act():
+    nfkc = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
+    assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
+    plain = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False}))
+    assert UNK in plain.encode("ß")
+
+
+def test_the_cap_takes_the_same_uniform_sample_each_time():
+    def stream(count):
+        for i in range(count):
+            yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
+
+    def shares(count):
+        from t2t_flax.data.tokenizers.sentencepiece import _sample
+
+        sample = _sample(stream(count), 1000)
+        assert len(sample) == min(count, 1000) and sample == _sample(stream(count), 1000)
+        return sum(s.startswith("early") for s in sample) / len(sample)
+
+    assert shares(500) == 0.5
+    assert 0.45 < shares(20_000) < 0.55
+    settings = {**SETTINGS, "vocab_size": 278, "tokenizer": "bpe"}
+    capped = train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings))
+    assert capped.digest == train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings)).digest
+    assert capped.digest != train_sentencepiece(stream(5000), Data(**settings)).digest
+
+
+def test_a_long_sentence_is_not_skipped():
+    tokenizer = train_sentencepiece(["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264}))
+    assert "y" in "".join(tokenizer.pieces(tokenizer.encode("y"))) and len(tokenizer.encode("x" * 50_000)) < 50_000
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_vocabularies_that_do_not_fit_the_text(kind):
+    with pytest.raises(UserError, match=r"data\.vocab_size = 5000 is too large: .* at most (\d+) ") as caught:
+        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
+    maximum = int(str(caught.value).split("at most ")[1].split()[0])
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": maximum})).vocab_size == maximum
+    with pytest.raises(UserError, match=r"data\.vocab_size = 100 is too small: .*256 bytes.* need (\d+)") as caught:
+        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 100}))
+    minimum = int(str(caught.value).split("need ")[1].split(";")[0])
+    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size == minimum
+
+
+def test_text_must_not_be_empty():
+    with pytest.raises(UserError, match="no text to train a tokenizer on"):
+        train_sentencepiece(["", "  "], Data(tokenizer="bpe", **SETTINGS))
+
+
+def test_a_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "new" / "t.model")
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
+        assert copy.digest == tokenizer.digest and copy.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
+    # It is a model that SentencePiece itself reads, with the same ids.
+    plain = SentencePieceProcessor(model_file=str(tmp_path / "new" / "t.model"))
+    assert plain.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
+
+
+@pytest.mark.parametrize("ids", [{}, dict(pad_id=3), dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)])
+def test_a_model_with_other_special_ids_is_renumbered(tmp_path, ids):
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=model, vocab_size=60, model_type="bpe", minloglevel=2, **ids
+    )
+    (tmp_path / "other.model").write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(tmp_path / "other.model")
+    plain = SentencePieceProcessor(model_proto=model.getvalue())
+    ours = tokenizer.encode(TEXT[2])
+    assert min(ours) > UNK and max(ours) < tokenizer.vocab_size
+    assert tokenizer.pieces(ours) == plain.encode(TEXT[2], out_type=str)
+    assert tokenizer.decode([*ours, EOS]) == TEXT[2]
+    assert tokenizer.encode("ß")[-1] == UNK
+    every = tokenizer.pieces(range(tokenizer.vocab_size))
+    assert every[:3] == ["<pad>", "</s>", "<unk>"] and len(set(every)) == len(every) and "<s>" not in every
+
+
+def test_what_is_no_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="there is no tokenizer at .*none.model"):
+        load_tokenizer(tmp_path / "none.model")
+    for content in (b"", b"some text\n"):
+        (tmp_path / "bad.model").write_bytes(content)
+        with pytest.raises(UserError, match="bad.model is not a tokenizer; expected a SentencePiece model"):
+            load_tokenizer(tmp_path / "bad.model")
+    with pytest.raises(UserError, match="expected tokenizer.model, or source.model and target.model"):
+        TokenizerPair.load(tmp_path)
+
+
+def test_pairs_joint_and_separate(tmp_path):
+    first = train_sentencepiece(TEXT, Data(tokenizer="bpe", **SETTINGS))
+    second = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310}))
+    joint, separate = TokenizerPair(first, first), TokenizerPair(first, second)
+    assert joint.joint and not separate.joint
+    assert len({joint.digest, separate.digest, TokenizerPair(second, first).digest}) == 3
+
+    for pair, names in [(joint, ["tokenizer.model"]), (separate, ["source.model", "target.model"])] * 2:
+        pair.save(tmp_path / "pair")
+        assert sorted(p.name for p in (tmp_path / "pair").iterdir()) == names
+        again = TokenizerPair.load(tmp_path / "pair")
+        assert (again.digest, again.joint) == (pair.digest, pair.joint)
+        assert pickle.loads(pickle.dumps(again)).joint == pair.joint
+    assert [p.name for p in tmp_path.iterdir()] == ["pair"]
+
+    one_file = TokenizerPair.load(tmp_path / "pair" / "source.model")
+    assert one_file.joint and one_file.digest == joint.digest

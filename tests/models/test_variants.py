@@ -1,0 +1,89 @@
+"""Rotary and ALiBi positions, grouped heads, RMSNorm and gated layers: on any mesh, with remat, in bfloat16; refusals."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.config import default_config, override, resolve
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_step import make_train_step
+
+GROUPED = dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
+               activation="swish", dropout_attention=0.1)  # fmt: skip
+MULTI_QUERY = dict(position="alibi", num_kv_heads=1, feed_forward="gated", activation="gelu")
+KV_HEADS_WHOLE = dict(rules="vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor kv_heads=")
+BATCH = {name: x[None] for name, x in rows_alone(random_pairs(8), 24).items()}
+
+
+def losses(model: dict, *, shape=(1, 1, 1), mesh_keys=(), **train) -> np.ndarray:
+    """Of three updates."""
+    config = small_config(model=model, train=train, mesh=dict(mesh_keys))
+    mesh = devices_mesh(*shape)
+    mesh_lib.check_divisibility(config, mesh)
+    module, tx, state, shardings = model_and_state(config, mesh)
+    step, found = make_train_step(config, module, tx, mesh, shardings), []
+    batch = {name: jnp.asarray(x) for name, x in BATCH.items()}
+    with mesh_lib.use(mesh):
+        for _ in range(3):
+            state, metrics = step(state, batch)
+            found.append(float(metrics["loss"]))
+    return np.array(found)
+
+
+@functools.cache
+def reference(kind: str) -> np.ndarray:
+    return losses({"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind])
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str)
+def test_grouped_heads_train_the_same_on_any_mesh(shape):
+    np.testing.assert_allclose(losses(GROUPED, shape=shape, remat="full"), reference("grouped"), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_multi_query_attention_keeps_its_head_whole_over_a_tensor_axis():
+    found = losses(MULTI_QUERY, shape=(1, 2, 4), mesh_keys=KV_HEADS_WHOLE)
+    np.testing.assert_allclose(found, reference("multi-query"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["grouped", pytest.param("multi-query", marks=pytest.mark.slow)])
+def test_bfloat16_with_remat_stays_close(kind):
+    model = {"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind]
+    np.testing.assert_allclose(losses(model, precision="bfloat16", remat="dots"), reference(kind), rtol=0.02)
+
+
+def test_grouped_key_heads_are_divided_over_a_tensor_axis():
+    config, mesh = small_config(model=GROUPED), devices_mesh(1, 2, 2)
+    model, tx = make_model(config, 37, 37), make_optimizer(config)
+    _, shardings = init_state(config, model, tx, mesh, abstract=True)
+    for name in ("query", "key", "value"):
+        assert shardings.params["encoder_0"]["self_attention"][name]["kernel"].spec[:2] == ("fsdp", "tensor")
+
+
+def test_one_key_head_does_not_divide_over_a_tensor_axis():
+    with pytest.raises(UserError, match="num_kv_heads = 1 is not a multiple of 2, .*`kv_heads=` in config.mesh.rules"):
+        mesh_lib.check_divisibility(small_config(model=MULTI_QUERY), devices_mesh(1, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (dict(num_kv_heads=3), "model.num_kv_heads = 3 does not divide config.model.num_heads = 8"),
+        (dict(num_kv_heads=2, attention_score="additive"), "num_kv_heads = 2 needs a dot product"),
+        (dict(position="rotary", attention_score="additive"), "position = rotary needs a dot product"),
+        (dict(position="rotary", d_k=5), "a head's width is odd: change config.model.d_k = 5"),
+        (dict(position="rotary", mixer="lstm"), "position = rotary acts in self-attention; config.model.mixer = lstm"),
+        (dict(position="alibi", mixer="conv"), "position = alibi acts in self-attention; config.model.mixer = conv"),
+        (dict(rope_theta=5e5), "rope_theta = 500000.0 is for rotary positions"),
+        (dict(position="rotary", position_offset=2), "position_offset = 2 is for sinusoids"),
+    ],
+)
+def test_impossible_combinations_are_refused_by_key(keys, message):
+    with pytest.raises(UserError, match=message):
+        resolve(override(default_config(), {f"model.{key}": str(value) for key, value in keys.items()}))
