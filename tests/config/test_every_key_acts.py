@@ -101,7 +101,6 @@ PREPARED = {
     "data.max_length": (64, 24, {}),
     "data.source_eos": (True, False, {}),
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
-    "seed.data": (0, 1, {}),
 }
 
 # Keys that tests in other files show to act.
@@ -115,6 +114,7 @@ ELSEWHERE = {
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
+    "data/test_batch_sampler.py": "seed.data",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
@@ -231,7 +231,7 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
         prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
     seen = []
     real = corpus_module.prepare_split
-    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
+    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["num_workers"]) or real(*a, **k))
     config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
     corpus = prepare_corpus(task_of(config), tmp_path / "w")
     assert seen == [1] and corpus.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
