@@ -283,14 +283,14 @@ def relative_paths(config: Config) -> dict[str, str]:
     paths["train.compile_cache"] = train.compile_cache
     if not data.root:  # these are relative to it
         paths["data.tokenizer_model"] = data.tokenizer_model
-    found = {key: path for key, path in paths.items() if is_relative(path)}
+    relative = {key: path for key, path in paths.items() if is_relative(path)}
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)
         specs = parse_test_sets(value).values() if key == "test" else [value]
         files = [file for spec in specs if not spec.startswith(("toy:", "tfds:")) for file in spec.split(",")]
         if any(map(is_relative, files)):
-            found[f"data.{key}"] = value
-    return found
+            relative[f"data.{key}"] = value
+    return relative
 
 
 def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
