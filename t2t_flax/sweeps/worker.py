@@ -222,13 +222,13 @@ class Worker:
         """The outcome of an attempt, stored in the trial's status."""
         folder, status = self.folder, self.folder.status(name)
         if folder.state(name) == COMPLETE:
+            folder.set_status(name, status, unresolved=0)
             return COMPLETE
-        marker = read_if_exists(_diverged_marker(folder, name))
-        if marker:
+        # Without the handler of SIGTERM, the training has only just started: it has nothing to save.
+        stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
+        if marker := read_if_exists(_diverged_marker(folder, name)):
             self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
-        elif (
-            exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
-        ):  # the latter before it could save
+        elif stopped:
             if terminated:
                 folder.set_status(name, status, unresolved=0, failures=0)
             return status.outcome or STOPPED
