@@ -48,7 +48,7 @@ def evaluate(
     Returns (the record, the list of (source, first reference, hypothesis)).
     """
     source = split_source(loaded.config, split)
-    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=group)
+    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, group=group)
     # Made first: what does not fit into memory is said before all is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
     began = time.perf_counter()
