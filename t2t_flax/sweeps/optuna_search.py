@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, Folder, exclusive, read_proposals
@@ -17,6 +16,7 @@ from t2t_flax.sweeps.results import trial_score
 from t2t_flax.sweeps.space import Range, Search
 from t2t_flax.sweeps.trials import make_trial, row_names
 from t2t_flax.sweeps.worker import TrialQueue
+from t2t_flax.tasks import lower_is_better
 
 _MAX_IMPOSSIBLE = 100
 """Proposals in a row that may be invalid configs."""

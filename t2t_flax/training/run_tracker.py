@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from t2t_flax.data.task import task_class
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
+from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.resume import TrainProgress, on_disk, open_checkpoints, restore_or_init, save
@@ -68,14 +68,14 @@ class Outcome:
 
 
 class ValidationScore(Protocol):
-    """Decodes and scores the validation set."""
+    """Decodes the validation set and returns its metrics as `valid_NAME`."""
 
     def __call__(
         self,
         params,
         after_batch: Callable[[], None],
         compiling: Callable[[], contextlib.AbstractContextManager],
-    ) -> float:
+    ) -> dict[str, float]:
         """Calls `after_batch` after each batch, and compiles within `compiling()`."""
         ...
 
@@ -145,8 +145,7 @@ class RunTracker:
                 values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
             if due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
-                name = task_class(config.data.task).score
-                values[f"valid_{name}"] = self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
+                values |= self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
         self.logger.write(step, values)
@@ -206,7 +205,7 @@ def note_metric(progress: TrainProgress, values: dict[str, float], step: int, na
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = -value if name in ("nll", "loss") else value
+    metric = -value if lower_is_better(name) else value
     if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
         progress.best_metric, progress.best_step, progress.evaluations_without_better = metric, step, 0
     else:

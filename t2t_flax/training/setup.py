@@ -17,6 +17,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring import memory
+from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
@@ -134,7 +135,7 @@ class ValidationLoss:
         """The longest pair of the store, of those that a row of `limit` tokens holds, in words."""
         longer = np.maximum(*self._store.lengths)
         i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
-        where = split_source(self._config, self._split).where(i)
+        where = split_source(task_of(self._config), self._split).where(i)
         source, target = (int(x[i]) for x in self._store.lengths)
         return f"config.data.{self._split}: {where} has {source} source and {target} target tokens"
 

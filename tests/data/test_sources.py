@@ -1,17 +1,20 @@
 import gzip
+import hashlib
 import itertools
 import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import SOURCES, open_source
+from t2t_flax.data.sources import SOURCES, base, open_source
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 PAIRS = [
     ("a house", "ein Haus"),
@@ -178,6 +181,19 @@ def test_every_form_is_named_in_the_error_of_an_unknown_one(tmp_path):
     assert all(form.shown in str(error.value) for form in SOURCES.values())
 
 
+def test_documented_source_works():
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    code = text.split("## A source of data")[1].split("```python\n")[1].split("```")[0]
+    exec(code, {"hashlib": hashlib, "UserError": UserError, "SOURCES": SOURCES} | vars(base))
+    try:
+        source = open_en_de("squares:3", key="config.data.train")
+        assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
+        with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
+            open_en_de("squares:x", key="config.data.train")
+    finally:
+        del SOURCES["squares"]
+
+
 def test_errors_name_the_config_key(tmp_path):
     with pytest.raises(UserError, match=r"data\.valid = 'no\.tsv': there is no file"):
         open_en_de("no.tsv", tmp_path, key="data.valid")
@@ -314,4 +330,4 @@ def test_a_test_set_that_cannot_be_is_told_before_anything_is_prepared(tmp_path,
     assert not (tmp_path / "run").exists()
     config = load_config("configs/toy.py", {"data.valid": "t.en,t.de", "data.root": str(tmp_path)})
     with pytest.raises(UserError, match=message.replace("data.test", "data.valid")):
-        check_sources(config)
+        check_sources(task_of(config))

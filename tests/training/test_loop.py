@@ -23,6 +23,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop, resume
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
@@ -287,12 +288,12 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
     tuned = dict(train=dict(init_from=str(first)))
     loop.train(start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "tuned", cache), score=None)
     given = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
-    digest = prepare_corpus(given, tmp_path / "given").tokenizers.digest
+    digest = prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest
     shutil.rmtree(first)
     ready.unlink()
     outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
     assert outcome.step == 8
-    assert prepare_corpus(given, tmp_path / "given").tokenizers.digest == digest
+    assert prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest == digest
     with pytest.raises(UserError, match="tokenizer"):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 
