@@ -14,13 +14,13 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.config.renamed import original_value
+from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter, exclusive
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 CHUNK_PAIRS = 2000

@@ -1,7 +1,7 @@
 """Beam search with a length penalty (section 6.1).
 
 Unfinished ("alive") and finished hypotheses are kept apart, K of each. All alive ones have one length, so the penalty
-never orders them; it weighs finished ones against each other and decides when to stop.
+never orders them; it ranks finished ones and decides when to stop.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
     LENGTHS,
-    PAD,
     Cache,
     SearchResult,
     Sentences,
@@ -44,7 +44,7 @@ class BeamOptions:
     n_best: int = 1
     length_penalty: str = "gnmt"
     early_stopping: str = "exact"
-    eos_id: int = 1
+    eos_id: int = EOS
 
     def __post_init__(self):
         if not 1 <= self.n_best <= self.beam_size:

@@ -9,10 +9,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
     LENGTHS,
-    PAD,
     Cache,
     SearchResult,
     Sentences,
@@ -38,16 +38,16 @@ class SampleOptions:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    eos_id: int = 1
+    eos_id: int = EOS
 
     def __post_init__(self):
-        for name, right, range_ in [
+        for name, valid, range_ in [
             ("num_samples", self.num_samples >= 1, "at least 1"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or a positive number"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (all tokens)"),
         ]:
-            if not right:
+            if not valid:
                 raise UserError(f"{name} = {getattr(self, name)} in sampling: it must be {range_}.")
 
 

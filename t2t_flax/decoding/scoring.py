@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.decoding.translator import SOURCE_LENGTHS, padded, round_up
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError

@@ -1,4 +1,4 @@
-"""The loop that beam search and sampling share: one token a turn, over a cache that grows in stages.
+"""The loop shared by beam search and sampling: one token per iteration, with a cache that grows in stages.
 
 A search is a function `advance`; the model is a function `step_fn`; neither knows the other. A stage is one compiled
 loop. It ends when the cache is full or all sentences are done; between stages the cache and the sequence buffers grow,
@@ -15,13 +15,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-PAD = 0
+from t2t_flax.config.special_tokens import PAD
+
 IMPOSSIBLE = -1e8  # logits at or below: rows that only pad the vocabulary
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): scores the tokens at `position`, given those of
-# position - 1 (which it ignores at 0). cache["self"] leaves [B, K, ...] follow their hypothesis, those of three or more
+# position - 1 (ignored at position 0). cache["self"] leaves [B, K, ...] follow their hypothesis, those of three or more
 # axes have time on axis 2, except what lies under a key "state" (of a recurrence), which has no time axis; whatever else
 # is in the cache is [B, ...] and stays as it is.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
@@ -32,7 +33,7 @@ Advance = Callable[[Any, "Sentences", jax.Array, Any, jax.Array], tuple[Any, jax
 
 @flax.struct.dataclass
 class Sentences:
-    """What a search is told of each sentence.
+    """The inputs of a search for each sentence.
 
     caps_B: most tokens it may have, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys.
     """
@@ -90,8 +91,8 @@ def run_stages(
     """Runs a search until every sentence is done, and returns its last state.
 
     `start(options, sentences, length)` makes the first state: a struct of arrays [B, ...] with the fields `done_B` and
-    `last_BxK` (the latest tokens); arrays of three axes are sequence buffers [B, K, T]. A done sentence's state no
-    longer changes, so that it owes nothing to its batch mates. The first stage is as long as the cache that comes in,
+    `last_BxK` (the latest tokens); arrays of three axes are sequence buffers [B, K, T]. The state of a done sentence
+    no longer changes, so that it does not depend on its batch mates. The first stage is as long as the cache that comes in,
     the next ones follow `lengths`. Equal shapes, functions and options compile once.
     """
     leaves = jax.tree.leaves_with_path(cache["self"])
@@ -103,7 +104,7 @@ def run_stages(
     if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
         state = jax.device_put(state, sentences.caps_B.sharding)
     shared = {name: tree for name, tree in cache.items() if name != "self"}
-    self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages reuse the memory of what they are given
+    self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
     position = jnp.zeros((), jnp.int32)
     while True:
         position, state, self_cache, all_done = run_stage(
@@ -150,18 +151,18 @@ def run_stage(step_fn, advance, options, length, params, shared, sentences, posi
     whether all are done). Arguments as in `run_stages`; the last two are donated.
     """
 
-    def going(carry):
+    def not_done(carry):
         position, state, _ = carry
         return (position < length) & ~jnp.all(state.done_B)
 
-    def turn(carry):
+    def next_token(carry):
         position, state, self_cache = carry
         logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
         new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
         self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
         return position + 1, _keep_done(state, new), self_cache
 
-    position, state, self_cache = jax.lax.while_loop(going, turn, (position, state, self_cache))
+    position, state, self_cache = jax.lax.while_loop(not_done, next_token, (position, state, self_cache))
     return position, state, self_cache, jnp.all(state.done_B)
 
 

@@ -11,15 +11,16 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Decode
+from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.sampling import SampleOptions, sample
+from t2t_flax.decoding.search_loop import SearchResult
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 
-# Sources are padded to one of these, so that the programs are few.
+# Sources are padded to one of these lengths, which bounds the number of compiled programs.
 SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 PREFIX_LENGTHS = (0, 16, 128, 1024)
 CACHE_LENGTHS = (32, 64, 128, 256, 512, 1024)
@@ -99,7 +100,7 @@ class Translator:
         cut = [len(ids) > limit for ids in sources]
         sources = [ids[:limit] + self._eos if ids else [] for ids in sources]
         forced = [self._tokenizers.target.encode(p) if p else [] for p in prefixes or [""] * len(lines)]
-        out = [self._nothing_but(ids) for ids in forced]
+        out = [self._empty_source(ids) for ids in forced]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: len(sources[i]))
         for start in range(0, len(order), self._rows):
             chunk = order[start : start + self._rows]
@@ -114,8 +115,8 @@ class Translator:
                 progress(min(start + self._rows, len(order)), len(order))
         return out
 
-    def _nothing_but(self, prefix: Sequence[int]) -> Translation:
-        """What an empty line becomes."""
+    def _empty_source(self, prefix: Sequence[int]) -> Translation:
+        """The translation of an empty line: its prefix."""
         text = self._tokenizers.target.decode(list(prefix)) if prefix else ""
         return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * self._config.n_best)
 
@@ -147,25 +148,25 @@ class Translator:
         with mesh_lib.use(self._mesh):
             width = {"beam": c.beam_size, "greedy": 1, "sample": c.n_best}[c.strategy]
             cache = start_search(self._model, params, put(source_BxS), width, CACHE_LENGTHS[0])
-            told = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
+            inputs = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
-                found = beam_search(self._step, params, cache, options, **told)
+                result = beam_search(self._step, params, cache, options, **inputs)
             else:
                 temperature = c.temperature if c.strategy == "sample" else 0.0
                 options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
-                found = sample(self._step, params, cache, options, sentence_ids_B=put(ids_B), **told)
-            found = jax.device_get(mesh_lib.replicated(found, self._mesh))
-        return [self._hypotheses(found, b) for b in range(len(sources))]
+                result = sample(self._step, params, cache, options, sentence_ids_B=put(ids_B), **inputs)
+            result = jax.device_get(mesh_lib.replicated(result, self._mesh))
+        return [self._hypotheses(result, b) for b in range(len(sources))]
 
-    def _hypotheses(self, found, b: int) -> tuple[Hypothesis, ...]:
+    def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
-        for n in range(found.tokens.shape[1]):
-            ids = found.tokens[b, n, : found.lengths[b, n]].tolist()
-            finished = bool(found.finished[b, n])
+        for n in range(result.tokens.shape[1]):
+            ids = result.tokens[b, n, : result.lengths[b, n]].tolist()
+            finished = bool(result.finished[b, n])
             ids = ids[:-1] if finished else ids
             text = self._tokenizers.target.decode(ids)
-            score, log_prob = float(found.scores[b, n]), float(found.log_probs[b, n])
+            score, log_prob = float(result.scores[b, n]), float(result.log_probs[b, n])
             hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, not finished))
         return tuple(hypotheses)
 
@@ -188,7 +189,7 @@ def start_search(model: Transformer, params, source_BxS, beam_size: int, length:
 
 
 def _by_rows(x: jax.Array) -> jax.Array:
-    """Divided over the mesh by sentences: XLA would put an empty cache, which follows from nothing, whole on each device."""
+    """Sharded by sentences: XLA would replicate an empty cache, which depends on no sharded input."""
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*mesh_lib.ROWS, *free))
 

@@ -15,9 +15,9 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import UNK
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_selection import Choice

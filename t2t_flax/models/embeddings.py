@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-
-EOS = 1
+from t2t_flax.config.special_tokens import EOS
 
 INITS = {
     "normal_rsqrt_d": lambda d_model: nn.initializers.normal(d_model**-0.5),

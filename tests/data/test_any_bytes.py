@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from t2t_flax.cli.arguments import read_lines
 from t2t_flax.config import Data
+from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.text import file_sha256, lines
 from t2t_flax.data.tokenizers import train_tokenizers
-from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 BOM = codecs.BOM_UTF8

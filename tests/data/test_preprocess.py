@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from t2t_flax.config import Data
+from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import preprocess, worker_pool
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.base import EOS
 from t2t_flax.errors import UserError
 
 TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")

@@ -127,7 +127,7 @@ def test_record_holds_what_led_to_the_score(finished):
     text = summary(record)
     assert "BLEU" in text and "30 sentences" in text
     if record["counts"]["hit_max_length"]:
-        assert "hit their length cap" in text
+        assert "reached their maximum length" in text
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named_when_asked_for(finished, tmp_path, caplog):

@@ -12,8 +12,6 @@ from etils import epath
 
 from t2t_flax.filesystem import atomic_write
 
-PAD, EOS, UNK = 0, 1, 2
-
 
 class Tokenizer(abc.ABC):
     """Maps text to ids in [0, vocab_size) and back. `data`: the content of its file."""

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
-from t2t_flax.data.tokenizers.base import EOS, PAD, UNK, Tokenizer
+from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from etils import epath
 
-from t2t_flax.data.tokenizers.base import UNK
+from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.tokenizers.word_level import ListTokenizer
 from t2t_flax.errors import UserError
 

@@ -4,7 +4,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
-from t2t_flax.data.tokenizers.base import EOS, PAD, UNK, Tokenizer
+from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.data.tokenizers.base import Tokenizer
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 
