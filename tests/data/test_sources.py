@@ -12,7 +12,7 @@ import pytest
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import SOURCES, base, open_source
+from t2t_flax.data.sources import SOURCES, base, files_of, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -179,6 +179,12 @@ def test_every_form_is_named_in_the_error_of_an_unknown_one(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("hf:wmt14", tmp_path)
     assert all(form.shown in str(error.value) for form in SOURCES.values())
+
+
+def test_files_that_a_spec_names():
+    specs = {"a.en, a.de": ["a.en", "a.de"], "t.tsv": ["t.tsv"], "jsonl:x/t": ["x/t"], "t.jsonl.gz": ["t.jsonl.gz"]}
+    specs |= {"toy:train:9": [], "tfds:wmt14_translate/de-en:train": [], "trees.mrg": ["trees.mrg"]}
+    assert {spec: files_of(spec) for spec in specs} == specs
 
 
 def test_documented_source_works():
