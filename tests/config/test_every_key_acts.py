@@ -112,8 +112,8 @@ ELSEWHERE = {
     "monitoring/test_stragglers.py": "distributed.straggler_share",
     "training/test_loop.py": "data.valid train.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps log.tensorboard log.profile_steps",
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
-    "evaluation/test_load.py": "data.corpus",
-    "evaluation/test_scores.py": "data.pretokenized",
+    "evaluation/test_restore.py": "data.corpus",
+    "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "conformance/test_numpy_reference.py": "model.rope_theta",
@@ -124,7 +124,7 @@ ELSEWHERE = {
     "training/test_best.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
-    "evaluation/test_target_languages.py": "eval.sacrebleu_tokenizer",
+    "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 
 
