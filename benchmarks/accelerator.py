@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.record import machine, publish
 from t2t_flax.cli import arguments
 from t2t_flax.config import load_config
+from t2t_flax.errors import UserError
 
 WARM, BLOCK = 20, 20  # updates
 
@@ -112,8 +113,9 @@ def random_store(folder: Path, vocab: int, pairs: int = 200_000):
 
 def predict(result: dict[str, Any]) -> dict[str, Any] | None:
     """What `plan` says about the same step on this machine; None without a data sheet of it or without its compiler."""
-    from t2t_flax.__main__ import main as t2t_flax
     from t2t_flax.planning.chips import GPUS, TPUS
+    from t2t_flax.planning.compiler_process import plan_in_child
+    from t2t_flax.planning.topology import parse
 
     kind = result["kind"].replace("TPU v5 lite", "TPU v5e").replace("TPU v6 lite", "TPU v6e")
     names = {
@@ -123,12 +125,12 @@ def predict(result: dict[str, Any]) -> dict[str, Any] | None:
     name = next((name for known, name in names.items() if kind.startswith(known)), None)
     if name is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        keys = [f"--config.{key}={value}" for key, value in result["changed"].items()]
-        flags = [f"--rows={result['rows_on_a_device']}", "--no-decode", f"--json={folder}/plan.json"]
-        if t2t_flax(["plan", f"--config={result['preset']}", f"--topology={name}", *flags, *keys]) != 0:
-            return None
-        (plan,) = json.loads(Path(folder, "plan.json").read_text())
+    config = load_config(result["preset"], result["changed"])
+    try:
+        plan = plan_in_child(config, parse(name), f"--rows={result['rows_on_a_device']}", "--no-decode")
+    except UserError as error:
+        print(f"no prediction: {error}", file=sys.stderr)
+        return None
     memory, prediction = plan["train"].get("memory"), plan["prediction"]
     return {
         "topology": name,

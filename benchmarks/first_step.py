@@ -1,4 +1,4 @@
-"""Seconds from the command to its first update: with nothing cached, and with the stores and programs of an earlier start.
+"""Seconds from the command to the first update: with cold caches, and with the token stores and programs of an earlier start.
 
 python -m benchmarks.first_step --out=benchmarks/results/first_step.json
 """
@@ -24,13 +24,13 @@ def seconds_to_first_update(workdir: Path, cache: Path) -> float:
     ]  # fmt: skip
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
-    found = None
+    seconds = None
     for line in process.stdout:
-        if line.startswith("first update ") and found is None:
-            found = time.perf_counter() - began
-    if process.wait() or found is None:
+        if line.startswith("first update ") and seconds is None:
+            seconds = time.perf_counter() - began
+    if process.wait() or seconds is None:
         sys.exit(f"{' '.join(command)} failed")
-    return found
+    return seconds
 
 
 def main() -> None:

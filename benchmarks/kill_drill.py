@@ -1,11 +1,10 @@
-"""Kills training with SIGKILL at random moments, starts it again until it is complete, and compares it with a run that
-nobody disturbed: parameters, optimizer state, metrics.jsonl and record must be equal to the bit.
+"""Kills training with SIGKILL at random moments, restarts it until it is complete, and compares it with an undisturbed
+run: parameters, optimizer state, metrics.jsonl and record must be bit-identical.
 
 python -m benchmarks.kill_drill --kills=50
 
 The moments are drawn (with --seed) over the whole life of a process: imports, data, compilation, updates, saves,
-evaluations, the final record. benchmarks/results/kill_drill.log gets a line for each kill. The exit code is 1 where
-anything differs.
+evaluations, the final record. benchmarks/results/kill_drill.log gets a line for each kill. Exit code 1: a run differs.
 """
 
 import argparse
@@ -59,13 +58,13 @@ CONFIGS = {
     },
 }
 TIMES = ("seconds", "target_tokens_per_second", "mfu_")
-"""Beginnings of the names of values that tell of time, in metrics.jsonl and in records."""
+"""Prefixes of the names of time measurements in metrics.jsonl and in records."""
 LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
 
 
 @dataclasses.dataclass
-class Whole:
-    """A run that nobody disturbed, and how long its process took (with a warm cache of programs)."""
+class Undisturbed:
+    """An undisturbed run, and how long its process took with a warm compilation cache."""
 
     workdir: Path
     seconds: float
@@ -74,11 +73,11 @@ class Whole:
 
 
 class Difference(Exception):
-    """A run that was killed is not the run that was not, or could not be completed."""
+    """A killed run differs from the undisturbed one, or could not be completed."""
 
 
 def command(workdir: Path, name: str, programs: Path) -> list[str]:
-    """The same for every start of a run."""
+    """The command of a run, the same at each start."""
     keys = BASE | CONFIGS[name] | {"train.compile_cache": programs}
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     return [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", f"--workdir={workdir}", *flags]
@@ -102,9 +101,9 @@ def output_of(workdir: Path) -> Path:
     return workdir.with_name(f"{workdir.name}.log")
 
 
-def undisturbed(folder: Path, name: str, programs: Path) -> Whole:
-    """Runs a config twice: the first fills the cache of programs, the second is timed."""
-    found = None
+def undisturbed(folder: Path, name: str, programs: Path) -> Undisturbed:
+    """Runs a config twice: the first run fills the compilation cache, the second is timed."""
+    run = None
     for number in range(2):
         workdir = folder / f"whole-{name}-{number}"
         began = time.monotonic()
@@ -115,14 +114,14 @@ def undisturbed(folder: Path, name: str, programs: Path) -> Whole:
         if process.wait():
             sys.exit(f"{name}: the undisturbed run failed\n{output_of(workdir).read_text()[-4000:]}")
         seconds = time.monotonic() - began
-        if found:
-            assert_same(found.workdir, workdir)
-        found = Whole(workdir, seconds, trained)
-    return found
+        if run:
+            assert_same(run.workdir, workdir)
+        run = Undisturbed(workdir, seconds, trained)
+    return run
 
 
-def moment(rng: random.Random, whole: Whole) -> tuple[str, float]:
-    """When to kill: ("after", seconds) from the start of the process; ("saving", seconds) after a save has begun to write."""
+def moment(rng: random.Random, whole: Undisturbed) -> tuple[str, float]:
+    """When to kill: ("after", seconds) after the start of the process; ("saving", seconds) after the start of a save."""
     kind = rng.choice(("life", "life", "training", "training", "saving"))
     if kind == "life":
         return "after", rng.uniform(0.1, whole.seconds)
@@ -132,7 +131,7 @@ def moment(rng: random.Random, whole: Whole) -> tuple[str, float]:
 
 
 def kill(process: subprocess.Popen, workdir: Path, kind: str, seconds: float, rng: random.Random) -> float | None:
-    """Kills the process at its moment; the seconds that it lived, or None where it had ended by then."""
+    """Kills the process at its moment; returns the seconds that it lived, or None where it had ended before."""
     began = time.monotonic()
     if kind == "saving":
         nth, seen = rng.randint(1, 6), set()
@@ -147,7 +146,7 @@ def kill(process: subprocess.Popen, workdir: Path, kind: str, seconds: float, rn
 
 
 def phase_of(workdir: Path, name: str) -> tuple[str, int]:
-    """What a killed process was doing, as its files tell, and the last update that it logged."""
+    """What a killed process was doing, judged by its files, and the last update that it logged."""
     lines = read_metrics(workdir)
     step = max((line["step"] for line in lines), default=0)
     saving = [path.name.split(".")[0] for path in workdir.glob("checkpoints/*.orbax-checkpoint-tmp*")]
@@ -170,8 +169,10 @@ def phase_of(workdir: Path, name: str) -> tuple[str, int]:
     ), step
 
 
-def one_run(number: int, folder: Path, whole: Whole, name: str, programs: Path, seed: int, kills: int, note) -> int:
-    """A run that is killed `kills` times and then completed and compared; how many kills met a living process."""
+def one_run(
+    number: int, folder: Path, whole: Undisturbed, name: str, programs: Path, seed: int, kills: int, note
+) -> int:
+    """Kills a run `kills` times, completes and compares it; returns how many kills hit a living process."""
     rng = random.Random(f"{seed} {number}")
     workdir, done, last = folder / f"run-{number}-{name}", 0, None
     for _ in range(4 * kills):
@@ -183,7 +184,7 @@ def one_run(number: int, folder: Path, whole: Whole, name: str, programs: Path, 
         if lived is None:
             if process.returncode:
                 raise Difference(f"a start failed with {process.returncode}:\n{output_of(workdir).read_text()[-3000:]}")
-            break  # it was complete before its moment came
+            break  # complete before its moment
         done += 1
         phase, step = phase_of(workdir, name)
         last = f"run {number:3}  {name:12}  killed after {lived:5.2f} s  {phase:34}  update {step:3}"
@@ -199,10 +200,10 @@ def one_run(number: int, folder: Path, whole: Whole, name: str, programs: Path, 
 
 
 def resumed(workdir: Path) -> str:
-    """Where the newest start that came so far went on, as its output says."""
+    """Where the newest start resumed, from its output."""
     text = output_of(workdir).read_text()
-    found = [line for line in text.splitlines() if line.startswith("resuming ")]
-    return found[-1].rpartition("after ")[2] if found else "the beginning"
+    lines = [line for line in text.splitlines() if line.startswith("resuming ")]
+    return lines[-1].rpartition("after ")[2] if lines else "the beginning"
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -236,13 +237,13 @@ def assert_same(one: Path, other: Path) -> None:
         if not np.array_equal(a, b):
             raise Difference("parameters differ")
     paths = [path.relative_to(other) for path in other.rglob("*") if "partial" in path.name or "-tmp" in path.name]
-    left = [str(path) for path in paths if path.parts[0] not in ("data", "eval")]  # which others may be writing too
+    left = [str(path) for path in paths if path.parts[0] not in ("data", "eval")]  # other runs may be writing there
     if left:
         raise Difference(f"left behind: {left}")
 
 
 def without_times(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what tells of time; it differs from run to run."""
+    """Without time measurements, which differ from run to run."""
     return {name: value for name, value in values.items() if not name.startswith(TIMES)}
 
 
@@ -250,7 +251,7 @@ _LOADING = threading.Lock()
 
 
 def parameters(workdir: Path) -> list[np.ndarray]:
-    """The newest parameters, read as `evaluate` reads them."""
+    """The newest parameters, restored as by `evaluate`."""
     with _LOADING:
         import jax
 
@@ -260,7 +261,7 @@ def parameters(workdir: Path) -> list[np.ndarray]:
 
 
 def main() -> int:
-    """Runs the drill; 0 where every run is the undisturbed one."""
+    """Runs the drill; 0 where all runs are bit-identical."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -290,7 +291,7 @@ def main() -> int:
                 name = names[number % len(names)]
                 try:
                     return one_run(number, folder, wholes[name], name, programs, args.seed, kills, note)
-                except Exception as error:  # noqa: BLE001 - whatever went wrong with one run, the others go on
+                except Exception as error:  # noqa: BLE001 - whatever goes wrong with one run, the others continue
                     note(f"run {number:3}  {name:12}  DIFFERS: {type(error).__name__}: {error}")
                     failures.append(number)
                     return kills

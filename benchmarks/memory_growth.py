@@ -1,9 +1,9 @@
-"""Peak resident memory of `prepare` and `train` as the corpus grows tenfold: both should be flat.
+"""Peak resident memory of `prepare` and `train` as the corpus grows tenfold; it should not grow.
 
     python -m benchmarks.memory_growth --out=benchmarks/results/memory_growth.json
 
-The corpora are files of the built-in text, repeated with line numbers so that no line is the same. Peak memory is the
-operating system's account of each finished process and its children.
+The corpora are files of the built-in text, repeated with line numbers so that all lines differ. Peak memory is what the
+operating system reports for each finished process and its children.
 """
 
 import argparse
@@ -21,7 +21,7 @@ BASE = 20_000
 
 
 def write_corpus(folder: Path, pairs: int) -> str:
-    """Two text files of `pairs` lines; returns the spec."""
+    """Writes two text files of `pairs` lines; returns their data spec."""
     texts = list(toy.pairs("train", BASE))
     paths = [folder / f"{pairs}.{language}" for language in ("en", "de")]
     for n, path in enumerate(paths):
@@ -32,7 +32,7 @@ def write_corpus(folder: Path, pairs: int) -> str:
 
 
 def peak_megabytes(command: list[str], folder: Path) -> float:
-    """Largest resident set of the command, its largest child included as a process of its own."""
+    """Largest resident set of any process of the command."""
     program = (
         "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"

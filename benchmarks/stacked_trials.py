@@ -46,6 +46,7 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
     from etils import epath
 
     from t2t_flax.data.dataset import prepare_corpus
+    from t2t_flax.tasks import task_of
     from t2t_flax.training.prefetch import put_batch
     from t2t_flax.training.setup import set_up_training
     from t2t_flax.training.train_state import init_state
@@ -54,7 +55,7 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
     rates = [dataclasses.replace(base.optimizer, peak_lr=1e-3 * (1 + i)) for i in range(trials)]
     configs = [dataclasses.replace(base, optimizer=optimizer) for optimizer in rates]
     workdir = epath.Path(folder) / f"{how}{trials}"
-    corpus = prepare_corpus(configs[0], workdir)
+    corpus = prepare_corpus(task_of(configs[0]), workdir)
     if how == "stacked":
         devices = [jax.devices()[i % devices] for i in range(trials)]
         runs = [

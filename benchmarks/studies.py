@@ -15,14 +15,14 @@ import numpy as np
 from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
 from t2t_flax.config import load_config
-from t2t_flax.evaluation.compare import read_record
+from t2t_flax.evaluation.records import read_record
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import Folder, read_sweep
 from t2t_flax.sweeps.results import Row, learning_curve, rows
 from t2t_flax.sweeps.trials import train_command
-from t2t_flax.tasks.brackets import NAMES, bracket_counts, f1
-from t2t_flax.tasks.trees import UNKNOWN_TAG, leaves, read_trees
+from t2t_flax.tasks.parsing.evalb import COUNTS, bracket_counts, f1
+from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 
 
 def table3_record(sweep: Path) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def by_words(answers: list[str], references: list[str]) -> list[dict[str, Any]]:
     counts = np.array([bracket_counts(answer, reference) for answer, reference in zip(found, gold, strict=True)])
     words = np.array([len(leaves(tree)) for tree in gold])
     untagged = np.array([any(leaf.tag == UNKNOWN_TAG for leaf in leaves(tree)) for tree in found])
-    refused = counts[:, NAMES.index("refused")] > 0
+    refused = counts[:, COUNTS.index("skipped_by_evalb")] > 0
     rows = []
     for low, high in ((1, 10), (11, 20), (21, 30), (31, 45), (46, None)):
         here = (words >= low) & (words <= (high or words.max()))

@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from t2t_flax.config.presets import TABLE3_ROWS
-from t2t_flax.evaluation.compare_seeds import spread_over_seeds, students_t, told
-from t2t_flax.evaluation.significance import LEVEL, multipliers
+from t2t_flax.evaluation.significance import (
+    LEVEL,
+    add_seed_variance,
+    format_difference,
+    interval,
+    multipliers,
+    seed_variance,
+    two_sided_p,
+)
 
 RESULTS = Path(__file__).parent / "results"
 TABLE3, PARSING = RESULTS / "table3_multi30k.json", RESULTS / "parsing_craft.json"
 PAGE = Path("docs/studies.md")
+_NORMAL = np.random.default_rng(0).permutation(special.ndtri((np.arange(1000) + 0.5) / 1000))
+"""Stands for the bootstrap over sentences, of which the records hold the standard deviation alone."""
 _CHANGES = {
     "a_h1": "1 head instead of 8",
     "b_dk16": "d_k a quarter",
@@ -58,11 +68,11 @@ def table3(record: dict[str, Any]) -> str:
             f"{row['row']}: {_CHANGES[row['row']]}",
             f"{bleu:.1f} ({bleu - paper_bleu:+.1f})",
             f"{np.mean(row['bleu']):.2f} ({_listed(row['bleu'])})",
-            told(*dataclasses.astuple(bleu_here)),
+            format_difference(*dataclasses.astuple(bleu_here)),
             effect("BLEU", bleu - paper_bleu, bleu_here),
             f"{ppl:.2f} ({np.log(ppl / paper_ppl):+.3f})",
             _listed(row["perplexity"]),
-            told(*dataclasses.astuple(ppl_here), digits=3),
+            format_difference(*dataclasses.astuple(ppl_here), digits=3),
             effect("ln PPL", np.log(ppl / paper_ppl), ppl_here),
         ])  # fmt: skip
     head = [
@@ -90,30 +100,37 @@ class Effect:
 
 
 def bleu_to_base(against: list[dict[str, Any]]) -> list[Effect]:
-    """The effect of each row but the first, from what the sweep's record says of it; chance over sentences and seeds."""
-    chance = [
-        (2 * row["seed_spread"] ** 2 / len(row["pairs"]), row["freedom"], row["sentence_spread"] ** 2)
-        for row in against
-    ]
-    return _effects([row["difference"] for row in against], chance)
+    """The effect of each row but the first, from the sweep's record; uncertainty over sentences and seeds."""
+    return _effects(
+        [
+            add_seed_variance(
+                row["difference"] + row["sentence_spread"] * _NORMAL,
+                2 * row["seed_spread"] ** 2 / len(row["pairs"]),
+                row["freedom"],
+            )
+            for row in against
+        ],
+        [row["difference"] for row in against],
+    )
 
 
 def to_base(scores: np.ndarray) -> list[Effect]:
-    """The effect of each row but the first, from scores [rows, seeds] of which the first row is base; chance over seeds
-    alone, its spread that of all rows.
+    """The effect of each row but the first (base) from scores [rows, seeds]; uncertainty over seeds alone,
+    estimated from all rows.
     """
-    variance, freedom = spread_over_seeds({index: score for index, score in np.ndenumerate(scores)})
-    differences = (scores[1:] - scores[0]).mean(axis=1).tolist()
-    return _effects(differences, [(2 * variance / scores.shape[1], freedom, 0.0)] * len(differences))
+    variance, freedom = seed_variance({index: score for index, score in np.ndenumerate(scores)})
+    means = (scores[1:] - scores[0]).mean(axis=1).tolist()
+    variance *= 2 / scores.shape[1]
+    return _effects([add_seed_variance(np.array([mean]), variance, freedom) for mean in means], means)
 
 
-def _effects(differences: list[float], chance: list[tuple[float, int, float]]) -> list[Effect]:
-    p_values = [students_t(mean, *of)[2] for mean, of in zip(differences, chance, strict=True)]
-    found = []
-    for mean, of, p, times in zip(differences, chance, p_values, multipliers(p_values, named=True), strict=True):
-        low, high, _ = students_t(mean, *of, level=LEVEL / times)
-        found.append(Effect(mean, low, high, min(1.0, p * times)))
-    return found
+def _effects(resampled: list[np.ndarray], means: list[float]) -> list[Effect]:
+    p_values = [two_sided_p(differences) for differences in resampled]
+    factors = multipliers(p_values, holm=True)
+    return [
+        Effect(mean, *interval(differences, factor), min(1.0, p * factor))
+        for mean, differences, p, factor in zip(means, resampled, p_values, factors, strict=True)
+    ]
 
 
 def effect(of: str, paper: float, here: Effect) -> str:
@@ -133,7 +150,7 @@ def parsing(record: dict[str, Any]) -> str:
     cells = [f"**{scores['f1']['score']:.2f}**", f"{interval['low']:.2f} to {interval['high']:.2f}"]
     cells += [f"{scores[key]['score']:.2f}" for key in ("precision", "recall")]
     cells += [f"{scores[key]['score']:.1f} %" for key in ("exact_match", "tagging_accuracy", "well_formed")]
-    head = ["labelled F1", "95 % interval", "precision", "recall", "exactly right", "tags right", "well-formed"]
+    head = ["labelled F1", "95 % interval", "precision", "recall", "exact match", "tagging accuracy", "well-formed"]
     return _markdown(head, [cells])
 
 

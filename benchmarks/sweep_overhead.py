@@ -20,17 +20,17 @@ TRIAL = {
 }  # fmt: skip
 
 
-def seconds(*words: str) -> float:
+def seconds(*arguments: str) -> float:
     """Wall time of a command; exits if it fails."""
     began = time.perf_counter()
     result = subprocess.run(
-        [sys.executable, "-m", "t2t_flax", *words],
+        [sys.executable, "-m", "t2t_flax", *arguments],
         env=os.environ | {"PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
     )
     if result.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{result.stdout}{result.stderr}")
+        sys.exit(f"{' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
     return time.perf_counter() - began
 
 

@@ -85,7 +85,7 @@ babysit_command() { # as babysit_slice, for the command on an active slice
   fi
   case $status in
     0 | 2 | 3) exit "$status" ;;
-    75) # asked to stop
+    75) # stopped with everything saved
       stops=$((stops + 1))
       [ "$stops" -le "$failures" ] || return 1
       start_command

@@ -129,13 +129,13 @@ def plan(
     """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
     device; returns memory, FLOPs, traffic, collectives and the predicted step time, as `plan --json` writes them.
     """
-    from t2t_flax.planning import plan as planning
-    from t2t_flax.planning import topology as topologies
+    from t2t_flax.planning.compiler_process import plan_in_child
+    from t2t_flax.planning.topology import parse_all
 
-    machines = topologies.parse_all([topology])
+    machines = parse_all([topology])
     if len(machines) != 1:
         raise UserError(f"topology = {topology!r} names {len(machines)} machines: name one, for example 'v5e-16'.")
-    return planning.make_plan(resolve(config, overrides), machines[0], store="", decode=decode)
+    return plan_in_child(resolve(config, overrides), machines[0], *([] if decode else ["--no-decode"]))
 
 
 def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:

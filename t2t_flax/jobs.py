@@ -64,22 +64,25 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
 def prepare(config: Config, workdir: epath.Path) -> Any:
     """Trains the tokenizer and writes the token stores; returns the `data.dataset.Corpus`. Existing stores are reused."""
     from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.tasks import task_of
 
     check_workdir(workdir)
     check_ours(workdir)
-    check_sources(config)
+    task = task_of(config)
+    check_sources(task)
     with writing(workdir, "prepare"):
         adopt_config(workdir, config, train=False)
         with split_progress() as progress:
-            return prepare_corpus(config, workdir, progress)
+            return prepare_corpus(task, workdir, progress)
 
 
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that the run's metrics need, before training instead of after it."""
-    from t2t_flax.evaluation.scores import check_metrics
+    from t2t_flax.tasks import task_of
 
+    task = task_of(config)
     if config.data.test or config.data.valid and config.eval.decode_every_steps:
-        check_metrics(config)
+        task.check_requirements()
 
 
 def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
@@ -102,16 +105,17 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.tasks import task_of
     from t2t_flax.training.divergence import NonFiniteUpdate, mark, unmark
     from t2t_flax.training.loop import train as train_loop
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
 
-    group, say = supervisor.group, supervisor.group.say
+    task, group, say = task_of(config), supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
         if group.is_lead:
-            check_sources(config)
-        corpus = prepare_corpus(config, workdir, progress if group.is_lead else None, group)
+            check_sources(task)
+        corpus = prepare_corpus(task, workdir, progress if group.is_lead else None, group)
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]

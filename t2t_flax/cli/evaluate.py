@@ -76,18 +76,19 @@ def run(argv: list[str]) -> int:
 
 def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.compare import check_comparable, planned, read_record
+    from t2t_flax.evaluation.compare import check_comparable
+    from t2t_flax.evaluation.records import planned_record, read_record
     from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.evaluation.scores import check_metrics
+    from t2t_flax.tasks import task_of
 
     other = read_record(args.compare) if args.compare else None
     config = stored_config(args.workdir, overrides)
     sets = sets_of(config, args.split or "test")
     if other and len(sets) > 1:
         raise UserError(f"--compare is for one test set: add --split=NAME, one of {', '.join(sets)}.")
-    check_metrics(config)
+    task_of(config).check_requirements()
     if other:  # checked before decoding, not after
-        ours = planned(config, sets[0])
+        ours = planned_record(config, sets[0])
         check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
     return run_job(config.distributed, lambda supervisor: _job(args, sets, overrides, supervisor))
@@ -123,15 +124,17 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Evaluates each run in its own process: settings that JAX reads when it starts differ between runs."""
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.distributed.initialize import require_single_process
-    from t2t_flax.evaluation.compare_runs import COLUMNS, check_runs, comparison, existing_record
-    from t2t_flax.evaluation.parameters import Choice
+    from t2t_flax.evaluation.checkpoint_selection import Choice
+    from t2t_flax.evaluation.compare import COLUMNS, check_runs, compare_runs
+    from t2t_flax.evaluation.evaluate import existing_record
     from t2t_flax.evaluation.restore import stored_config
 
     require_single_process("an evaluation of several runs")
-    sets = sets_of(stored_config(args.workdir[0], overrides), args.split or "test")
+    configs = [(workdir, stored_config(workdir, overrides)) for workdir in args.workdir]
+    sets = sets_of(configs[0][1], args.split or "test")
     wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
     for name in sets:
-        check_runs(args.workdir, name, args.compare_score or "", overrides)  # before any decoding
+        check_runs(configs, name, args.compare_score or "")  # before any decoding
     records, names, failed = {name: [] for name in sets}, [], []
     for workdir, step in wanted:
         choice = Choice(step, args.average, args.best)
@@ -158,7 +161,7 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     lines = []
     for name in sets:
         if any(records[name]):
-            table = comparison(records[name], names, args.compare_score or "")
+            table = compare_runs(records[name], names, args.compare_score or "")
             print("\n".join([f"{name}:"] * (len(sets) > 1) + [text_table(COLUMNS, table, right=("score",))]))
             lines += [[*line, name] for line in table]
     if args.table and lines:

@@ -7,7 +7,7 @@ from t2t_flax.config import load_config
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.planning import topology
-from t2t_flax.planning.environment import compiler_environment, in_compiler_environment, require_compilers
+from t2t_flax.planning.compiler_process import compiler_environment, in_compiler_environment, require_compilers
 from t2t_flax.process_setup import run_in_child
 
 _DESCRIPTION = f"""\

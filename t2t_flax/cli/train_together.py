@@ -17,6 +17,7 @@ from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
 from t2t_flax.process_setup import prepare_process
+from t2t_flax.tasks import task_of
 from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
 
 
@@ -58,8 +59,9 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
         adopt_config(workdir, config)
         unmark(workdir)
         with supervisor.exit_on_signal("preparing the data"):
-            check_sources(config)
-            corpus = prepare_corpus(config, workdir)
+            task = task_of(config)
+            check_sources(task)
+            corpus = prepare_corpus(task, workdir)
         device = jax.devices()[len(setups) % jax.device_count()]
         setups.append(set_up_training(config, workdir, corpus, devices=[device]))
     say(f"{len(setups)} runs together: {', '.join(str(run.workdir) for run in setups)}")

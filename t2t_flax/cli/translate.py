@@ -3,8 +3,8 @@
 import sys
 
 from t2t_flax.cli import arguments
-from t2t_flax.data.task import task_of
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 
 def run(argv: list[str]) -> int:
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     task = task_of(loaded.config)
     out = []
     for number, (source, translation) in enumerate(zip(lines, translations, strict=True)):
-        answers = [task.answer(source, hypothesis.text) for hypothesis in translation.hypotheses]
+        answers = [task.postprocess(source, hypothesis.text) for hypothesis in translation.hypotheses]
         out += _format(
             number, answers, [hypothesis.score for hypothesis in translation.hypotheses], n_best, args.scores
         )

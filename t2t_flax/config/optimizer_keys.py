@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 
-SCHEDULES: dict[str, tuple[str, ...]] = {
+KEYS_OF_SCHEDULE: dict[str, tuple[str, ...]] = {
     "noam": ("lr_scale",),
     "inverse_sqrt": ("peak_lr", "warmup_init"),
     "constant": ("peak_lr", "warmup_init"),
@@ -19,7 +19,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 }
 """optimizer.schedule: the keys that it reads; all read warmup_steps and schedule_first_step."""
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = {
+KEYS_OF_OPTIMIZER: dict[str, tuple[str, ...]] = {
     "adam": ("b1", "b2", "eps"),
     "adamw": ("b1", "b2", "eps"),
     "adafactor": (),
@@ -35,14 +35,14 @@ class Optimizer:
         "adam",
         "adam (5.3; with weight_decay it is AdamW); adamw = adam that requires weight_decay; adafactor = factored second "
         "moments, rates relative to each parameter's RMS; lion; muon = orthogonalized momentum for matrices, Adam for the rest",
-        choices=tuple(OPTIMIZERS),
+        choices=tuple(KEYS_OF_OPTIMIZER),
     )
     schedule: str = key(
         "noam",
         "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3). The others warm up linearly to peak_lr, then: "
         "inverse_sqrt = peak_lr * sqrt(warmup / t); constant; cosine and linear decay to min_lr at decay_steps; wsd = "
         "constant, then linear decay over the last cooldown_steps before decay_steps",
-        choices=tuple(SCHEDULES),
+        choices=tuple(KEYS_OF_SCHEDULE),
     )
     lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
     peak_lr: float = key(5e-4, "highest rate of every schedule but noam", low=0.0, mutable=True)
@@ -77,7 +77,7 @@ class Optimizer:
 
 def check_optimizer(o: Optimizer) -> None:
     """Raises UserError for a key that the chosen schedule or optimizer does not read, and for a decay without an end."""
-    for chooser, table in (("schedule", SCHEDULES), ("name", OPTIMIZERS)):
+    for chooser, table in (("schedule", KEYS_OF_SCHEDULE), ("name", KEYS_OF_OPTIMIZER)):
         chosen = getattr(o, chooser)
         for name in dict.fromkeys(name for used in table.values() for name in used):
             value, users = getattr(o, name), [row for row, used in table.items() if name in used]
@@ -90,7 +90,7 @@ def check_optimizer(o: Optimizer) -> None:
         raise UserError(
             "config.optimizer.name = adamw needs config.optimizer.weight_decay > 0; without it, it is adam."
         )
-    used = SCHEDULES[o.schedule]
+    used = KEYS_OF_SCHEDULE[o.schedule]
     if "cooldown_steps" in used and not o.cooldown_steps:
         raise UserError(
             f"config.optimizer.schedule = {o.schedule} needs config.optimizer.cooldown_steps: the updates of its final decay."

@@ -19,7 +19,6 @@ class Data:
     task: str = key(
         "translation",
         "translation: pairs of sentences, BLEU; parsing: constituency trees, bracket files in place of pairs, F1 (6.3)",
-        choices=("translation", "parsing"),
     )
     train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
     valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
@@ -168,8 +167,8 @@ class Eval:
     )
     metric: str = key(
         "nll",
-        "what best checkpoints and patience go by; loss = with label smoothing; bleu (parsing: f1) by eval.decode_every_steps",
-        choices=("nll", "loss", "bleu", "f1"),
+        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), or one of the task's "
+        "(bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
     )
     patience: int = key(
         0,

@@ -112,16 +112,6 @@ def _check_data(c: Config) -> None:
             f"config.model.max_positions = {m.max_positions} learned positions are fewer than "
             f"config.data.max_length = {d.max_length}."
         )
-    if d.task == "parsing" and (d.joint_vocabulary or d.tokenizer == "subword_nmt" or d.tokenizer_model):
-        raise UserError(
-            "config.data.task = parsing has words on one side and symbols of trees on the other: set "
-            "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
-        )
-    if d.task == "parsing" and d.on_too_long == "truncate":
-        raise UserError(
-            "config.data.on_too_long = 'truncate' would leave trees that do not match their sentences: use drop with "
-            "config.data.task = parsing."
-        )
     parse_test_sets(d.test)
 
 
@@ -129,12 +119,10 @@ def _check_eval(c: Config) -> None:
     e = c.eval
     if e.metric == "loss" and not (e.every_steps or e.every_epochs):
         raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
-    if e.metric in ("bleu", "f1") and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
+    if e.metric not in ("nll", "loss") and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
         raise UserError(
             f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
         )
-    if e.metric in ("bleu", "f1") and (e.metric == "f1") != (c.data.task == "parsing"):
-        raise UserError(f"config.eval.metric = '{e.metric}' is not the score of config.data.task = {c.data.task}.")
 
 
 def _check_decode(c: Config) -> None:
@@ -171,7 +159,7 @@ def check_trainable(c: Config) -> None:
             f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
-    by_score = e.metric in ("bleu", "f1")
+    by_score = e.metric not in ("nll", "loss")
     evaluated = e.decode_every_steps if by_score else e.every_steps or e.every_epochs
     if c.data.valid and evaluated:
         return

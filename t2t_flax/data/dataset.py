@@ -17,13 +17,22 @@ from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, 
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
 
 log = logging.getLogger("t2t_flax")
+
+
+class DataTask(Protocol):
+    """What this package needs of a task (`t2t_flax.tasks`)."""
+
+    config: Config
+
+    def open_source(self, spec: str, *, seed: int, key: str) -> Source: ...
+
+    def train_tokenizers(self, source: Source) -> TokenizerPair: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +59,7 @@ _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
 
 
 def prepare_corpus(
-    config: Config,
+    task: DataTask,
     workdir: str | epath.Path,
     progress: Callable[[str], ProgressCallback] | None = None,
     pod: Pod | None = None,
@@ -62,20 +71,21 @@ def prepare_corpus(
     every mistake in the data: missing or malformed files, a vocabulary that the text cannot fill, no pair left.
     """
     workdir = epath.Path(workdir)
-    stores = _prepared_by_lead(pod, lambda: _prepare(config, workdir, progress))
+    stores = _prepared_by_lead(pod, lambda: _prepare(task, workdir, progress))
     return Corpus(TokenizerPair.load(workdir / "tokenizer"), *stores)
 
 
-def _prepare(config: Config, workdir: epath.Path, progress) -> list[TokenStore | None]:
+def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore | None]:
+    config = task.config
     if not config.data.train:
         raise UserError(
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
         )
     check_reachable(_cache(config, workdir))
-    tokenizers = _tokenizers(config, workdir, split_source(config, "train"))
-    train = _split_store(config, workdir, "train", tokenizers, progress)
+    tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
+    train = _split_store(task, workdir, "train", tokenizers, progress)
     Layouts(train, config.data, config.seed.data)  # writes the update counts beside the store, which every start needs
-    valid = _split_store(config, workdir, "valid", tokenizers, progress) if config.data.valid else None
+    valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
     return [train, valid]
 
 
@@ -109,13 +119,13 @@ def sets_of(config: Config, split: str) -> list[str]:
     return [split]
 
 
-def split_source(config: Config, split: str) -> Source:
+def split_source(task: DataTask, split: str) -> Source:
     """The source that config.data.train, .valid or .test names; of several test sets the one named `split`. Raises
     UserError where there is none, or for training text with several references.
     """
-    key, spec = _spec(config, split)
+    key, spec = _spec(task.config, split)
     try:
-        source = task_of(config).read(spec, seed=config.seed.data, key=key)
+        source = task.open_source(spec, seed=task.config.seed.data, key=key)
     except UserError as error:
         if key.startswith("config.data.test") and ";" in spec:
             raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
@@ -149,13 +159,13 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
 
-def check_sources(config: Config, splits: Sequence[str] = ("train", "valid", "test")) -> None:
+def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "test")) -> None:
     """Opens the sources of these splits and reads their first pair, so that mistakes are reported before training. Raises
     UserError for a source that is missing, unreadable, empty or malformed.
     """
     for split in splits:
-        for name in sets_of(config, split) if getattr(config.data, split).strip() else ():
-            first_pair(split_source(config, name), f"config.data.{split}")
+        for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
+            first_pair(split_source(task, name), f"config.data.{split}")
 
 
 def first_pair(source: Source, key: str) -> tuple[str, str]:
@@ -167,19 +177,20 @@ def first_pair(source: Source, key: str) -> tuple[str, str]:
 
 
 def split_store(
-    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, pod: Pod | None = None
+    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, pod: Pod | None = None
 ) -> TokenStore:
     """The token store of a split. Pairs of `valid` and of test sets are neither dropped nor truncated. All processes of
     a `pod` must call this.
     """
-    (store,) = _prepared_by_lead(pod, lambda: [_split_store(config, workdir, split, tokenizers)])
+    (store,) = _prepared_by_lead(pod, lambda: [_split_store(task, workdir, split, tokenizers)])
     return store
 
 
 def _split_store(
-    config: Config, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
 ) -> TokenStore:
-    source, data = split_source(config, split), config.data
+    config, source = task.config, split_source(task, split)
+    data = config.data
     policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
     fingerprints = [source.fingerprint()]
     if split == "train":
@@ -202,7 +213,8 @@ _TOKENIZER_KEYS = (
 ).split()
 
 
-def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> TokenizerPair:
+def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> TokenizerPair:
+    config = task.config
     data, own = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
     if config.train.init_from:
@@ -222,7 +234,7 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(own if gone else given)
         _check_vocab_size(pair, config)
     else:
-        pair = _trained_tokenizers(config, own, cache, source)
+        pair = _trained_tokenizers(task, own, cache, source)
     if not TokenizerPair.is_complete(own):
         pair.save(own)
     elif TokenizerPair.load(own).digest != pair.digest:
@@ -233,8 +245,8 @@ def _tokenizers(config: Config, workdir: epath.Path, source: Source) -> Tokenize
     return pair
 
 
-def _trained_tokenizers(config: Config, own: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
-    settings = {key: getattr(config.data, key) for key in _TOKENIZER_KEYS}
+def _trained_tokenizers(task: DataTask, own: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
+    settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
     fingerprints = source.fingerprint(), *source.earlier_fingerprints
     folder, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
     if TokenizerPair.is_complete(own):  # a run that an earlier version began
@@ -244,7 +256,7 @@ def _trained_tokenizers(config: Config, own: epath.Path, cache: epath.Path, sour
                 return TokenizerPair.load(own)
     if not TokenizerPair.is_complete(folder):
         log.info("training the tokenizer on %s", source.spec)
-        task_of(config).train_tokenizers(source).save(folder)
+        task.train_tokenizers(source).save(folder)
     return TokenizerPair.load(folder)
 
 

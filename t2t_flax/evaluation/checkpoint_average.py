@@ -11,7 +11,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.parameters import Choice, Part, mean
+from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean
 from t2t_flax.evaluation.restore import frame, stored_config
 from t2t_flax.filesystem import atomic_write, list_names, move_folder
 from t2t_flax.locks import NAME as LOCK

@@ -1,47 +1,112 @@
-"""Whether one system is better than another: paired bootstrap resampling of two evaluation records (Koehn 2004)."""
+"""Comparing systems by their evaluation records: two systems, many runs, or recipes with several seeds."""
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
-from t2t_flax import config as config_lib
-from t2t_flax.config import Config, Data, Eval
-from t2t_flax.config.renamed import upgraded
-from t2t_flax.data.dataset import split_source
-from t2t_flax.data.task import Counts, Task, task_class
+from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bleu import BOOTSTRAP_SEED, draw_sentences
-from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.evaluation.significance import interval, sacrebleu_p, two_sided
-from t2t_flax.evaluation.target_language import tokenizer_of
+from t2t_flax.evaluation.records import (
+    planned_record,
+    read_record,
+    task_of_record,
+    texts,
+    tokenizer_of_record,
+)
+from t2t_flax.evaluation.significance import (
+    RESAMPLES,
+    SEED,
+    add_seed_variance,
+    interval,
+    multipliers,
+    paired_bootstrap,
+    resamples_for,
+    sacrebleu_p,
+    two_sided_p,
+)
+from t2t_flax.tasks import Task, make_task
+from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 
-RESAMPLES, SEED = 1000, BOOTSTRAP_SEED  # those of sacreBLEU's own command line
-HOW = (
+METHOD = (
     "Paired bootstrap resampling over sentences: p_value is two-sided, twice the smaller share of resampled differences on "
     "either side of zero; interval holds the middle 95 % of them, and leaves out zero exactly where p_value < 0.05; a_better "
     "is the share of resamples in which a is better."
 )
-HOW_SACREBLEU = (
+METHOD_SACREBLEU = (
     "p_value_sacrebleu is what sacreBLEU (PairedTest, test type bs) prints for the same resamples: where small in effect "
     "one-sided."
 )
+METHOD_SEEDS = (
+    "The difference is the mean over pairs of runs of the same seed. Its distribution is that of a paired bootstrap over "
+    "sentences plus Student's t times the standard error over seeds (Behrens and Fisher), which is estimated from all rows of "
+    "the table together (rows and seeds without interaction); p_value is two-sided, and interval (95 %) leaves out zero "
+    "exactly where p_value < 0.05."
+)
+METHOD_ONE_SEED = (
+    "Paired bootstrap resampling over sentences: two-sided p_value and interval (95 %). What another seed would change is in "
+    "neither, as no row has two seeds."
+)
+METHOD_SEEDS_ALONE = (
+    "The difference is the mean over pairs of runs of the same seed. Interval (95 %) and two-sided p_value are Student's t for "
+    "the spread over seeds, estimated from all rows of the table together (rows and seeds without interaction); what other "
+    "sentences would change is in neither."
+)
+COLUMNS = ("run", "checkpoint", "score", "difference", "two-sided p (Holm)", "sentences")
+
+
+def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
+    """The metric by which two records, or planned ones, are compared: `score`, or the primary one.
+
+    Raises UserError for different tasks, test sets or kinds of text, and for a metric by which the
+    task's systems cannot be compared.
+    """
+
+    def describe_data(record: dict) -> str:
+        data = record["data"]
+        spec = f"{data['corpus']}, {data['spec']}" if data.get("corpus") else data["spec"]
+        sentences = f"{data['sentences']} sentences, " if "sentences" in data else ""
+        return f"{spec} ({sentences}digest {data['digest'][:12]})"
+
+    if a["data"]["digest"] != b["data"]["digest"]:
+        raise UserError(
+            f"the records are of different test sets: {path_a} of {describe_data(a)}, {path_b} of {describe_data(b)}. "
+            "A paired test needs two systems on the same sentences."
+        )
+    for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
+        one, other = (record["config"]["data"].get(key, default) for record in (a, b))
+        if one != other:
+            raise UserError(f"config.data.{key} is {one} in {path_a} and {other} in {path_b}: they cannot be compared.")
+    task = task_of_record(a)
+    names = task.comparable_names
+    score = score or names[0]
+    if score not in names:
+        name = task.config.data.task
+        raise UserError(f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}.")
+    one, other = (tokenizer_of_record(record) for record in (a, b))
+    if score == "sacrebleu" and one != other:
+        raise UserError(
+            f"the sacreBLEU of {path_a} has tokenizer {one}, that of {path_b} {other}: evaluate one again with "
+            f"--config.eval.sacrebleu_tokenizer={one}."
+        )
+    return score
 
 
 @dataclasses.dataclass(frozen=True)
-class Bootstrap:
-    """Two systems by one score. scores: of a and b. differences: a - b on each resample of sentences."""
+class PairedSystems:
+    """Two systems on the same sentences, with the sentence statistics of one metric."""
 
     task: Task
-    name: str
-    counts: Counts
-    scores: tuple[float, float]
-    differences: np.ndarray
+    metric: Metric
+    a: SentenceStatistics
+    b: SentenceStatistics
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        return self.a.corpus_score, self.b.corpus_score
 
     @property
     def difference(self) -> float:
@@ -49,88 +114,65 @@ class Bootstrap:
         return self.scores[0] - self.scores[1]
 
 
+def paired_systems(path_a: str | os.PathLike, path_b: str | os.PathLike, score: str = "") -> PairedSystems:
+    """Two records as a pair. Raises UserError as `compare` does."""
+    a, b = read_record(path_a), read_record(path_b)
+    score = check_comparable(a, b, path_a, path_b, score)
+    (hypotheses_a, references), (hypotheses_b, others) = (texts(r, path) for r, path in ((a, path_a), (b, path_b)))
+    if references != others:
+        raise UserError(f"{path_a} and {path_b} name the same test set, but their references differ: evaluate again.")
+    task = task_of_record(a)
+    shared = tuple(map(tuple, references))
+    statistics = (_statistics(task.config, score, shared, tuple(lines)) for lines in (hypotheses_a, hypotheses_b))
+    return PairedSystems(task, task.metric(score), *statistics)
+
+
+@functools.lru_cache(maxsize=64)  # a table compares one system with many, and some metrics take seconds
+def _statistics(
+    config: Config, score: str, references: tuple[tuple[str, ...], ...], hypotheses: tuple[str, ...]
+) -> SentenceStatistics:
+    return make_task(config).metric(score).statistics(Predictions(hypotheses, references), config)
+
+
 def compare(
-    record_a: str | os.PathLike,
-    record_b: str | os.PathLike,
+    path_a: str | os.PathLike,
+    path_b: str | os.PathLike,
     *,
     score: str = "",
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Any]:
-    """Both systems' `score` (default: sacrebleu, in parsing f1), the difference a - b, its 95 % interval and its two-sided
-    p-value, and sacreBLEU's own p-value for a score of sacreBLEU.
+    """Both systems' `score` (default: the primary metric), the difference a - b, its 95 % interval and
+    two-sided p-value, and sacreBLEU's own p-value for a metric of sacreBLEU.
 
-    Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file that is missing,
-    changed or no record, and for records of different test sets or references.
+    Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file
+    that is missing, changed or not a record, and for records of different test sets or references.
     """
-    found = bootstrap(record_a, record_b, score=score, resamples=resamples, seed=seed)
-    low, high = interval(found.differences)
-    lower = lower_is_better(found.name)
-    better = found.differences < 0 if lower else found.differences > 0
-    signature = found.counts.signature(bs=resamples, seed=seed)
-    told = {
-        "score": found.name,
-        "spoken": found.task.spoken[found.name],
-        "lower_is_better": lower,
-        "a": {"record": os.fspath(record_a), "score": round(found.scores[0], 4)},
-        "b": {"record": os.fspath(record_b), "score": round(found.scores[1], 4)},
-        "difference": round(found.difference, 4),
-        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
-        "p_value": round(two_sided(found.differences), 6),
-    }
+    pair = paired_systems(path_a, path_b, score)
+    differences, metric = paired_bootstrap(pair.a, pair.b, resamples, seed), pair.metric
+    low, high = interval(differences)
+    a_better = differences > 0 if metric.higher_is_better else differences < 0
+    signature = pair.a.signature(bs=resamples, seed=seed)
+    p_values = {"p_value": round(two_sided_p(differences), 6)}
     if signature:
-        told["p_value_sacrebleu"] = round(sacrebleu_p(found.differences, found.difference), 6)
-    how = [HOW, HOW_SACREBLEU if signature else "", f"{told['spoken']}: {found.counts.how}"]
-    return told | {
-        "a_better": round(float(better.mean()), 4),
-        "sentences": len(found.counts.values),
+        p_values["p_value_sacrebleu"] = round(sacrebleu_p(differences, pair.difference), 6)
+    method = [METHOD, METHOD_SACREBLEU if signature else "", f"{metric.display_name}: {pair.a.method}"]
+    return {
+        "score": metric.name,
+        "spoken": metric.display_name,
+        "lower_is_better": not metric.higher_is_better,
+        "a": {"record": os.fspath(path_a), "score": round(pair.scores[0], 4)},
+        "b": {"record": os.fspath(path_b), "score": round(pair.scores[1], 4)},
+        "difference": round(pair.difference, 4),
+        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
+        **p_values,
+        "a_better": round(float(a_better.mean()), 4),
+        "sentences": len(pair.a.values),
         "resamples": resamples,
         "seed": seed,
         "signature": signature,
-        "how": " ".join(filter(None, how)),
+        "how": " ".join(filter(None, method)),
     }
-
-
-def bootstrap(
-    record_a: str | os.PathLike,
-    record_b: str | os.PathLike,
-    *,
-    score: str = "",
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> Bootstrap:
-    """Both systems' `score` on the test set, and the differences on `resamples` draws of its sentences. Raises UserError as
-    `compare` does.
-    """
-    task, name, (a, b) = paired_statistics(record_a, record_b, score)
-    draws = draw_sentences(len(a.values), resamples, seed)
-    differences = np.array([a.percent(a.values[i].sum(0)) - b.percent(b.values[i].sum(0)) for i in draws])
-    scores = tuple(float(side.percent(side.values.sum(0))) for side in (a, b))
-    return Bootstrap(task, name, a, scores, differences)
-
-
-def paired_statistics(
-    record_a: str | os.PathLike, record_b: str | os.PathLike, score: str = ""
-) -> tuple[Task, str, tuple[Counts, Counts]]:
-    """The task, the score's name, and what it is computed from in both systems. Raises UserError as `compare` does."""
-    a, b = read_record(record_a), read_record(record_b)
-    score = check_comparable(a, b, record_a, record_b, score)
-    (said_a, references), (said_b, other) = (texts(r, at) for r, at in ((a, record_a), (b, record_b)))
-    if references != other:
-        raise UserError(
-            f"{record_a} and {record_b} name the same test set, but their references differ: evaluate again."
-        )
-    task = task_of_record(a)
-    given = (task.data, task.scoring.sacrebleu_tokenizer, score, tuple(map(tuple, references)))
-    return task, score, (_counts(*given, tuple(said_a)), _counts(*given, tuple(said_b)))
-
-
-@functools.lru_cache(maxsize=64)
-def _counts(
-    data: Data, tokenizer: str, score: str, references: tuple[tuple[str, ...], ...], said: tuple[str, ...]
-) -> Counts:
-    """Those of one system. A table compares one with many others, and some metrics take seconds to count."""
-    return task_class(data.task)(data, Eval(sacrebleu_tokenizer=tokenizer)).counts(score, said, references)
 
 
 def describe(comparison: dict[str, Any]) -> str:
@@ -147,107 +189,120 @@ def describe(comparison: dict[str, Any]) -> str:
     )
 
 
-def read_record(path: str | os.PathLike) -> dict[str, Any]:
-    """The evaluation record in a file. Raises UserError where there is none."""
-    hint = "Give the file WORKDIR/eval/<split>-<step>.json that `evaluate` wrote."
-    file = epath.Path(path)
-    if not file.exists() or file.is_dir():
-        raise UserError(f"there is no record {path}. {hint}" if not file.exists() else f"{path} is a folder. {hint}")
-    try:
-        record = json.loads(file.read_bytes())
-    except ValueError:
-        raise UserError(f"{path} is not an evaluation record: it is not JSON. {hint}") from None
-    needed = {"record_version", "data", "hypotheses", "config", "digests"}
-    if not isinstance(record, dict) or not needed <= set(record):
-        raise UserError(
-            f"{path} is not an evaluation record: it lacks {', '.join(sorted(needed - set(record)))}. {hint}"
-        )
-    if "references" not in record:
-        raise UserError(f"{path} was written by a version that kept no references: run `evaluate` again.")
-    return record | {"config": upgraded(record["config"]) if isinstance(record["config"], dict) else {}}
+def check_runs(configs: Sequence[tuple[str, Config]], split: str, score: str) -> None:
+    """Raises UserError for runs, as (workdir, config), of different tasks or test sets, or an unknown score."""
+    (first, config), *_ = configs
+    planned = planned_record(config, split)
+    for workdir, other in configs:
+        check_comparable(planned_record(other, split), planned, workdir, first, score)
 
 
-def planned(config: Config, split: str) -> dict[str, Any]:
-    """What a record of this evaluation will say of its data and its config. Raises UserError where the text is not there."""
-    source = split_source(config, split)
-    data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
-    return {"data": data, "config": config_lib.as_json(config)}
+def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], score: str) -> list[list[str]]:
+    """A row of `COLUMNS` for each record: its score, and its paired difference to the first record with
+    95 % interval and two-sided p-value, both corrected for the number of records (Holm).
 
-
-def task_of_record(record: dict[str, Any]) -> Task:
-    """The task of an evaluation record with its keys; the oldest records do not name one. Raises UserError for a task that
-    this version does not have.
+    A path is None where a run has no record; without the first record there are no differences.
+    Raises UserError for records of different test sets or tasks.
     """
-    known = {item.name for item in dataclasses.fields(Data)}
-    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in known})
-    try:
-        return task_class(data.task)(data, Eval(sacrebleu_tokenizer=_tokenizer(record)))
-    except ModuleNotFoundError:
-        raise UserError(f"a record of data.task = {data.task!r}: this version has no such task.") from None
+    others = [path for path in paths if path is not None and path != paths[0]] if paths[0] is not None else []
+    pairs = {path: paired_systems(path, paths[0], score) for path in others}
+    resamples = resamples_for(len(others))
+    differences = {path: paired_bootstrap(pair.a, pair.b, resamples) for path, pair in pairs.items()}
+    p_values = {path: two_sided_p(of) for path, of in differences.items()}
+    factors = dict(zip(p_values, multipliers(list(p_values.values()), holm=True), strict=True))
+    rows = []
+    for path, name in zip(paths, names, strict=True):
+        if path is None:
+            rows.append([name, "", "not evaluated", "", "", ""])
+            continue
+        record = read_record(path)
+        chosen = score or task_of_record(record).primary_metric.name
+        difference = p_value = ""
+        if path in pairs:
+            low, high = interval(differences[path], factors[path])
+            difference = f"{pairs[path].difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+            p_value = f"{min(1.0, p_values[path] * factors[path]):.3g}"
+        value = f"{record['scores'][chosen]['score']:.2f}"
+        rows.append([name, _checkpoint(record), value, difference, p_value, str(record["data"]["sentences"])])
+    return rows
 
 
-def _tokenizer(record: dict[str, Any]) -> str:
-    """sacreBLEU's tokenizer in a record; before there was a choice it was 13a."""
-    setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
-    return tokenizer_of(setting, record["config"]["data"].get("target_language", Data.target_language))
+def _checkpoint(record: dict[str, Any]) -> str:
+    steps = record["checkpoint"]["averaged"]
+    if "best" in record["checkpoint"]:
+        return f"{steps[0]} (best)"
+    return str(steps[0]) if len(steps) == 1 else f"mean of {len(steps)} up to {steps[0]}"
 
 
-def check_comparable(a: dict, b: dict, at_a: Any, at_b: Any, score: str = "") -> str:
-    """The score by which two records, or `planned` ones, are compared: `score`, or their task's own.
+@dataclasses.dataclass(frozen=True)
+class SeedPairs:
+    """Runs of two recipes on the same sentences, paired by seed.
 
-    Raises UserError for another task, test set or kind of text, and for a score that their task does not have.
+    scores: [pairs, 2]. differences: [resamples] of the mean difference on resampled sentences; empty for
+    a metric without sentence statistics. sentences, seed: of the bootstrap.
     """
 
-    def name(record: dict) -> str:
-        data = record["data"]
-        spec = f"{data['corpus']}, {data['spec']}" if data.get("corpus") else data["spec"]
-        sentences = f"{data['sentences']} sentences, " if "sentences" in data else ""
-        return f"{spec} ({sentences}digest {data['digest'][:12]})"
-
-    if a["data"]["digest"] != b["data"]["digest"]:
-        raise UserError(
-            f"the records are of different test sets: {at_a} of {name(a)}, {at_b} of {name(b)}. "
-            "A paired test needs two systems on the same sentences."
-        )
-    for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
-        one, other = (record["config"]["data"].get(key, default) for record in (a, b))
-        if one != other:
-            raise UserError(f"config.data.{key} is {one} in {at_a} and {other} in {at_b}: they cannot be compared.")
-    spoken = task_of_record(a).spoken
-    score = score or next(iter(spoken))
-    if score not in spoken:
-        task = a["config"]["data"].get("task", "translation")
-        raise UserError(f"systems of data.task = {task} are compared by {', '.join(spoken)}, not by {score!r}.")
-    one, other = (_tokenizer(record) for record in (a, b))
-    if score == "sacrebleu" and one != other:
-        raise UserError(
-            f"the sacreBLEU of {at_a} has tokenizer {one}, that of {at_b} {other}: evaluate one again with "
-            f"--config.eval.sacrebleu_tokenizer={one}."
-        )
-    return score
+    score: str
+    scores: np.ndarray
+    differences: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    sentences: int = 0
+    seed: int = SEED
 
 
-def texts(record: dict[str, Any], at: str | os.PathLike) -> tuple[list[str], list[list[str]]]:
-    """Hypotheses, and each set of references, that lie beside a record. Raises UserError where they are not as it describes
-    them.
+def pair_seeds(
+    pairs: Sequence[tuple[str | os.PathLike, str | os.PathLike]],
+    *,
+    score: str = "",
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> SeedPairs:
+    """`score` of pairs of evaluation records, resampled over the same sentences in every record.
+
+    Raises UserError for a record that is missing, changed, or of another test set than the others.
     """
-    (hypotheses,) = _lines_of("hypotheses", record, at)
-    return hypotheses, _lines_of("references", record, at)
+    first = read_record(pairs[0][0])
+    for a, _ in pairs:  # `paired_systems` compares the two of each pair
+        score = check_comparable(first, read_record(a), pairs[0][0], a, score)
+    systems = [paired_systems(a, b, score) for a, b in pairs]
+    differences = np.mean([paired_bootstrap(pair.a, pair.b, resamples, seed) for pair in systems], axis=0)
+    scores = np.array([pair.scores for pair in systems])
+    return SeedPairs(score, scores, differences, len(systems[0].a.values), seed)
 
 
-def _lines_of(kind: str, record: dict[str, Any], at: str | os.PathLike) -> list[list[str]]:
-    """Of a record's `kind` the lines of its file, or of each where it lists several."""
-    names, digests = (of if isinstance(of, list) else [of] for of in (record[kind], record["digests"][kind]))
-    found = []
-    for name, digest in zip(names, digests, strict=True):
-        if os.path.basename(name) != name:
-            raise UserError(f"{at} names {name} as its {kind}: they must lie beside the record.")
-        file = epath.Path(at).parent / name
-        if not file.exists():
-            raise UserError(f"the {kind} of {at} are not there: {file}. They must lie beside the record.")
-        data = file.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            count = data.count(b"\n")
-            raise UserError(f"{file} is not what {at} describes ({count} lines, another digest): evaluate again.")
-        found.append(data.decode("utf-8").split("\n")[:-1])
-    return found
+def compare_seeds(pairs: SeedPairs, spread: tuple[float, int], comparisons: float | None = None) -> dict[str, Any]:
+    """The mean difference a - b over the pairs, its 95 % interval and two-sided p-value.
+
+    spread: (variance, degrees of freedom) from `significance.seed_variance`; without degrees of freedom
+    the uncertainty is over sentences alone. comparisons: in a table, this row's factor from `significance.multipliers`;
+    adds `p_corrected` and `interval_corrected`, which agree with each other as `p_value` and `interval` do.
+    """
+    (a, b), (variance, freedom) = pairs.scores.mean(axis=0).tolist(), spread
+    bootstrap = len(pairs.differences) > 0
+    sampled = pairs.differences if bootstrap else np.array([a - b])
+    differences = add_seed_variance(sampled, 2 * variance / len(pairs.scores), freedom)
+    low, high = interval(differences)
+    p_value = two_sided_p(differences)
+    result = {
+        "score": pairs.score,
+        "a": round(a, 4),
+        "b": round(b, 4),
+        "difference": round(a - b, 4),
+        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
+        "p_value": float(f"{p_value:.4g}"),
+        "pairs": pairs.scores.round(4).tolist(),
+    }
+    if comparisons is not None:
+        low, high = interval(differences, comparisons)
+        result["p_corrected"] = float(f"{min(1.0, p_value * comparisons):.4g}")
+        result["interval_corrected"] = {"level": 0.95, "comparisons": round(comparisons, 4)} | {
+            "low": round(low, 4),
+            "high": round(high, 4),
+        }
+    if bootstrap:
+        result["sentence_spread"] = round(float(pairs.differences.std(ddof=1)), 4)
+        result |= {"sentences": pairs.sentences, "resamples": len(pairs.differences), "seed": pairs.seed}
+    if freedom:
+        result |= {"seed_spread": round(variance**0.5, 4), "freedom": freedom}
+    if not freedom:
+        return result | {"how": METHOD_ONE_SEED}
+    return result | {"how": METHOD_SEEDS if bootstrap else METHOD_SEEDS_ALONE}

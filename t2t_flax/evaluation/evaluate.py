@@ -1,27 +1,32 @@
-"""An evaluation is a record: hypotheses, scores with signatures, and everything that led to them."""
+"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores."""
 
 import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
+from t2t_flax.config import Config
 from t2t_flax.data.dataset import split_source, split_store
-from t2t_flax.data.task import task_of
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import UNK
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.evaluation.compare import task_of_record
-from t2t_flax.evaluation.metrics import lower_is_better
-from t2t_flax.evaluation.records import record_name
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.checkpoint_selection import Choice
+from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
+from t2t_flax.evaluation.restore import Loaded, stored_config
+from t2t_flax.evaluation.significance import confidence_interval
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.tasks import lower_is_better, task_of
+from t2t_flax.tasks.metrics import Metric, Predictions
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
@@ -38,28 +43,31 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores all sentences of `valid` or of one test set (see `corpus.sets_of`); writes the record
-    WORKDIR/eval/NAME.json, with NAME as in `records.record_name`, beside NAME.hyp.txt and NAME.ref.txt
-    (further references: NAME.ref2.txt ...).
+    """Decodes and scores all sentences of `valid` or of one test set (see `dataset.sets_of`).
 
-    `progress`: see `Translator.translate`. `why`: why these checkpoints, for the record. Of several processes (`group`) all
-    must call this; each decodes its share, process 0 writes.
+    Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
+    NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
+    (`group`) all must call this; each decodes its share, process 0 writes.
 
+    progress: see `Translator.translate`. why: why these checkpoints, for the record.
     Returns (the record, the list of (source, first reference, hypothesis)).
     """
-    source = split_source(loaded.config, split)
-    store = split_store(loaded.config, loaded.workdir, split, loaded.tokenizers, pod=group)
-    # Made first: what does not fit into memory is said before all is decoded.
+    task = task_of(loaded.config)
+    source = split_source(task, split)
+    store = split_store(task, loaded.workdir, split, loaded.tokenizers, pod=group)
+    # Compiled first: a program that does not fit in memory is reported before anything is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
-    began = time.perf_counter()
+    start = time.perf_counter()
     pairs = list(source.pairs())
     translations = loaded.translate([source for source, _ in pairs], progress=progress)
-    decode_seconds = time.perf_counter() - began
-    task, sources = task_of(loaded.config), [source for source, _ in pairs]
+    decode_seconds = time.perf_counter() - start
+    sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
-    nll, _ = loss(loaded.params)
-    scores = task.scores(sources, outputs, targets, samples=loaded.config.eval.bootstrap_samples)
-    hypotheses, *references = (list(map(task.answer, sources, side)) for side in (outputs, *targets))
+    nll = loss(loaded.params)["nll"]
+    predictions = task.predictions(sources, outputs, targets)
+    hypotheses, references = predictions.hypotheses, predictions.references
+    samples = loaded.config.eval.bootstrap_samples
+    scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples)
     digest = source.fingerprint()
     name = record_name(loaded, split, digest)
     texts = {f"{name}.hyp.txt": _lines(hypotheses)}
@@ -103,7 +111,7 @@ def evaluate(
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
         "seconds": {
             "decode": round(decode_seconds, 3),
-            "total": round(time.perf_counter() - began, 3),
+            "total": round(time.perf_counter() - start, 3),
         },
     }
     if jax.process_index() == 0:
@@ -114,27 +122,81 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
+def compute_scores(
+    config: Config, metrics: Iterable[Metric], predictions: Predictions, *, samples: int = 0
+) -> dict[str, Any]:
+    """The entry of each metric in a record, by name. samples: of 95 % intervals, 0 = none."""
+    scores = {}
+    for metric in metrics:
+        if metric.statistics is None:
+            scores[metric.name] = metric.compute(predictions, config)
+            continue
+        statistics = metric.statistics(predictions, config)
+        scores[metric.name] = statistics.entry()
+        if samples and metric.confidence_interval:
+            scores[metric.name]["confidence"] = confidence_interval(statistics, samples)
+    return scores
+
+
 def planned_path(loaded: Loaded, split: str) -> epath.Path:
-    """Where an evaluation of one test set would write its record."""
-    digest = split_source(loaded.config, split).fingerprint()
+    """The path of the record that an evaluation of one test set would write."""
+    digest = split_source(task_of(loaded.config), split).fingerprint()
     return loaded.workdir / "eval" / f"{record_name(loaded, split, digest)}.json"
 
 
 def path_of(loaded: Loaded, record: dict[str, Any]) -> epath.Path:
-    """Where the record of an evaluation lies."""
+    """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
+def existing_record(
+    workdir: str | os.PathLike, split: str, choice: Choice, overrides: dict[str, str]
+) -> epath.Path | None:
+    """The record of an evaluation of one test set, if repeating it would give the same; else None.
+
+    The same code, config, tokenizer, package versions and text, the same choice among the same
+    checkpoints, and the texts of the record are intact. Raises UserError where the folder holds no run.
+    """
+    config = stored_config(workdir, overrides)
+    requested, digest = choice.asked(workdir), split_source(task_of(config), split).fingerprint()
+    tokenizer = TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest
+    wanted = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
+    for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
+        try:
+            record = read_record(path)
+            texts(record, path)
+        except UserError:  # not a record, or its texts are lost: evaluated again
+            continue
+        stored = dict(record["checkpoint"].get("asked") or {})
+        averaged, digests = record["checkpoint"]["averaged"], record["digests"]
+        too_few = stored.pop("at_most", False) and len(averaged) < choice.average
+        same_choice = stored == requested and not too_few
+        if choice == Choice(step=choice.step) and "best" not in stored:  # the newest at that time, by any choice
+            same_choice |= averaged == [choice.step]
+        made_of = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
+        if same_choice and (*made_of, record["versions"], _portable_settings(record["config"])) == wanted:
+            return path
+    return None
+
+
+def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without the keys that name folders of one machine."""
+    groups = {group: dict(keys) for group, keys in config.items() if isinstance(keys, dict)}
+    for group, key in (("data", "cache"), ("train", "compile_cache")):
+        groups.get(group, {}).pop(key, None)
+    return groups
+
+
 def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
-    found = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.asked}
+    entry = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.asked}
     if loaded.metric is not None:
         name = loaded.config.eval.metric
-        found["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
-    return found | ({"why": why} if why else {})
+        entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
+    return entry | ({"why": why} if why else {})
 
 
 def summary(record: dict[str, Any]) -> str:
-    """A record in a few lines for people."""
+    """The scores of a record in a few lines for people."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
     what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
@@ -144,29 +206,27 @@ def summary(record: dict[str, Any]) -> str:
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {what}:"]
     lines += task_of_record(record).summary(scores)
     if counts["unknown_target_tokens"]:
-        lines.append(
-            f"  {counts['unknown_target_tokens']} tokens of the references are unknown to the model: it cannot say them"
-        )
+        lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
     if counts["source_cut"]:
-        lines.append(f"  {counts['source_cut']} sources were cut to config.decode.max_source_length")
+        lines.append(f"  {counts['source_cut']} sources were truncated to config.decode.max_source_length")
     if counts["hit_max_length"]:
-        lines.append(f"  {counts['hit_max_length']} outputs hit their length cap without ending")
+        lines.append(f"  {counts['hit_max_length']} outputs reached their maximum length without EOS")
     return "\n".join(lines)
 
 
 def write_record(path: epath.Path, record: dict[str, Any]) -> None:
-    """A record as a file that people can read."""
+    """Writes a record as indented JSON."""
     atomic_write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes a score."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {"t2t_flax": __version__, "python": platform.python_version()} | found
+    """Versions of the packages that affect a score."""
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"t2t_flax": __version__, "python": platform.python_version()} | packages
 
 
 def _one_or_all(values: list[str]) -> str | list[str]:
-    """Of a record with one reference its own value, of one with several the list."""
+    """A single value as it is, several as a list."""
     return values[0] if len(values) == 1 else values
 
 

@@ -1,25 +1,36 @@
-"""Which question a record answers, and the name under which it lies in WORKDIR/eval.
+"""Evaluation records: what a record answers, its name in WORKDIR/eval, and reading it back.
 
-A question is a test set by its content, the checkpoints, and the settings that change a score. Two questions never share a
-name, so that no record replaces that of another one; the same question comes back to the record that it has.
+A record answers one question: the scores of some checkpoints on a test set (by its content) under the
+settings that affect scores. Different questions have different names, so no record overwrites that of
+another question; the same question is stored under the same name again.
 """
 
+import dataclasses
 import hashlib
 import json
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
 from t2t_flax import config as config_lib
+from t2t_flax.config import Config, Data, Eval
 from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.metrics import NO_SCORE
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.tasks import Task, make_task, task_of
+from t2t_flax.tasks.translation.target_language import tokenizer_of
 
-# What a record's config holds besides is of the training, of the machine, or of what is printed.
-_OTHER = (
+if TYPE_CHECKING:  # comparing records needs no JAX
+    from t2t_flax.evaluation.restore import Loaded
+
+KEYS_WITHOUT_EFFECT = (
+    "decode.batch_size", "eval.every_steps", "eval.every_epochs", "eval.decode_every_steps", "eval.decode_sentences",
+    "eval.metric", "eval.patience", "eval.samples",
+)  # fmt: skip
+"""Keys of `decode` and `eval` that do not affect the scores of a record."""
+_OTHER_KEYS = (
     "data.task",
     "data.source_language",
     "data.target_language",
@@ -27,17 +38,20 @@ _OTHER = (
     "data.source_eos",
     "train.precision",
 )
+"""Keys of other groups that affect scores."""
+_HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
 
 def question(record: dict[str, Any]) -> dict[str, Any]:
-    """What a record answers: its test set, checkpoints, and the settings in which it leaves the defaults (a key that an
-    older version did not know had its default).
+    """What a record answers: test set, checkpoints, and the settings that differ from the defaults.
+
+    A key that an older version did not know had its default.
     """
     checkpoint, config = record["checkpoint"], upgraded(record["config"])
     settings = {}
     for name, item in fields().items():
         group, key = name.split(".")
-        if name in _OTHER or group in ("decode", "eval") and name not in NO_SCORE:
+        if name in _OTHER_KEYS or group in ("decode", "eval") and name not in KEYS_WITHOUT_EFFECT:
             value = config.get(group, {}).get(key, item.default)
             settings |= {} if value == item.default else {name: value}
     return {
@@ -49,52 +63,119 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def record_name(loaded: Loaded, split: str, digest: str) -> str:
+def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     """The name of the record of a loaded run on a test set whose content has this digest.
 
-    `test-500`, `test-500-best`, or `test-500-mean5` for an average, where text and settings are those of the run's own
-    config; others have a digest of the question behind it, as has one whose name an earlier record of another question
-    bears.
+    `test-500`, `test-500-best`, or `test-500-mean5` for an average, where text and settings are those
+    of the run's own config. Other settings, and names already taken by another question, get a digest
+    of the question as a suffix.
     """
     config = config_lib.as_json(loaded.config)
     checkpoint = {"averaged": loaded.steps, "asked": loaded.asked}
-    asked = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
+    ours = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
     count = len(loaded.steps)
-    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if asked["best"] else "")
+    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if ours["best"] else "")
     folder = loaded.workdir / "eval"
-    there = {path.stem: _question_in(path) for path in folder.glob(f"{base}*.json")} if folder.exists() else {}
-    found = [name for name, other in sorted(there.items()) if other == asked]
-    if found:
-        return found[0]
+    existing = {path.stem: _question_in(path) for path in folder.glob(f"{base}*.json")} if folder.exists() else {}
+    same = [name for name, other in sorted(existing.items()) if other == ours]
+    if same:
+        return same[0]
     own = loaded.stored or loaded.config
-    settings = question(
+    default = question(
         {"split": split, "data": {"digest": _own_digest(loaded, split, digest)}, "checkpoint": checkpoint,
          "config": config_lib.as_json(own)}
     )  # fmt: skip
-    if settings == asked and there.get(base) is None:
+    if default == ours and existing.get(base) is None:
         return base
-    return f"{base}-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]}"
+    return f"{base}-{hashlib.sha256(json.dumps(ours, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def _question_in(path: epath.Path) -> dict[str, Any] | None:
-    """None for a file that is no record."""
+    """None for a file that is not a record."""
     try:
         return question(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _own_digest(loaded: Loaded, split: str, digest: str) -> str:
-    """The digest of the text that the run's own config names; where that is not at hand, it is the same text if it has the
-    same name.
+def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
+    """The digest of the test set in the run's own config; if that text is missing, the same name means
+    the same text.
     """
     own, now = loaded.stored or loaded.config, loaded.config
-    where = [
+    specs = [
         (c.data.valid if split == "valid" else config_lib.parse_test_sets(c.data.test).get(split)) for c in (own, now)
     ]
-    if where[0] == where[1] and own.data.root == now.data.root and own.seed == now.seed:
+    if specs[0] == specs[1] and own.data.root == now.data.root and own.seed == now.seed:
         return digest
     try:
-        return split_source(own, split).fingerprint()
+        return split_source(task_of(own), split).fingerprint()
     except (UserError, OSError):
-        return digest if where[0] == where[1] else ""
+        return digest if specs[0] == specs[1] else ""
+
+
+def planned_record(config: Config, split: str) -> dict[str, Any]:
+    """The data and config entries of the record that an evaluation would write.
+
+    Raises UserError where the text is missing.
+    """
+    source = split_source(task_of(config), split)
+    data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
+    return {"data": data, "config": config_lib.as_json(config)}
+
+
+def read_record(path: str | os.PathLike) -> dict[str, Any]:
+    """The evaluation record in a file. Raises UserError if it is not one."""
+    file = epath.Path(path)
+    if not file.exists() or file.is_dir():
+        raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
+    try:
+        record = json.loads(file.read_bytes())
+    except ValueError:
+        raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
+    needed = {"record_version", "data", "hypotheses", "config", "digests"}
+    if not isinstance(record, dict) or not needed <= set(record):
+        missing = ", ".join(sorted(needed - set(record)))
+        raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
+    if "references" not in record:
+        raise UserError(f"{path} was written by a version that stored no references: run `evaluate` again.")
+    config = record["config"]
+    return record | {"config": upgraded(config) if isinstance(config, dict) else {}}
+
+
+def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], list[list[str]]]:
+    """(hypotheses, sets of references) stored beside a record. Raises UserError if missing or changed."""
+    (hypotheses,) = _read_lines("hypotheses", record, path)
+    return hypotheses, _read_lines("references", record, path)
+
+
+def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> list[list[str]]:
+    """The lines of each file of that kind."""
+    names, digests = (of if isinstance(of, list) else [of] for of in (record[kind], record["digests"][kind]))
+    sets = []
+    for name, digest in zip(names, digests, strict=True):
+        if os.path.basename(name) != name:
+            raise UserError(f"{path} names {name} as its {kind}: they must be in the record's folder.")
+        file = epath.Path(path).parent / name
+        if not file.exists():
+            raise UserError(f"the {kind} of {path} are missing: {file}. They must be in the record's folder.")
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            count = data.count(b"\n")
+            raise UserError(f"{file} is not what {path} describes ({count} lines, another digest): evaluate again.")
+        sets.append(data.decode("utf-8").split("\n")[:-1])
+    return sets
+
+
+def task_of_record(record: dict[str, Any]) -> Task:
+    """The task of a record with its settings. Raises UserError for a task that this version does not have."""
+    known = {item.name for item in dataclasses.fields(Data)}
+    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in known})
+    config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
+    return make_task(config)
+
+
+def tokenizer_of_record(record: dict[str, Any]) -> str:
+    """sacreBLEU's tokenizer in a record; 13a in records from before eval.sacrebleu_tokenizer existed."""
+    setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
+    return tokenizer_of(setting, record["config"]["data"].get("target_language", Data.target_language))

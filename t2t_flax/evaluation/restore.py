@@ -10,7 +10,6 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.attention_weights import AttentionMaps, attention_maps
 from t2t_flax.decoding.scoring import PairIds, PairScore, encode_pairs, score_pairs
@@ -18,9 +17,10 @@ from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.parameters import Choice, Part, mean, restored
+from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean, restored
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.optimizer import make_optimizer
@@ -61,9 +61,9 @@ class Loaded:
         task has none.
         """
         task = task_of(self.config)
-        if prefixes and not task.prefixes:
+        if prefixes and not task.supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
-        lines = [task.source(line) for line in lines]
+        lines = [task.preprocess_source(line) for line in lines]
         eos = self.config.data.source_eos
         translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
         return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
@@ -87,7 +87,7 @@ class Loaded:
         """
         if target is None:
             self._encoded([(source, source)], "source {}".format)  # an impossible one is told before it is translated
-            target = task_of(self.config).answer(source, self.translate([source])[0].text)
+            target = task_of(self.config).postprocess(source, self.translate([source])[0].text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
         (pair,) = self._ids([(source, target)], "pair {}".format)
@@ -97,10 +97,10 @@ class Loaded:
         task, made = task_of(self.config), []
         for number, (source, target) in enumerate(pairs, 1):
             try:
-                told = task.target(source, target) if source.strip() and target.strip() else target
+                told = task.preprocess_target(source, target) if source.strip() and target.strip() else target
             except UserError as error:
                 raise UserError(f"{where(number)}: {error}") from None
-            made.append((task.source(source), told))
+            made.append((task.preprocess_source(source), told))
         return self._encoded(made, where)
 
     def _encoded(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:

@@ -27,11 +27,13 @@ class MetricsWriter:
             atomic_write(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
         # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
         # evaluation of which the checkpoint does not know.
-        rewritten = {"config_changed"} | ({"valid_nll", "valid_bleu", "valid_f1"} if evaluation_due else set())
+        rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
         kept = "".join(
             json.dumps(line) + "\n"
             for line in lines
-            if line["step"] < resume_step or line["step"] == resume_step and not rewritten & line.keys()
+            if line["step"] < resume_step
+            or line["step"] == resume_step
+            and not any(key.startswith(rewritten) for key in line)
         )
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir

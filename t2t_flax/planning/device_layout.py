@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from t2t_flax.planning.hlo import Collective
 from t2t_flax.planning.topology import Topology
@@ -11,11 +12,14 @@ from t2t_flax.planning.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLayout:
-    """For each device in mesh order: its slice (GPU: its host), and its chip's coordinates there."""
+    """For each device in mesh order: its slice (GPU: its host), and its chip's coordinates there. `mesh`: the size of
+    each axis.
+    """
 
     slices: tuple[int, ...]
     coordinates: tuple[tuple[int, ...], ...]
     topology: Topology
+    mesh: dict[str, int]
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh, topology: Topology) -> "DeviceLayout":
@@ -27,7 +31,12 @@ class DeviceLayout:
             per_slice = len(devices) // topology.slices
             slices = [d.id // per_slice for d in devices]
             coordinates = [(d.id % per_slice,) for d in devices]
-        return cls(tuple(slices), tuple(coordinates), topology)
+        return cls(tuple(slices), tuple(coordinates), topology, dict(mesh.shape))
+
+    def axes(self, group: tuple[int, ...]) -> str:
+        """The mesh axes along which the devices of a group differ, such as "data" or "data fsdp"."""
+        index = np.unravel_index(group, tuple(self.mesh.values()))
+        return " ".join(axis for axis, positions in zip(self.mesh, index, strict=True) if len(set(positions)) > 1)
 
     def links(self, group: tuple[int, ...]) -> tuple[int, int]:
         """(links over which a chip of the group can send at once, hops across the group), within one slice.
@@ -57,16 +66,17 @@ class DeviceLayout:
     def summary(self, collectives: list[Collective]) -> list[dict[str, Any]]:
         """The collectives by kind, group and overlap, as plain values; bytes are sums over all runs.
 
-        devices: of a group in one slice; slices: that it spans; links, hops: see `links`; known: False where a loop's
-        trip count is unknown and one turn is counted.
+        axes: of the mesh; devices: of a group in one slice; slices: that it spans; links, hops: see `links`; known:
+        False where a loop's trip count is unknown and one turn is counted.
         """
         rows: dict[tuple, dict[str, Any]] = {}
         for c in collectives:
             slices = self.topology.slices if c.across_slices else len({self.slices[i] for i in c.group})
             links, hops = self.links(c.group)
             devices = 1 if c.across_slices else len(c.group) // slices
-            key = (c.kind, devices, slices, links, hops, c.overlaps, c.known)
-            names = ("kind", "devices", "slices", "links", "hops", "overlaps", "known")
+            axes = "data" if c.across_slices else self.axes(c.group)
+            key = (c.kind, axes, devices, slices, links, hops, c.overlaps, c.known)
+            names = ("kind", "axes", "devices", "slices", "links", "hops", "overlaps", "known")
             row = rows.setdefault(key, dict(zip(names, key, strict=True)) | {"runs": 0, "bytes": 0})
             row["runs"] += c.times
             row["bytes"] += c.times * c.bytes

@@ -224,9 +224,10 @@ def _fusion_traffic(inside: Computation, fusion: Instruction, operands: list[Ins
             users.setdefault(name, []).append(instruction)
     root = inside.instructions.get(inside.root)
     updated, written = None, fusion.hbm_bytes
-    if root is not None and root.op == "dynamic-update-slice":
+    if root is not None and root.op in ("dynamic-update-slice", "scatter"):  # in place: what is not updated stays
         updated = root.operands[0]
-        written = min(written, inside.instructions[root.operands[1]].bytes)
+        update = root.operands[1] if root.op == "dynamic-update-slice" else root.operands[-1]
+        written = min(written, inside.instructions[update].bytes * (2 if root.op == "scatter" else 1))
     read = 0
     parameters = {int(i.text): i.name for i in inside.instructions.values() if i.op == "parameter"}
     for number, operand in enumerate(operands):

@@ -1,6 +1,6 @@
 """The plan of a config on a machine as one record of plain values: what the compiler says, and a predicted time.
 
-Runs in a process with `environment.compiler_environment`; the command `plan` starts one.
+Runs in a process with `compiler_process.compiler_environment`, which the command `plan` starts.
 """
 
 import functools

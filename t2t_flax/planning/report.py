@@ -118,13 +118,14 @@ def _collectives(rows: list[dict[str, Any]], title: str) -> list[str]:
     if not rows:
         return [f"{title}: none"]
     lines = [f"{title} (from the optimized program)"]
-    lines.append(f"  {'kind':18} {'runs':>5} {'devices':>8} {'array MiB':>11} {'sent MiB':>10}  overlap")
+    lines.append(f"  {'kind':18} {'axes':10} {'runs':>5} {'devices':>8} {'array MiB':>11} {'sent MiB':>10}  overlap")
     for row in sorted(rows, key=lambda r: -r["bytes"]):
         where = f"{row['devices']}" + (f" x {row['slices']}" if row["slices"] > 1 else "")
         note = ("yes" if row["overlaps"] else "no") + ("" if row["known"] else "; in a loop, one turn counted")
         sent = sum(sent_bytes(row))
         lines.append(
-            f"  {row['kind']:18} {row['runs']:>5} {where:>8} {row['bytes'] / MIB:>11,.2f} {sent / MIB:>10,.2f}  {note}"
+            f"  {row['kind']:18} {row['axes']:10} {row['runs']:>5} {where:>8} {row['bytes'] / MIB:>11,.2f} "
+            f"{sent / MIB:>10,.2f}  {note}"
         )
     lines.append("  overlap: other work is scheduled between the start of the collective and its end")
     return lines

@@ -9,14 +9,14 @@ import math
 from typing import Any
 
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, Folder, exclusive, read_proposals
 from t2t_flax.sweeps.results import trial_score
-from t2t_flax.sweeps.space import Range, Search, as_text
+from t2t_flax.sweeps.space import Range, Search
 from t2t_flax.sweeps.trials import make_trial, row_names
 from t2t_flax.sweeps.worker import TrialQueue
+from t2t_flax.tasks import lower_is_better
 
 _MAX_IMPOSSIBLE = 100
 """Proposals in a row that may be invalid configs."""
@@ -34,6 +34,7 @@ class SearchQueue(TrialQueue):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._folder, self._search = optuna, folder, search
         self._lower_is_better = lower_is_better(search.metric)
+        self._distributions = {key: self._distribution(values) for key, values in search.space.items()}
         self._metrics_sizes: dict[str, int] = {}
         self._judged: set[tuple[str, int]] = set()
 
@@ -52,8 +53,8 @@ class SearchQueue(TrialQueue):
             study = self.study()
             for _ in range(_MAX_IMPOSSIBLE):
                 study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
-                proposal = study.ask()
-                row = {key: _suggest(proposal, key, values) for key, values in self._search.space.items()}
+                proposal = study.ask(self._distributions)
+                row = {key: self._search.space[key].rounded(value) for key, value in proposal.params.items()}
                 name = f"{count:03d},{row_names([row])[0]}"
                 try:
                     trial = make_trial(str(self._folder.base), {}, row, name, 0)
@@ -96,8 +97,8 @@ class SearchQueue(TrialQueue):
         return self._optuna.trial.create_trial(
             state=state,
             value=value,
-            params={key: _parameter(values, overrides[key]) for key, values in self._search.space.items()},
-            distributions={key: self._distribution(values) for key, values in self._search.space.items()},
+            params={key: values.parse(overrides[key]) for key, values in self._search.space.items()},
+            distributions=self._distributions,
             intermediate_values=dict(self._evaluations(name)) if state == states.PRUNED else None,
         )
 
@@ -141,17 +142,3 @@ class SearchQueue(TrialQueue):
     def _evaluations(self, name: str) -> list[tuple[int, float]]:
         metric = self._search.metric
         return [(line["step"], line[metric]) for line in read_metrics(self._folder.workdir(name)) if metric in line]
-
-
-def _parameter(values: Range, text: str) -> Any:
-    if values.choices:
-        return next(value for value in values.choices if as_text(value) == text)
-    return int(text) if values.whole else float(text)
-
-
-def _suggest(trial: Any, key: str, values: Range) -> Any:
-    if values.choices:
-        return trial.suggest_categorical(key, list(values.choices))
-    if values.whole:
-        return trial.suggest_int(key, round(values.low), round(values.high), log=values.log)
-    return values.rounded(trial.suggest_float(key, values.low, values.high, log=values.log))

@@ -4,7 +4,6 @@ import html
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.evaluation.metrics import lower_is_better
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.plots import make_plots
@@ -12,6 +11,7 @@ from t2t_flax.sweeps.results import Row, format_difference, rows, verdict
 from t2t_flax.sweeps.trials import train_command
 from t2t_flax.sweeps.worker import log_tail
 from t2t_flax.tables import csv_text, text_table
+from t2t_flax.tasks import lower_is_better
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
 _NUMERIC = ("score", "spread", "seeds")

@@ -12,15 +12,15 @@ import numpy as np
 
 from t2t_flax.config import Config, parse_test_sets
 from t2t_flax.config.renamed import upgraded
-from t2t_flax.data.task import task_of
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import check_comparable, read_record, task_of_record, texts
-from t2t_flax.evaluation.compare_seeds import Paired, compare_seeds, pair_seeds, spread_over_seeds, told
-from t2t_flax.evaluation.metrics import NO_SCORE, lower_is_better
-from t2t_flax.evaluation.significance import LEVEL, multipliers
+from t2t_flax.evaluation import significance
+from t2t_flax.evaluation.compare import SeedPairs, check_comparable, compare_seeds, pair_seeds
+from t2t_flax.evaluation.records import KEYS_WITHOUT_EFFECT, read_record, task_of_record, texts
+from t2t_flax.evaluation.significance import LEVEL, multipliers, resamples_for, seed_variance
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, Folder
 from t2t_flax.sweeps.trials import folder_name
+from t2t_flax.tasks import lower_is_better, task_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class MissingScore(UserError):
 
 def default_score(config: Config) -> str:
     """The task's main score on the test set; without a test set the validation loss."""
-    return next(iter(task_of(config).spoken)) if config.data.test else "valid_nll"
+    return task_of(config).primary_metric.name if config.data.test else "valid_nll"
 
 
 def check_score(name: str, config: Config) -> None:
@@ -76,10 +76,11 @@ def check_score(name: str, config: Config) -> None:
         known = ", ".join(test_sets) or "no test set"
         raise UserError(f"there is no score {test_set}:{name}: config.data.test has {known}.")
     task = task_of(config)
-    final, losses = (*task.names, "nll", "perplexity"), ("valid_nll", "valid_ppl", "valid_loss")
-    decoded = f"valid_{task.score}"
-    if name not in (*final, *losses, decoded):
-        known = ", ".join([*final, *losses, decoded])
+    final = (*(metric.name for metric in task.metrics), "nll", "perplexity")
+    losses = ("valid_nll", "valid_ppl", "valid_loss")
+    decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
+    if name not in (*final, *losses, *decoded):
+        known = ", ".join([*final, *losses, *decoded])
         raise UserError(f"there is no score {name!r} for data.task = {config.data.task}; the scores are {known}.")
     if name in final and not config.data.test:
         raise UserError(f"the score {name} needs a test set, and config.data.test is empty.")
@@ -87,7 +88,7 @@ def check_score(name: str, config: Config) -> None:
         raise UserError(f"the score {name} needs a validation set, and config.data.valid is empty.")
     if name in losses and not (config.eval.every_steps or config.eval.every_epochs):
         raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
-    if name == decoded and not config.eval.decode_every_steps:
+    if name in decoded and not config.eval.decode_every_steps:
         raise UserError(f"the score {name} needs config.eval.decode_every_steps.")
 
 
@@ -156,13 +157,13 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
             raise UserError(
                 f"{path} was made with {'; '.join(changed)}: move it away and run `{command}` to restore the trial's record."
             )
-        if metric in task_of_record(record).spoken:
+        if metric in task_of_record(record).comparable_names:
             texts(record, path)
 
 
 def _changed_settings(own: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """The settings of the evaluation in which a record's config differs from the trial's own."""
-    keys = [("decode", key) for key in own["decode"] if f"decode.{key}" not in NO_SCORE]
+    keys = [("decode", key) for key in own["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
     keys.append(("eval", "sacrebleu_tokenizer"))
     return [
         f"{group}.{key} = {record[group][key]} (the trial has {own[group][key]})"
@@ -251,7 +252,9 @@ def _compare_rows(table: list[Row], base: Row, metric: str, *, named: bool) -> l
     """Adds `comparison` to the rows that share a seed with `base`. The spread over seeds is estimated from all of them
     together, as a few seeds of one row say little. named: the user chose `base`; otherwise it is the best row.
     """
-    paired, problems = {}, {}
+    paired, problems, count = {}, {}, len(table) - 1
+    one_seed = all(len(row.results) < 2 for row in table)  # with more, the draws over seeds resolve small p-values
+    resamples = resamples_for((count if named else count * (count + 1) // 2) * one_seed)
     for row in table:
         seeds = [] if row is base else _shared_seeds(row, base)
         unusable = [r.problem for r in row.results if r.problem and r.score is None]
@@ -259,18 +262,18 @@ def _compare_rows(table: list[Row], base: Row, metric: str, *, named: bool) -> l
             if unusable:
                 problems[row.name] = unusable[0]
             elif seeds:
-                paired[row.name] = seeds, _pair(row, base, seeds, metric)
+                paired[row.name] = seeds, _pair(row, base, seeds, metric, resamples)
         except UserError as error:  # such as another test set; the other rows are compared all the same
             problems[row.name] = str(error)
     comparable = [row for row in table if row is base or row.name in paired]
     scores = {(r.row, r.seed): r.score for row in comparable for r in row.results if r.score is not None}
-    spread = spread_over_seeds(scores)
+    spread = seed_variance(scores)
     _, freedom = spread
-    paired = {name: (seeds, pairs) for name, (seeds, pairs) in paired.items() if freedom or len(pairs.resampled)}
+    paired = {name: (seeds, pairs) for name, (seeds, pairs) in paired.items() if freedom or len(pairs.differences)}
     p_values = [compare_seeds(pairs, spread)["p_value"] for _, pairs in paired.values()]
     comparisons = {
         name: compare_seeds(pairs, spread, factor) | {"seeds": seeds}
-        for (name, (seeds, pairs)), factor in zip(paired.items(), multipliers(p_values, named=named), strict=True)
+        for (name, (seeds, pairs)), factor in zip(paired.items(), multipliers(p_values, holm=named), strict=True)
     }
     return [
         dataclasses.replace(row, comparison=comparisons.get(row.name), problem=problems.get(row.name, ""))
@@ -283,7 +286,7 @@ def _shared_seeds(row: Row, base: Row) -> list[int]:
     return sorted(a & b)
 
 
-def _pair(row: Row, base: Row, seeds: list[int], metric: str) -> Paired:
+def _pair(row: Row, base: Row, seeds: list[int], metric: str, resamples: int) -> SeedPairs:
     """Both rows' scores on these seeds, resampled over sentences if the score can be. Raises UserError if their records are
     not comparable.
     """
@@ -292,11 +295,11 @@ def _pair(row: Row, base: Row, seeds: list[int], metric: str) -> Paired:
     records = [(x.record, y.record) for x, y in pairs if x.record and y.record]
     if len(records) == len(pairs) and not metric.startswith("valid_"):
         score = metric.rpartition(":")[2]
-        if score in task_of_record(read_record(records[0][0])).spoken:
-            return pair_seeds(records, score=score)
+        if score in task_of_record(read_record(records[0][0])).comparable_names:
+            return pair_seeds(records, score=score, resamples=resamples)
         for x, y in records:
             check_comparable(read_record(x), read_record(y), x, y)
-    return Paired(metric, np.array([[x.score, y.score] for x, y in pairs]))
+    return SeedPairs(metric, np.array([[x.score, y.score] for x, y in pairs]))
 
 
 def format_difference(row: Row) -> str:
@@ -305,7 +308,8 @@ def format_difference(row: Row) -> str:
     if not comparison:
         return "see the note" if row.problem else ""
     interval, digits = comparison["interval_corrected"], 2 if abs(comparison["a"]) >= 10 else 4
-    return told(comparison["difference"], interval["low"], interval["high"], comparison["p_corrected"], digits)
+    ends = interval["low"], interval["high"]
+    return significance.format_difference(comparison["difference"], *ends, comparison["p_corrected"], digits)
 
 
 def verdict(row: Row, reference: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:

@@ -103,10 +103,18 @@ class Range:
         value = rng.uniform(*(map(math.log, (self.low, self.high)) if self.log else (self.low, self.high)))
         return self.rounded(math.exp(value) if self.log else value)
 
-    def rounded(self, value: float) -> float | int:
-        """A value as trials use it: an integer, or four significant digits; never outside the range."""
+    def rounded(self, value: Any) -> Any:
+        """A value as trials use it: a choice, an integer, or four significant digits; never outside the range."""
+        if self.choices:
+            return value
         value = round(value) if self.whole else float(f"{value:.4g}")
         return type(value)(min(max(value, self.low), self.high))
+
+    def parse(self, text: str) -> Any:
+        """The value that `as_text` gave this text."""
+        if self.choices:
+            return next(value for value in self.choices if as_text(value) == text)
+        return int(text) if self.whole else float(text)
 
 
 def uniform(low: float, high: float) -> Range:

@@ -222,13 +222,13 @@ class Worker:
         """The outcome of an attempt, stored in the trial's status."""
         folder, status = self.folder, self.folder.status(name)
         if folder.state(name) == COMPLETE:
+            folder.set_status(name, status, unresolved=0)
             return COMPLETE
-        marker = read_if_exists(_diverged_marker(folder, name))
-        if marker:
+        # Without the handler of SIGTERM, the training has only just started: it has nothing to save.
+        stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
+        if marker := read_if_exists(_diverged_marker(folder, name)):
             self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
-        elif (
-            exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
-        ):  # the latter before it could save
+        elif stopped:
             if terminated:
                 folder.set_status(name, status, unresolved=0, failures=0)
             return status.outcome or STOPPED
@@ -283,14 +283,14 @@ def relative_paths(config: Config) -> dict[str, str]:
     paths["train.compile_cache"] = train.compile_cache
     if not data.root:  # these are relative to it
         paths["data.tokenizer_model"] = data.tokenizer_model
-    found = {key: path for key, path in paths.items() if is_relative(path)}
+    relative = {key: path for key, path in paths.items() if is_relative(path)}
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)
         specs = parse_test_sets(value).values() if key == "test" else [value]
         files = [file for spec in specs if not spec.startswith(("toy:", "tfds:")) for file in spec.split(",")]
         if any(map(is_relative, files)):
-            found[f"data.{key}"] = value
-    return found
+            relative[f"data.{key}"] = value
+    return relative
 
 
 def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:

@@ -1,1 +1,41 @@
-"""Problems for the encoder-decoder, one file each, behind the interface of `data.task`."""
+"""Tasks of the encoder-decoder: one module or package each, listed in `TASKS` under their data.task."""
+
+import difflib
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.base import Task, find_metric
+from t2t_flax.tasks.metrics import MODEL_METRICS
+from t2t_flax.tasks.parsing.task import Parsing
+from t2t_flax.tasks.translation.task import Translation
+
+TASKS: dict[str, type[Task]] = {"translation": Translation, "parsing": Parsing}
+
+
+def task_of(config: Config) -> Task:
+    """The task named by data.task. Raises UserError for an unknown task, or settings it cannot have."""
+    task = make_task(config)
+    task.validate_config()
+    return task
+
+
+def make_task(config: Config) -> Task:
+    """As `task_of`, for a config that need not be complete, such as that of an old record."""
+    name = config.data.task
+    if name not in TASKS:
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"unknown task config.data.task = {name!r}: expected one of {', '.join(TASKS)}.{hint}")
+    return TASKS[name](config)
+
+
+def lower_is_better(name: str) -> bool:
+    """The direction of a metric of any task, by any of the names that `Task.metric` takes.
+
+    A metric has the same direction in all tasks. Raises UserError for a name that no task has.
+    """
+    metrics = [*MODEL_METRICS, *(metric for task in TASKS.values() for metric in task.metrics)]
+    metric = find_metric(metrics, name)
+    if metric is None:
+        raise UserError(f"no task has a metric {name!r}; known: {', '.join(dict.fromkeys(m.name for m in metrics))}.")
+    return not metric.higher_is_better

@@ -1,7 +1,58 @@
-"""Cross-entropy with label smoothing, as sums over real target tokens (5.4)."""
+"""The loss (5.4) and the metrics of training, as sums over real target tokens.
+
+Sums are added up over microbatches, devices and batches, then divided once by the sum "tokens".
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from t2t_flax.config import Loss
+
+
+def accuracy(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
+    """1 where the target has the highest logit, ties included."""
+    target = jnp.take_along_axis(logits_BxTxV, targets_BxT[..., None], axis=-1)[..., 0]
+    return target >= logits_BxTxV.max(-1)
+
+
+TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"accuracy": accuracy}
+"""(logits [B, T, V], targets [B, T]) -> a value for each target token [B, T]. The mean over real target tokens is logged
+as NAME after updates and as valid_NAME after evaluations. No gradient.
+"""
+
+Sums = dict[str, jax.Array]
+"""float32 scalars: "loss" (smoothed) and "nll" in nats, the token metrics, and "tokens", the real target tokens."""
+
+
+def zero_sums() -> Sums:
+    """The sums of no tokens."""
+    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, "tokens")}
+
+
+def means(sums: Sums) -> Sums:
+    """Each sum per real target token."""
+    return {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
+
+
+def token_sums(
+    logits_BxTxV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array, *, config: Loss, vocab_size: int
+) -> tuple[jax.Array, Sums]:
+    """(smoothed loss, all other sums but "tokens") over tokens of weight 1."""
+    loss, nll = smoothed_cross_entropy(
+        logits_BxTxV,
+        targets_BxT,
+        weights_BxT,
+        label_smoothing=config.label_smoothing,
+        label_smoothing_over=config.label_smoothing_over,
+        vocab_size=vocab_size,
+    )
+    logits = jax.lax.stop_gradient(logits_BxTxV.astype(jnp.float32))
+    metrics = {name: jnp.sum(metric(logits, targets_BxT) * weights_BxT) for name, metric in TOKEN_METRICS.items()}
+    return loss, {"nll": nll} | metrics
 
 
 def smoothed_cross_entropy(
@@ -15,10 +66,9 @@ def smoothed_cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
 
-    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), over all of them
-    but the right one ("non_target"), or over those without class 0 ("non_target_non_pad"); rows of the logits beyond
-    `vocab_size` take no mass. Weights are 0 or 1. Nothing is divided here: the caller divides once by the tokens of
-    the whole update.
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), over all but the
+    target ("non_target"), or over all but the target and class 0 ("non_target_non_pad"); logits beyond `vocab_size` get
+    no mass. Weights are 0 or 1.
     """
     logits = logits_BxTxV.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -35,3 +85,71 @@ def smoothed_cross_entropy(
         sum_logit, classes = sum_logit - logits[..., 0], classes - 1
     uniform = jnp.sum((log_z - sum_logit / classes) * weights_BxT)
     return (1 - label_smoothing) * nll + label_smoothing * uniform, nll
+
+
+SumFunction = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+"""(params, hidden [N, D], targets [N], weights [N]) -> (loss sum, other sums, which get no gradient)."""
+
+
+def chunked_sums(
+    sums: SumFunction,
+    params: Any,
+    hidden_BxTxD: jax.Array,
+    targets_BxT: jax.Array,
+    weights_BxT: jax.Array,
+    *,
+    chunk: int,
+    shards: int = 1,
+):
+    """`sums` over all tokens, at most `chunk` at once in each of the `shards` of the batch axis; the loss differentiates.
+
+    At a vocabulary of 37,000 the logits of 25,000 tokens take 3.7 GB, several times over in the backward pass: here only
+    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Shards have an axis of
+    their own, so that the gradient of `params` is summed over the mesh once, after the last chunk.
+    """
+
+    def split(x):
+        x = x.reshape(shards, -1, *x.shape[2:])
+        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(shards, -1, chunk, *x.shape[2:]), 1, 0)
+
+    return _sums(sums, params, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(sums: SumFunction, params, *chunks_CxSxN):
+    per_shard = jax.vmap(sums, in_axes=(None, 0, 0, 0))
+    total, _ = _scan(lambda chunk_SxN: (per_shard(params, *chunk_SxN), None), chunks_CxSxN)
+    return total
+
+
+def _forward(sums: SumFunction, params, *chunks_CxSxN):
+    per_shard = jax.vmap(jax.value_and_grad(sums, argnums=(0, 1), has_aux=True), in_axes=(None, 0, 0, 0))
+
+    def chunk(chunk_SxN):
+        out, (d_params, d_hidden) = per_shard(params, *chunk_SxN)
+        return (out, d_params), d_hidden
+
+    (out, d_params), d_hidden_CxSxNxD = _scan(chunk, chunks_CxSxN)
+    return out, (d_params, d_hidden_CxSxNxD)
+
+
+def _backward(sums: SumFunction, gradients, cotangent):
+    loss_cotangent, _ = cotangent
+    return *jax.tree.map(lambda x: x * loss_cotangent.astype(x.dtype), gradients), None, None
+
+
+_sums.defvjp(_forward, _backward)
+
+
+def _scan(function, chunks_CxSxN):
+    """`function(chunk) -> (terms, outputs)` over all chunks: terms are summed over chunks and shards, outputs stacked."""
+
+    def body(total, chunk_SxN):
+        terms, outputs = function(chunk_SxN)
+        return jax.tree.map(jnp.add, total, terms), outputs
+
+    first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], chunks_CxSxN))[0]
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    total, outputs = jax.lax.scan(body, zero, chunks_CxSxN)
+    return jax.tree.map(lambda x: x.sum(0), total), outputs

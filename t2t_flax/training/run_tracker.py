@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from t2t_flax.data.task import task_class
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
+from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.resume import TrainProgress, on_disk, open_checkpoints, restore_or_init, save
@@ -68,26 +68,26 @@ class Outcome:
 
 
 class ValidationScore(Protocol):
-    """Decodes and scores the validation set."""
+    """Decodes the validation set and returns its metrics as `valid_NAME`."""
 
     def __call__(
         self,
         params,
         after_batch: Callable[[], None],
         compiling: Callable[[], contextlib.AbstractContextManager],
-    ) -> float:
+    ) -> dict[str, float]:
         """Calls `after_batch` after each batch, and compiles within `compiling()`."""
         ...
 
 
 class RunTracker:
-    """What the loop keeps of a run besides its arrays. `index`: its place among the runs that train together."""
+    """Host-side state of a run. `index`: its position among the runs that train together."""
 
     def __init__(self, index: int, run: TrainingSetup, score: ValidationScore | None, group: ProcessGroup):
         self.index, self.run, self._score = index, run, score
         self.checkpoints = open_checkpoints(run, group)
         self.metric: float | None = None
-        """Of the evaluation after this update, higher is better."""
+        """Of the evaluation after the current update; higher is better."""
         self.outcome: Outcome | None = None
         self.failure: NonFiniteUpdate | None = None
 
@@ -127,32 +127,32 @@ class RunTracker:
         return signal or ("steps" if step >= self.run.config.train.steps else "")
 
     def log_update(self, step: int, batch, values: dict[str, float]) -> None:
-        """Logs an update; one that is not finite may end this run, not the others."""
+        """Logs an update. One that is not finite may end this run, but not the others."""
         try:
             self.logger.log_update(step, batch, values, self.bar)
         except NonFiniteUpdate as error:
             self.failure = error
 
     def evaluate(self, step: int, due: Due, state: TrainState, supervisor: RunSupervisor) -> None:
-        """Evaluates and logs what is due. Raises StopRequested where all processes are to stop in the middle of it:
-        nothing of it is kept, and `evaluation_due` stays.
+        """Evaluates and logs what is due. Raises StopRequested where all processes stop in the middle of it; the evaluation
+        is then discarded, and remains due.
         """
         config, values = self.run.config, {}
         with self.clock.measure("eval"):
             if self._valid_loss and due.loss:
-                nll, loss = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
-                values |= {"valid_nll": nll, "valid_ppl": math.exp(min(nll, 700.0)), "valid_loss": loss}
+                means = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
+                values |= {f"valid_{name}": mean for name, mean in means.items()}
+                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
             if due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
-                name = task_class(config.data.task).score
-                values[f"valid_{name}"] = self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
+                values |= self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
         self.logger.write(step, values)
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
     def save(self, step: int, state: TrainState, due: Due, end: str, supervisor: RunSupervisor) -> None:
-        """Starts a checkpoint. It may wait for the one before, to which Orbax gives an hour, and the first one compiles."""
+        """Starts a checkpoint. This may wait for the one before, up to Orbax's timeout of an hour, and compiles at first."""
         self.logger.send()
         with self.clock.measure("save"), supervisor.suspend_hang_timeout():
             self.progress.step, self.progress.seconds = step, self.clock.seconds
@@ -205,7 +205,7 @@ def note_metric(progress: TrainProgress, values: dict[str, float], step: int, na
     value = values.get(f"valid_{name}")
     if value is None:
         return None
-    metric = -value if name in ("nll", "loss") else value
+    metric = -value if lower_is_better(name) else value
     if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
         progress.best_metric, progress.best_step, progress.evaluations_without_better = metric, step, 0
     else:

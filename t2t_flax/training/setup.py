@@ -17,6 +17,8 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring import memory
+from t2t_flax.tasks import task_of
+from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
 from t2t_flax.training.train_step import make_eval_step, make_train_step
@@ -89,11 +91,11 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
 
 
 class ValidationLoss:
-    """(nll, smoothed loss) per real target token of a whole store, without dropout; compiled once for each shape.
+    """Losses and token metrics over a whole store, without dropout; compiled once for each shape.
 
-    `params`: parameters, or their abstract shapes and shardings. `split`: valid or test, for messages. `besides`: what
-    else lies on the devices while it runs, such as the optimizer state. Raises UserError where a pair, which is named,
-    is longer than the positions, and where a program needs more memory than there is.
+    `params`: parameters, or their abstract shapes and shardings. `split`: valid or test, for messages. `besides`: other
+    arrays on the devices while it runs, such as the optimizer state. Raises UserError, naming the pair, where a pair is
+    longer than the positions, and where a program does not fit in memory.
     """
 
     def __init__(
@@ -133,11 +135,12 @@ class ValidationLoss:
         """The longest pair of the store, of those that a row of `limit` tokens holds, in words."""
         longer = np.maximum(*self._store.lengths)
         i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
-        where = split_source(self._config, self._split).where(i)
+        where = split_source(task_of(self._config), self._split).where(i)
         source, target = (int(x[i]) for x in self._store.lengths)
         return f"config.data.{self._split}: {where} has {source} source and {target} target tokens"
 
-    def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> tuple[float, float]:
+    def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """{"loss": ..., "nll": ..., and each token metric: ...}, per real target token of the store."""
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
         for program, shape, batches in self._parts:
@@ -146,8 +149,9 @@ class ValidationLoss:
                 arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
                 sums.append(program(params, arrays))
                 after_batch()
-        nll, loss, tokens = np.sum([[float(x) for x in three] for three in sums], axis=0)
-        return float(nll / tokens), float(loss / tokens)
+        names = list(sums[0])
+        total = np.sum([[float(each[name]) for name in names] for each in sums], axis=0)
+        return {name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()}
 
 
 def describe_shapes(shapes: list[Shape]) -> str:

@@ -18,6 +18,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import make_train_step
@@ -170,7 +171,7 @@ def prepared(tmp_path_factory):
 
     @functools.cache
     def digests(config: Config) -> tuple[str, str, int]:
-        corpus = prepare_corpus(config, tmp_path_factory.mktemp("prepared"))
+        corpus = prepare_corpus(task_of(config), tmp_path_factory.mktemp("prepared"))
         return corpus.tokenizers.digest, corpus.train.digest, corpus.train.num_pairs
 
     return digests
@@ -189,7 +190,7 @@ def test_key_changes_the_prepared_data(key, prepared):
     second = changed(config, {key: other} | {k: base for k, v in further.items() if v == "?"})
     assert prepared(config) != prepared(second)
     if swap:
-        pairs = [next(iter(split_source(c, "train").pairs())) for c in (config, second)]
+        pairs = [next(iter(split_source(task_of(c), "train").pairs())) for c in (config, second)]
         assert pairs[0] == pairs[1][::-1]
 
 
@@ -227,12 +228,12 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
         (root / name).write_text("".join(f"line number {i}\n" for i in range(200)))
     data = dict(train="a.en,a.de", vocab_size=30, byte_fallback=False)
     with pytest.raises(UserError, match="there is no file"):
-        prepare_corpus(small_config(data=data), tmp_path / "w")
+        prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
     seen = []
     real = corpus_module.prepare_split
     monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
     config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
-    corpus = prepare_corpus(config, tmp_path / "w")
+    corpus = prepare_corpus(task_of(config), tmp_path / "w")
     assert seen == [1] and corpus.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
 
 

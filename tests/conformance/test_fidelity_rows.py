@@ -11,6 +11,7 @@ from helpers.configs import model_and_state, rows_alone, small_config
 from t2t_flax.config import Optimizer
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
+from t2t_flax.tasks import task_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import make_model
 
@@ -104,7 +105,7 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
         train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
     )
     config = small_config(data=data | dict(source_eos=eos), model=dict(dropout=0.0))
-    corpus = prepare_corpus(config, tmp_path / "run")
+    corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert (corpus.train.source(0)[-1] == 1) == eos and corpus.train.target(0)[-1] == 1
     model, _, state, _ = model_and_state(config, vocab=300)
     from helpers.configs import devices_mesh
@@ -175,7 +176,7 @@ def test_nothing_is_dropped_from_test_sets(tmp_path):
     data = dict(train="toy:train:150", test="toy:test:40", vocab_size=300, byte_fallback=False, max_length=30,
                 pack_length=64, batch_tokens=256)  # fmt: skip
     config = small_config(data=data)
-    corpus = prepare_corpus(config, tmp_path / "run")
-    test = split_store(config, tmp_path / "run", "test", corpus.tokenizers)
+    corpus = prepare_corpus(task_of(config), tmp_path / "run")
+    test = split_store(task_of(config), tmp_path / "run", "test", corpus.tokenizers)
     assert corpus.train.num_pairs < 150 and corpus.train.longest <= 30
     assert test.num_pairs == 40 and test.longest > 30

@@ -14,6 +14,7 @@ from t2t_flax.data.sources import toy
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 DATA = dict(
     train="toy:train:200", valid="toy:valid:20", vocab_size=200, byte_fallback=False, max_length=60, pack_length=64,
@@ -31,7 +32,7 @@ def content(folder):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return prepare_corpus(config_of(), tmp_path_factory.mktemp("alone"))
+    return prepare_corpus(task_of(config_of()), tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture
@@ -51,9 +52,9 @@ def encoded(monkeypatch):
 def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encoded, monkeypatch, hosts):
     trained = []
     monkeypatch.setattr(
-        "t2t_flax.tasks.translation.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
+        "t2t_flax.tasks.translation.task.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
     )
-    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod)):
+    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod)):
         assert corpus.tokenizers.digest == alone.tokenizers.digest
         for mine, other in ((corpus.train, alone.train), (corpus.valid, alone.valid)):
             assert mine.digest == other.digest and content(mine.folder) == content(other.folder)
@@ -63,22 +64,24 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encode
 
 
 def test_prepared_data_is_reused(tmp_path, encoded):
-    Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))
+    Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
     encoded.clear()
-    stores = [corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(config_of(), tmp_path, pod=pod))]
+    stores = [
+        corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
+    ]
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
 def test_test_set_of_many_processes_is_prepared_once(tmp_path, alone, encoded):
     config = config_of(test="toy:test:15")
-    work = lambda pod: split_store(config, tmp_path, "test", alone.tokenizers, pod)  # noqa: E731
+    work = lambda pod: split_store(task_of(config), tmp_path, "test", alone.tokenizers, pod)  # noqa: E731
     assert [store.num_pairs for store in Hosts(3).run(work)] == [15] * 3 and len(encoded) == 1
 
 
 def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     config = config_of(valid="v.tsv", root=str(tmp_path))
     (tmp_path / "v.tsv").write_bytes(b"a\tb\n\xe4\tb\n")
-    failed = Hosts(3).run(lambda pod: prepare_corpus(config, tmp_path / "run", pod=pod))
+    failed = Hosts(3).run(lambda pod: prepare_corpus(task_of(config), tmp_path / "run", pod=pod))
     assert isinstance(failed[0], UserError) and "v.tsv line 2: byte 0xe4" in str(failed[0])
     assert all("a host is gone" in str(error) for error in failed[1:])
 
@@ -101,14 +104,14 @@ def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
     def work(pod):
         if pod.index:
             threading.current_thread().name = "other"
-        return prepare_corpus(config_of(), tmp_path, pod=pod)
+        return prepare_corpus(task_of(config_of()), tmp_path, pod=pod)
 
     assert "was prepared by process 0 and is not visible here: config.data.cache" in str(Hosts(2).run(work)[1])
 
 
 def test_empty_train_key_is_an_error(tmp_path):
     with pytest.raises(UserError, match="config.data.train is empty: give --config.data.train=SRC,TGT"):
-        prepare_corpus(small_config(data=DATA | dict(train="")), tmp_path)
+        prepare_corpus(task_of(small_config(data=DATA | dict(train=""))), tmp_path)
 
 
 @pytest.mark.parametrize("own", [dict(), dict(seed=3)], ids=["other libraries", "seed"])
@@ -120,17 +123,17 @@ def test_run_of_an_earlier_version_keeps_its_training_data(tmp_path, monkeypatch
         earlier.setattr(toy.ToySource, "fingerprint", lambda self: self._digest(*libraries, seed=own.get("seed", 0)))
         earlier.setattr(toy.ToySource, "read", lambda self: iter(other_text[: self.count]))
         libraries = "toy 2", "babel 2.17.0", "num2words 0.5.14"
-        before = prepare_corpus(config, tmp_path)
+        before = prepare_corpus(task_of(config), tmp_path)
     encoded.clear()
-    after = prepare_corpus(config, tmp_path)
+    after = prepare_corpus(task_of(config), tmp_path)
     assert (after.train.digest, after.tokenizers.digest) == (before.train.digest, before.tokenizers.digest)
     assert sum(map(len, encoded.values())) == 20, "only the validation text is new"
-    new = prepare_corpus(config, tmp_path / "new")
+    new = prepare_corpus(task_of(config), tmp_path / "new")
     assert new.train.digest != before.train.digest and new.tokenizers.digest != before.tokenizers.digest
 
 
 def test_seed_does_not_change_the_text(tmp_path, alone):
     config = small_config(data=DATA, seed=dict(data=5))
-    assert prepare_corpus(config, tmp_path).train.digest == alone.train.digest
+    assert prepare_corpus(task_of(config), tmp_path).train.digest == alone.train.digest
     shutil.rmtree(tmp_path / "data")
-    assert prepare_corpus(config, epath.Path(tmp_path)).train.digest == alone.train.digest
+    assert prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest == alone.train.digest

@@ -8,6 +8,7 @@ import pytest
 from t2t_flax.config import load_config
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.tasks import task_of
 
 
 @pytest.mark.real_data
@@ -22,13 +23,13 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
         "data.test": "test2016.en.gz,test2016.de.gz",
     }
     config = load_config(str(Path(__file__).parents[2] / "configs" / "text.py"), overrides)
-    corpus = prepare_corpus(config, tmp_path)
+    corpus = prepare_corpus(task_of(config), tmp_path)
     assert corpus.train.meta["pairs_read"] == 29_000
     assert corpus.train.num_pairs + corpus.train.meta["dropped"] == 29_000 and corpus.train.meta["dropped"] < 30
     assert corpus.valid.num_pairs == 1014
     with gzip.open(raw / "test2016.de.gz", "rt", encoding="utf-8", newline="\n") as file:
         references = file.read().split("\n")[:-1]
-    pairs = list(split_source(config, "test").pairs())
+    pairs = list(split_source(task_of(config), "test").pairs())
     assert len(pairs) == 1000 and [t for _, t in pairs] == references
     tokenizer = corpus.tokenizers.target
     kept = sum(tokenizer.decode(tokenizer.encode(t)) == t for t in references)

@@ -12,6 +12,7 @@ from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import SOURCES, open_source
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 PAIRS = [
     ("a house", "ein Haus"),
@@ -314,4 +315,4 @@ def test_a_test_set_that_cannot_be_is_told_before_anything_is_prepared(tmp_path,
     assert not (tmp_path / "run").exists()
     config = load_config("configs/toy.py", {"data.valid": "t.en,t.de", "data.root": str(tmp_path)})
     with pytest.raises(UserError, match=message.replace("data.test", "data.valid")):
-        check_sources(config)
+        check_sources(task_of(config))

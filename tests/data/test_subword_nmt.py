@@ -12,6 +12,7 @@ from t2t_flax.data.sources.text import lines
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"
 
@@ -63,12 +64,12 @@ def test_a_run_takes_codes_and_its_own_vocabulary(tmp_path, joint):
         root=str(tmp_path), train="a.en,a.de", tokenizer="subword_nmt", tokenizer_model="codes", joint_vocabulary=joint
     )
     config = small_config(data=data, model=dict(tie_embeddings="all" if joint else "decoder"))
-    corpus = prepare_corpus(config, tmp_path / "run")
+    corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert corpus.tokenizers.joint == joint and corpus.train.num_pairs == 2
     assert corpus.tokenizers.source.decode(corpus.train.source(0)[:-1].tolist()) == "a dog and a dog"
     small = small_config(data=data | dict(vocab_size=8), model=dict(tie_embeddings="all" if joint else "decoder"))
     with pytest.raises(UserError, match="config.data.vocab_size = 8 is smaller than"):
-        prepare_corpus(small, tmp_path / "other")
+        prepare_corpus(task_of(small), tmp_path / "other")
 
 
 def test_the_published_codes_give_the_published_vocabulary(real_data):

@@ -1,4 +1,4 @@
-"""Where every parameter lies, and what a mesh may be."""
+"""Sharding of every parameter, and valid meshes."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def expected(path: tuple[str, ...]) -> P:
     return P()
 
 
-def test_every_parameter_and_moment_lies_where_the_rules_say():
+def test_parameters_and_moments_follow_the_rules():
     config = small_config()
     _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
     for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
@@ -53,7 +53,7 @@ def test_every_parameter_and_moment_lies_where_the_rules_say():
                 assert len({str(s.index) for s in leaf.addressable_shards}) > 1
 
 
-def test_another_table_of_rules(tmp_path):
+def test_custom_rules_change_the_sharding(tmp_path):
     """mesh.rules: the vocabulary over tensor alone, d_ff over both axes, heads and d_model whole."""
     config = small_config(mesh=dict(rules="vocab=tensor mlp=fsdp+tensor"))
     _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
@@ -75,7 +75,7 @@ def test_another_table_of_rules(tmp_path):
     [("vocabulary=fsdp", "'vocabulary=fsdp' is not AXIS=MESH_AXIS"), ("mlp=fsdp mlp=tensor", "each AXIS at most once"),
      ("mlp=model", "'mlp=model' is not data, fsdp, tensor"), ("mlp", "'mlp' is not AXIS=MESH_AXIS")],
 )  # fmt: skip
-def test_rules_that_are_none(rules, message):
+def test_invalid_rules_are_refused(rules, message):
     with pytest.raises(UserError, match=message):
         resolve(override(default_config(), {"mesh.rules": rules}))
 
@@ -86,13 +86,13 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
         np.testing.assert_allclose(a, b, atol=1e-7)
 
 
-def test_one_size_may_be_what_remains():
+def test_one_mesh_axis_takes_the_remaining_devices():
     mesh = mesh_lib.make_mesh(Mesh(data=-1, fsdp=2, tensor=2), jax.devices()[:8])
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
     assert mesh_lib.batch_shards(mesh) == 4
 
 
-def test_a_mesh_that_does_not_fit_is_refused_by_its_key():
+def test_mesh_that_does_not_fit_names_its_key():
     with pytest.raises(UserError, match="config.mesh data x fsdp x tensor = 3 x 1 x 1 does not give the 8 devices"):
         mesh_lib.make_mesh(Mesh(data=3), jax.devices()[:8])
     for keys, message in [

@@ -1,4 +1,4 @@
-"""ZeRO-1 and several slices: where things lie, and that nothing else changes."""
+"""ZeRO-1 and several slices: what is sharded, and that nothing else changes."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ def bytes_on_a_device(tree) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
-def test_zero_1_divides_the_optimizer_state_alone(tmp_path):
+def test_zero1_shards_only_the_optimizer_state(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(60))
     keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))
     plain, whole = curve(small_config(mesh=dict(data=8), **keys), store)
@@ -58,7 +58,7 @@ def test_only_the_data_axis_crosses_slices():
         mesh_lib.make_mesh(Mesh(data=8, slices=3), devices)
 
 
-def test_slices_are_found_by_what_devices_say():
+def test_slices_follow_the_devices_slice_index():
     class Device:
         def __init__(self, id, slice_index):
             self.id, self.slice_index = id, slice_index

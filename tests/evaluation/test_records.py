@@ -14,10 +14,10 @@ from t2t_flax.__main__ import main
 from t2t_flax.data.dataset import sets_of, split_source
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare_runs import existing_record
-from t2t_flax.evaluation.evaluate import evaluate, path_of, planned_path, summary
-from t2t_flax.evaluation.parameters import Choice
+from t2t_flax.evaluation.checkpoint_selection import Choice
+from t2t_flax.evaluation.evaluate import evaluate, existing_record, path_of, planned_path, summary
 from t2t_flax.evaluation.restore import load, read_config, stored_config
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
@@ -190,9 +190,9 @@ def test_missing_files_of_test_sets_are_told_with_what_the_value_may_mean(copy):
         config = stored_config(copy, {"data.test": spec})
         assert sets_of(config, "test")[0] == split
         with pytest.raises(UserError, match=told):
-            split_source(config, split)
+            split_source(task_of(config), split)
     with pytest.raises(UserError, match="names the test sets a, b: ask for one"):
-        split_source(config, "test")
+        split_source(task_of(config), "test")
     with pytest.raises(UserError, match=r"config\.data\.test is empty"):
         sets_of(stored_config(copy, {"data.test": ""}), "test")
 

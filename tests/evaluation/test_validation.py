@@ -2,10 +2,10 @@
 
 import pytest
 from helpers.runs import start, tiny_run
+from helpers.scores import score_translations
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
-from t2t_flax.evaluation.scores import corpus_scores
 from t2t_flax.evaluation.validation import validation_score
 
 
@@ -23,5 +23,5 @@ def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
     run = start(tiny_run(tmp_path, eval=dict(decode_sentences=sentences)), tmp_path, cache)
     score = validation_score(run)(None)
     assert seen == [source for source, _ in pairs]
-    expected = corpus_scores([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
-    assert 0 < score < 100 and score == expected["sacrebleu"]["score"]
+    expected = score_translations([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
+    assert score == {"valid_bleu": expected["sacrebleu"]["score"]} and 0 < score["valid_bleu"] < 100

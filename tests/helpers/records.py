@@ -50,4 +50,6 @@ def without_search(monkeypatch) -> None:
 
     said = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
     monkeypatch.setattr(Loaded, "translate", said)
-    monkeypatch.setattr("t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: (1.0, 1.0))
+    monkeypatch.setattr(
+        "t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: {"nll": 1.0, "loss": 1.0}
+    )

@@ -7,6 +7,7 @@ from etils import epath
 
 from helpers.configs import small_config
 from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.workdir import adopt_config
 
@@ -32,6 +33,6 @@ def tiny_run(workdir, steps=12, **groups):
 def start(config, workdir, cache):
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
     adopt_config(epath.Path(workdir), config)
-    corpus = prepare_corpus(config, workdir)
+    corpus = prepare_corpus(task_of(config), workdir)
     with jax.default_device(jax.devices()[0]):
         return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:1])

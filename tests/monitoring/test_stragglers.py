@@ -12,7 +12,7 @@ def reports(*rows):
     return {i: dict(zip(("data", "interval", "product"), row, strict=True)) for i, row in enumerate(rows)}
 
 
-def test_the_share_decides_who_is_named():
+def test_share_decides_who_is_named():
     rows = reports((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
     assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]

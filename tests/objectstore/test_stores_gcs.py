@@ -18,6 +18,7 @@ from t2t_flax.data.store import remote
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
 
 FOLDER = "gs://bucket/cache/train"
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
@@ -133,7 +134,7 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
     )
     encoded, real = [], preprocess._Encoder.__call__
     monkeypatch.setattr(preprocess._Encoder, "__call__", lambda self, pairs: encoded.extend(pairs) or real(self, pairs))
-    corpora = Hosts(3).run(lambda pod: prepare_corpus(config, "gs://bucket/run", pod=pod))
+    corpora = Hosts(3).run(lambda pod: prepare_corpus(task_of(config), "gs://bucket/run", pod=pod))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
     names = {name.partition("/")[0] + "/" + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}

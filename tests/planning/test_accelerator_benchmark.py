@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import accelerator
-from t2t_flax.planning.environment import has_gpu_compiler
+from t2t_flax.planning.compiler_process import has_gpu_compiler
 
 SMALL = {
     "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "model.num_encoder_layers": "1",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t2t_flax.__main__ import main
-from t2t_flax.planning.environment import has_gpu_compiler, has_tpu_compiler
+from t2t_flax.planning.compiler_process import has_gpu_compiler, has_tpu_compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 tpu = pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed (extra plan)")

@@ -233,3 +233,17 @@ def test_bookkeeping_calls_of_the_tpu_compiler_are_no_kernels():
         '  ROOT %k = f32[8,4] custom-call(%p), custom_call_target="tpu_custom_call"'
     )
     assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}
+
+
+def test_fusion_with_scatter_touches_only_updated_rows():
+    before = (
+        "\n%update (t: f32[1000,16], i: s32[4,1], u: f32[4,16]) -> f32[1000,16] {\n"
+        "  %t = f32[1000,16] parameter(0)\n  %i = s32[4,1] parameter(1)\n  %u = f32[4,16] parameter(2)\n"
+        "  ROOT %s = f32[1000,16] scatter(%t, %i, %u), update_window_dims={1}, to_apply=%add\n}\n"
+    )
+    body = (
+        "  %p = f32[1000,16] parameter(0)\n  %i = s32[4,1] parameter(1)\n  %u = f32[4,16] parameter(2)\n"
+        "  ROOT %f = f32[1000,16] fusion(%p, %i, %u), kind=kInput, calls=%update"
+    )
+    rows = 4 * 16 * 4
+    assert hlo.hbm_traffic(program(body, before)) == 16 + rows + 2 * rows  # indices, updates, rows read and written

@@ -7,7 +7,7 @@ from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.planning import abstract_run as runs
-from t2t_flax.planning import environment, report
+from t2t_flax.planning import compiler_process, report
 from t2t_flax.planning.device_layout import DeviceLayout
 from t2t_flax.planning.plan import batch_shape, ideal, make_plan, update_flops
 from t2t_flax.planning.topology import parse
@@ -19,15 +19,15 @@ def config_of(**groups):
 
 @pytest.mark.parametrize(("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")])
 def test_missing_compiler_is_reported_with_its_install_command(monkeypatch, machine, compiler, extra):
-    monkeypatch.setattr(environment, f"has_{compiler}_compiler", lambda: False)
+    monkeypatch.setattr(compiler_process, f"has_{compiler}_compiler", lambda: False)
     with pytest.raises(UserError, match=rf"{machine} needs .* pip install -e '\.\[{extra}\]'"):
-        environment.require_compilers([parse("cpu:8"), parse(machine)])
+        compiler_process.require_compilers([parse("cpu:8"), parse(machine)])
 
 
 def test_child_environment_has_the_devices_of_the_largest_cpu():
     machines = [parse(name) for name in ("cpu:4", "v5e-256", "2xcpu:8")]
-    assert environment.compiler_environment(machines)["JAX_NUM_CPU_DEVICES"] == "16"
-    assert environment.compiler_environment(machines[1:2])["JAX_NUM_CPU_DEVICES"] == "1"
+    assert compiler_process.compiler_environment(machines)["JAX_NUM_CPU_DEVICES"] == "16"
+    assert compiler_process.compiler_environment(machines[1:2])["JAX_NUM_CPU_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize(

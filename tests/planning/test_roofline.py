@@ -54,7 +54,7 @@ def grid(name: str) -> DeviceLayout:
     """All chips of a slice, in the order of their coordinates."""
     topology = parse(name)
     chips = tuple(itertools.product(*map(range, topology.shape)))
-    return DeviceLayout((0,) * len(chips), chips, topology)
+    return DeviceLayout((0,) * len(chips), chips, topology, {"data": len(chips)})
 
 
 def test_links_of_a_group_of_devices():
@@ -70,7 +70,7 @@ def test_links_of_a_group_of_devices():
 
 def test_summary_groups_collectives_and_sums_bytes():
     topology = parse("2xv5e:2x2")
-    layout = DeviceLayout((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology)
+    layout = DeviceLayout((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology, {"data": 4, "fsdp": 2})
     everyone, near = tuple(range(8)), (0, 1, 2, 3)
     rows = layout.summary(
         [
@@ -81,6 +81,8 @@ def test_summary_groups_collectives_and_sums_bytes():
             Collective("all-reduce", 80, everyone),
         ]
     )
+    assert [r["axes"] for r in rows] == ["data fsdp", "data fsdp", "data", "data fsdp"]
+    assert layout.axes((0, 1)) == "fsdp" and layout.axes((0, 2, 4, 6)) == "data"
     assert [(r["devices"], r["slices"], r["runs"], r["bytes"], r["overlaps"]) for r in rows] == [
         (4, 1, 4, 250, False),
         (4, 1, 1, 100, True),
@@ -94,4 +96,4 @@ def test_gpus_of_hosts_send_over_nvlink_and_network():
     h100 = parse("2xh100-8")
     near, far = collective_seconds(h100, row(devices=8, slices=2, links=1, size=8e9))
     assert near == pytest.approx(2 * 7 / 8 * 8e9 / 450e9) and far == pytest.approx(1e9 / 50e9)
-    assert DeviceLayout((0,) * 8 + (1,) * 8, ((0,),) * 16, h100).links(tuple(range(16))) == (1, 1)
+    assert DeviceLayout((0,) * 8 + (1,) * 8, ((0,),) * 16, h100, {"data": 16}).links(tuple(range(16))) == (1, 1)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 TOY = str(ROOT / "configs" / "toy.py")
 
 
-def sweep(*words: str) -> int:
-    return main(["sweep", *words])
+def sweep(*arguments: str) -> int:
+    return main(["sweep", *arguments])
 
 
 SMALL = {
@@ -33,9 +33,9 @@ SMALL = {
 @pytest.mark.slow
 def test_repeatedly_killed_sweep_has_the_results_of_an_undisturbed_one(tmp_path, capsys):
     """kill -9 of the worker, kill -9 of a training, then SIGTERM."""
-    words = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
+    arguments = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [sys.executable, "-m", "t2t_flax", "sweep", *words]
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([*command, f"--workdir={whole}"], check=True, env=env, timeout=280)
     folder = Folder(killed)
@@ -74,13 +74,13 @@ def test_repeatedly_killed_sweep_has_the_results_of_an_undisturbed_one(tmp_path,
 @pytest.mark.slow
 def test_stacked_sweep_has_the_results_of_separate_trainings(tmp_path):
     """Three rows in one program, one of which diverges: only that one fails."""
-    words = [
+    arguments = [
         f"--config={TOY}",
         *(f"--config.{k}={v}" for k, v in SMALL.items()),
         "--set",
         "optimizer.peak_lr=0.001,0.003,1e30",
     ]
-    command = [sys.executable, "-m", "t2t_flax", "sweep", *words, "--retries=0"]
+    command = [sys.executable, "-m", "t2t_flax", "sweep", *arguments, "--retries=0"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     curves = {}
     for name, more in (("apart", []), ("together", ["--stack=3"])):

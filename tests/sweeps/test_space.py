@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from t2t_flax.errors import UserError
 from t2t_flax.sweeps import space
-from t2t_flax.sweeps.optuna_search import _suggest
 from t2t_flax.sweeps.space import Search, Sweep, choice, concat, integers, log_uniform, named, over, product, zipped
 from t2t_flax.sweeps.trials import expand, row_names, train_command
 
@@ -98,12 +97,11 @@ def test_draws_stay_in_their_range(low, width, kind, seed):
         assert low <= value <= high and (isinstance(value, int) if values.whole else isinstance(value, float))
 
 
-def test_optuna_suggestions_stay_in_their_range():
-    class Top:
-        suggest_float = staticmethod(lambda key, low, high, log: high)
-
-    assert _suggest(Top(), "model.dropout", space.uniform(0, 0.99999)) == 0.99999
-    assert _suggest(Top(), "model.dropout", space.uniform(0, 0.5)) == 0.5
+@pytest.mark.parametrize("values, value", [
+    (choice(1, "a", 0.5, None), None), (choice(1, "a", 0.5), 0.5), (integers(1, 9), 7), (log_uniform(1e-9, 1), 1.234e-7),
+])  # fmt: skip
+def test_values_survive_their_text(values, value):
+    assert values.parse(space.as_text(values.rounded(value))) == value
 
 
 def test_search_may_draw_a_row_twice():

@@ -35,16 +35,16 @@ def test_effect_is_the_difference_of_means_over_seeds():
     """What a seed adds to all rows is neither an effect nor variance."""
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(5, 1)) + rng.normal(size=(1, 3))
-    for found, row in zip(to_base(scores), scores[1:], strict=True):
-        assert found.difference == pytest.approx(row.mean() - scores[0].mean())
-        assert (found.low, found.high) == pytest.approx((found.difference,) * 2)
+    for result, row in zip(to_base(scores), scores[1:], strict=True):
+        assert result.difference == pytest.approx(row.mean() - scores[0].mean())
+        assert (result.low, result.high) == pytest.approx((result.difference,) * 2)
 
 
 def test_interval_excludes_zero_exactly_if_significant():
     rng = np.random.default_rng(3)
     for _ in range(50):
-        for found in to_base(rng.normal(size=(8, 3)) + 2 * rng.normal(size=(8, 1))):
-            assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
+        for result in to_base(rng.normal(size=(8, 3)) + 2 * rng.normal(size=(8, 1))):
+            assert (result.p_value < 0.05) == (not result.low <= 0 <= result.high)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -54,7 +54,7 @@ def test_false_positive_rate_of_a_table(seeds):
     alarms = missed = 0
     for _ in range(300):
         drawn = rng.normal(size=(8, seeds)) + rng.normal(size=(1, seeds))
-        alarms += min(found.p_value for found in to_base(drawn)) < 0.05
+        alarms += min(result.p_value for result in to_base(drawn)) < 0.05
         drawn[1] += 4
         missed += to_base(drawn)[0].p_value >= 0.05
     assert alarms / 300 < 0.07 and missed / 300 < 0.5

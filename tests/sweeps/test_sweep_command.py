@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 TOY = str(ROOT / "configs" / "toy.py")
 
 
-def sweep(*words: str) -> int:
-    return main(["sweep", *words])
+def sweep(*arguments: str) -> int:
+    return main(["sweep", *arguments])
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def no_training(monkeypatch) -> list[Worker]:
 
 
 def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
-    words = ["--set", "model.dropout=0.1,0.2", "--set", "log.profile_steps=(0,0);(2,3)", "--seeds=2", "--dry-run"]
-    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *words) == 0
+    arguments = ["--set", "model.dropout=0.1,0.2", "--set", "log.profile_steps=(0,0);(2,3)", "--seeds=2", "--dry-run"]
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 0
     out = capsys.readouterr().out
     assert "8 trials of" in out and "dropout=0.2,profile_steps=(2,3),seed=1" in out and "seed.init=1" in out
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("words, message", [
+@pytest.mark.parametrize("arguments, message", [
     (["--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
     (["--set", "model.dropout=x"], "expected float"),
     (["--set", "model.dropout"], "expected --set GROUP.KEY=VALUE,VALUE"),
@@ -56,9 +56,9 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     (["--slurm", "x=1"], "give --submit=N too"),
     (["--slurm", "x", "--submit=1"], "expected --slurm OPTION=VALUE"),
 ])  # fmt: skip
-def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatch, words, message):
+def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setitem(sys.modules, "submitit", None)  # these errors come before the one about submitit
-    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *words) == 2
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "s").exists()
 
 
@@ -101,8 +101,8 @@ def test_default_score_depends_on_the_task():
 
 
 def test_existing_sweep_is_compared_and_its_code_checked(tmp_path, capsys, no_training):
-    words = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
-    assert sweep(*words, "model.dropout=0.1,0.2") == 0
+    arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
+    assert sweep(*arguments, "model.dropout=0.1,0.2") == 0
     content = (tmp_path / "s" / "sweep.json").read_text()
     table = (tmp_path / "s" / "report" / "table.csv").stat().st_mtime_ns
     assert sweep(f"--workdir={tmp_path}/s", "--report", "--score=valid_blue") == 2
@@ -111,17 +111,17 @@ def test_existing_sweep_is_compared_and_its_code_checked(tmp_path, capsys, no_tr
     (tmp_path / "file").touch()
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/file") == 2 and "is a file" in capsys.readouterr().err
     assert sweep(f"--workdir={tmp_path}/file", "--report") == 2 and "has no sweep.json" in capsys.readouterr().err
-    assert sweep(*words, "model.dropout=0.1,0.2", "--dry-run") == 0
-    assert sweep(*words, "model.dropout=0.1,0.3", "--dry-run") == 2
+    assert sweep(*arguments, "model.dropout=0.1,0.2", "--dry-run") == 0
+    assert sweep(*arguments, "model.dropout=0.1,0.3", "--dry-run") == 2
     assert "only in the folder: dropout=0.2,seed=0" in capsys.readouterr().err
-    assert sweep(*words, "model.dropout=0.1,0.2", "--config.train.steps=9") == 2
+    assert sweep(*arguments, "model.dropout=0.1,0.2", "--config.train.steps=9") == 2
     assert "trial dropout=0.1,seed=0: train.steps: 1800 in the folder, 9 now" in capsys.readouterr().err
     assert sweep(f"--workdir={tmp_path}/s") == 0
     stored = json.loads(content)
     (tmp_path / "s" / "sweep.json").write_text(json.dumps(stored | {"code": {"version": "0", "digest": "0" * 16}}))
     assert sweep(f"--workdir={tmp_path}/s") == 2 and "--any-code" in capsys.readouterr().err
     assert sweep(f"--workdir={tmp_path}/s", "--any-code") == 0
-    assert sweep(*words, "model.dropout=0.1,0.2", "--any-code") == 0
+    assert sweep(*arguments, "model.dropout=0.1,0.2", "--any-code") == 0
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["code"]["version"] == "0"  # of its creation
 
 
@@ -152,13 +152,13 @@ def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib
     from t2t_flax.cli import train_together
 
-    words = []
+    arguments = []
     for i, keys in enumerate(changes):
         path = tmp_path / f"{i}.json"
         path.write_text(config_lib.to_json(config_lib.load_config(TOY, keys)))
-        words += [f"--config={path}"]
+        arguments += [f"--config={path}"]
     with pytest.raises(UserError, match=message):
-        train_together.run([*words, f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/b"])
+        train_together.run([*arguments, f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/b"])
     assert not (tmp_path / "a").exists()
 
 
@@ -184,25 +184,27 @@ def test_user_errors_of_a_joining_worker_are_reported_before_training(tmp_path, 
 
 def test_failed_trials_are_reopened_before_workers_are_submitted(tmp_path, monkeypatch, no_training):
     submitted = []
-    monkeypatch.setattr("t2t_flax.cli.sweep.submit", lambda folder, worker, *words: submitted.append(worker) or ["1"])
+    monkeypatch.setattr(
+        "t2t_flax.cli.sweep.submit", lambda folder, worker, *arguments: submitted.append(worker) or ["1"]
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    words = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
-    assert sweep(*words) == 0
+    arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
+    assert sweep(*arguments) == 0
     folder = Folder(tmp_path / "s")
     folder.set_status("base,seed=0", Status(outcome="failed"))
-    assert sweep(*words, "--submit=1", "--retry-failed", "--score=chrf") == 0
+    assert sweep(*arguments, "--submit=1", "--retry-failed", "--score=chrf") == 0
     assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]
 
 
 def test_config_need_not_be_valid_without_the_rows_overrides(tmp_path):
     """peak_lr is invalid with the preset's noam schedule, which no row uses."""
-    words = [
+    arguments = [
         "--config=aiayn_base",
         "--config.optimizer.peak_lr=1e-3",
         "--set",
         "optimizer.schedule=inverse_sqrt,constant",
     ]
-    assert sweep(*words, f"--workdir={tmp_path}/s", "--dry-run") == 0
+    assert sweep(*arguments, f"--workdir={tmp_path}/s", "--dry-run") == 0
 
 
 def test_table3_sweep_has_the_presets_and_the_papers_ratios():

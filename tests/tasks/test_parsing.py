@@ -8,14 +8,15 @@ from helpers.configs import small_config
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
-from t2t_flax.data.task import task_of
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.data.tokenizers.base import EOS, UNK
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import compare
-from t2t_flax.evaluation.compare_seeds import pair_seeds
-from t2t_flax.tasks.trees import leaves, linear, read_trees
+from t2t_flax.evaluation.compare import compare, pair_seeds
+from t2t_flax.evaluation.evaluate import compute_scores
+from t2t_flax.tasks import task_of
+from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks.parsing.trees import leaves, linear, read_trees
 
 WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}
 
@@ -47,12 +48,16 @@ def config_of(**groups):
     )
 
 
+def scores_of(task, sources, outputs, targets, samples=0):
+    return compute_scores(task.config, task.metrics, task.predictions(sources, outputs, [targets]), samples=samples)
+
+
 def read(text):
     ((_, tree),) = read_trees([text], "x")
     return tree
 
 
-def test_symbols_are_pieces_of_their_own(tmp_path):
+def test_tree_symbols_are_single_tokens(tmp_path):
     tokenizer = SymbolTokenizer.of(["(S NN )S", "(S VB NN )S"])
     assert tokenizer.vocab_size == 3 + 4 and EOS not in tokenizer.encode("(S NN )S")
     assert tokenizer.decode([*tokenizer.encode("(S VB )S"), EOS]) == "(S VB )S"
@@ -68,70 +73,78 @@ def test_scores_and_their_interval():
     task = task_of(config_of())
     trees = [read(sentence(np.random.default_rng(i))) for i in range(50)]
     sources, targets = [" ".join(leaf.word for leaf in leaves(t)) for t in trees], [linear(t) for t in trees]
-    perfect = task.scores(sources, targets, [targets], samples=100)
+    perfect = scores_of(task, sources, targets, targets, samples=100)
     assert perfect["f1"]["score"] == perfect["well_formed"]["score"] == perfect["exact_match"]["score"] == 100
     broken = [t.replace("(VP", "(XP", 1) if i % 2 else t for i, t in enumerate(targets)]
-    scores = task.scores(sources, broken, [targets], samples=200)
+    scores = scores_of(task, sources, broken, targets, samples=200)
     assert scores["well_formed"]["score"] == 50 and scores["tagging_accuracy"]["score"] == 100
     interval = scores["f1"]["confidence"]
     assert interval["low"] < scores["f1"]["score"] < interval["high"] and "COLLINS" in scores["f1"]["how"]
     assert any("F1" in line for line in task.summary(scores | {"perplexity": 1.0}))
-    answers, references = (
-        [task.answer(s, t) for s, t in zip(sources, side, strict=True)] for side in (broken, targets)
-    )
-    counts = task.counts("f1", answers, [references])
-    assert counts.percent(counts.values.sum(0)) == pytest.approx(scores["f1"]["score"], abs=1e-4)
+    predictions = task.predictions(sources, broken, [targets])
+    compared = Predictions(predictions.hypotheses, predictions.references)  # all that a record stores
+    statistics = task.metric("f1").statistics(compared, task.config)
+    assert statistics.corpus_score == pytest.approx(scores["f1"]["score"], abs=1e-4)
 
 
-def test_nothing_found_is_no_precision():
+def test_empty_parse_has_zero_precision():
     task = task_of(config_of())
-    scores = task.scores(["the dog"], [""], [["(NP DT NN )NP"]], samples=0)
+    scores = scores_of(task, ["the dog"], [""], ["(NP DT NN )NP"])
     assert scores["precision"]["score"] == scores["recall"]["score"] == scores["f1"]["score"] == 0
 
 
-def test_sentences_that_evalb_leaves_out_are_counted():
+def test_sentences_skipped_by_evalb_are_counted():
     """The answer tags the full stop as a noun: EVALB would find sentences of different lengths."""
     task, words = task_of(config_of()), "it ran ."
     target, wrong = "(S (NP PRP )NP (VP VBD )VP . )S", "(S (NP PRP )NP (VP VBD )VP NN )S"
-    scores = task.scores([words] * 3, [target, wrong, "(S PRP VBD . )S"], [[target] * 3], samples=0)
+    scores = scores_of(task, [words] * 3, [target, wrong, "(S PRP VBD . )S"], [target] * 3)
     assert scores["evalb_f1"] == {"score": pytest.approx(80.0), "sentences": 2, "left_out": 1}
     assert scores["f1"]["score"] == pytest.approx(100 * 2 * 7 / (9 + 7), abs=1e-3)
-    none = task.scores([words], [wrong], [[target]], samples=0)
+    none = scores_of(task, [words], [wrong], [target])
     assert none["evalb_f1"] == {"score": None, "sentences": 0, "left_out": 1}
-    assert "as EVALB: none taken, 1 left out" in task.summary(none | {"perplexity": 9.0})[0]
+    assert "as EVALB: no sentence scored, 1 sentences skipped" in task.summary(none | {"perplexity": 9.0})[0]
 
 
-def test_words_as_the_penn_treebank_writes_them_are_the_words_of_its_trees():
+def test_penn_treebank_escapes_are_removed_from_sources():
     task = task_of(config_of())
-    assert task.source(r"1\/2 of \* (all)") == "1/2 of * -LRB-all-RRB-"
-    assert task.target(r"1\/2", r"(NP (CD 1\/2))") == task.target("1/2", "(NP (CD 1/2))") == "(NP CD )NP"
+    assert task.preprocess_source(r"1\/2 of \* (all)") == "1/2 of * -LRB-all-RRB-"
+    assert (
+        task.preprocess_target(r"1\/2", r"(NP (CD 1\/2))")
+        == task.preprocess_target("1/2", "(NP (CD 1/2))")
+        == "(NP CD )NP"
+    )
 
 
-def test_what_users_give_becomes_what_the_examples_have():
+def test_user_input_is_preprocessed_like_the_examples():
     task = task_of(config_of())
-    assert task.source("mice ( n = 5 ) died") == "mice -LRB- n = 5 -RRB- died"
+    assert task.preprocess_source("mice ( n = 5 ) died") == "mice -LRB- n = 5 -RRB- died"
     tree = "(TOP (NP (NNS mice) (-LRB- -LRB-) (CD 5) (-RRB- -RRB-)))"
-    assert task.target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
-    for text, told in (("(NP", "too few"), ("(NP (NN a)) (NP (NN b))", "2 trees"), ("(NP (NN rats))", "other words")):
-        with pytest.raises(UserError, match=told):
-            task.target("mice ( 5 )", text)
+    assert task.preprocess_target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
+    for text, message in (
+        ("(NP", "too few"),
+        ("(NP (NN a)) (NP (NN b))", "2 trees"),
+        ("(NP (NN rats))", "other words"),
+    ):
+        with pytest.raises(UserError, match=message):
+            task.preprocess_target("mice ( 5 )", text)
 
 
-def test_an_empty_source_has_an_empty_answer():
+def test_empty_source_has_an_empty_output():
     task = task_of(config_of())
-    assert task.answer("", "(S NN )S") == ""
-    counts = task.counts("f1", ["", "(TOP (NP (NN a)))"], [["", "(TOP (NP (NN a)))"]])
-    assert counts.values[:, 0].tolist() == [0, 1]
+    assert task.postprocess("", "(S NN )S") == ""
+    lines = ["", "(TOP (NP (NN a)))"]
+    statistics = task.metric("f1").statistics(Predictions(lines, [lines]), task.config)
+    assert statistics.values[:, 0].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("groups, told", [
+@pytest.mark.parametrize("groups, message", [
     (dict(data=dict(task="parsing"), model=dict(tie_embeddings="all")), "joint_vocabulary"),
-    (dict(eval=dict(metric="bleu", decode_every_steps=5)), "not the score of config.data.task = parsing"),
-    (dict(data=dict(task="parsing", joint_vocabulary=False, on_too_long="truncate")), "not over their sentences"),
+    (dict(eval=dict(metric="bleu", decode_every_steps=5)), "'bleu' is not a metric of config.data.task = parsing; expected one of nll, loss, f1"),
+    (dict(data=dict(task="parsing", joint_vocabulary=False, on_too_long="truncate")), "do not match their sentences"),
 ])  # fmt: skip
-def test_impossible_combinations_are_refused(groups, told):
-    with pytest.raises(UserError, match=told):
-        config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))
+def test_impossible_settings_are_refused(groups, message):
+    with pytest.raises(UserError, match=message):
+        task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups))))
 
 
 def test_the_papers_config():
@@ -143,7 +156,7 @@ def test_the_papers_config():
 
 
 @pytest.mark.slow
-def test_a_small_grammar_is_learned_and_parses_come_back_over_the_words(treebank, capsys, tmp_path, monkeypatch):
+def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     words = {
         "data.root": treebank, "data.train": "train.trees", "data.valid": "dev.trees", "data.test": "dev.trees",
         "data.vocab_size": 40, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 1024, "model.d_model": 64,

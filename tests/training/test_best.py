@@ -24,7 +24,7 @@ def test_patience_stops_the_run_and_keeps_the_best_checkpoint(tmp_path, cache):
         eval=dict(decode_every_steps=2, metric="bleu", patience=3),
         checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
     )
-    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores))
+    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)})
     assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
@@ -32,7 +32,7 @@ def test_patience_stops_the_run_and_keeps_the_best_checkpoint(tmp_path, cache):
 def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     keys = dict(steps=40, eval=dict(decode_every_steps=2, metric="bleu", patience=1))
     config = tiny_run(tmp_path, **keys)
-    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: 1.0)
+    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": 1.0})
     assert (outcome.reason, outcome.step) == ("patience", 4)
     marker = dict(step=4, reason="patience", record=None, summary="", seconds={})
     (tmp_path / "complete.json").write_text(json.dumps(marker))
@@ -47,9 +47,10 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     longer = tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": 3}})
     start(longer, tmp_path, cache)  # and is killed
     assert completed(epath.Path(tmp_path), longer) is None
-    assert loop.train(start(longer, tmp_path, cache), score=lambda *_: 1.0).step == 8
+    assert loop.train(start(longer, tmp_path, cache), score=lambda *_: {"valid_bleu": 1.0}).step == 8
 
 
+@pytest.mark.slow
 def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cache):
     config = tiny_run(
         tmp_path,
@@ -67,7 +68,7 @@ def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cach
     stopped = loop.train(start(config, tmp_path, cache), score=interrupted)
     assert (stopped.step, stopped.finished) == (2, False)
     scores = iter([9.0, 8.0, 7.0])
-    assert loop.train(start(config, tmp_path, cache), score=lambda *_: next(scores)).step == 6
+    assert loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)}).step == 6
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
 
 

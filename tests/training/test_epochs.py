@@ -1,10 +1,11 @@
-"""Validation and checkpoints by epochs, patience on the smoothed loss, and what a stop between two epochs leaves."""
+"""Validation and checkpoints by epochs, and patience on the smoothed loss."""
 
 import json
 import signal
 
 import jax
 import numpy as np
+import pytest
 from etils import epath
 from helpers.runs import start, tiny_run
 
@@ -14,6 +15,7 @@ from t2t_flax.training import loop, run_tracker
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.run_tracker import due_after
 from t2t_flax.training.setup import ValidationLoss
+from t2t_flax.training.train_state import init_state
 
 EPOCHS = dict(
     data=dict(batch_tokens=2048, microbatch_tokens=0),
@@ -46,36 +48,39 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
 def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
     run = start(config, tmp_path, cache)
-    state = loop.train(run, score=None).state
-    nll, loss = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
-    np.testing.assert_allclose(nll, loss, rtol=1e-6)
-    smooth = tiny_run(tmp_path, steps=1, **EPOCHS)
-    same, more = ValidationLoss(smooth, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
-    np.testing.assert_allclose(nll, same, rtol=1e-6)
-    assert more != same
+    state, _ = init_state(config, run.model, run.tx, run.mesh)
+    plain = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    np.testing.assert_allclose(plain["nll"], plain["loss"], rtol=1e-6)
+    config = tiny_run(tmp_path, steps=1, **EPOCHS)
+    smoothed = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    np.testing.assert_allclose(plain["nll"], smoothed["nll"], rtol=1e-6)
+    assert smoothed["loss"] != smoothed["nll"]
 
 
-def test_patience_looks_at_the_smoothed_loss(tmp_path, cache, monkeypatch):
+def test_patience_on_the_smoothed_loss(tmp_path, cache, monkeypatch):
     """eval.metric = loss: the nll falls throughout, the loss does not, so patience ends the run."""
     values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])
-    monkeypatch.setattr(run_tracker, "ValidationLoss", lambda *args: lambda params, after_batch: next(values))
+    monkeypatch.setattr(
+        run_tracker, "ValidationLoss", lambda *args: lambda *_: dict(zip(("nll", "loss"), next(values), strict=True))
+    )
     groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), score=None)
     assert outcome.reason == "patience" and len(metrics(tmp_path, "valid_loss")) == 4
 
 
-def test_a_stop_between_two_epochs_takes_no_regular_checkpoint_s_place(tmp_path, cache, monkeypatch):
+@pytest.mark.slow
+def test_stop_between_epochs_replaces_no_regular_checkpoint(tmp_path, cache, monkeypatch):
     config = tiny_run(tmp_path, steps=42, **EPOCHS)
     run = start(config, tmp_path, cache)
     epoch = run.batches.updates_per_epoch
 
-    def signalled(run, step):
+    def signal_between_epochs(run, step):
         if step == 2 * epoch + 1:
             signal.raise_signal(signal.SIGTERM)
         return due_after(run, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "due_after", signalled)
+        patch.setattr(loop, "due_after", signal_between_epochs)
         outcome = loop.train(run, score=None)
     stop = outcome.step
     assert 2 * epoch < stop < 3 * epoch and outcome.reason == "SIGTERM"

@@ -23,6 +23,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop, resume
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
@@ -66,7 +67,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
     lines = read_metrics(uninterrupted[0])
     assert [step for step, _, _ in curve(uninterrupted[0])] == list(range(1, 13))
     update = next(line for line in lines if line["step"] == 3)
-    for name in ("loss", "nll", "ppl", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
+    for name in ("loss", "nll", "ppl", "accuracy", "grad_norm", "learning_rate", "target_tokens_per_second", "fill", "source_tokens",
                  "target_tokens", "mfu_hardware_measured", "mfu_useful_measured", "seconds"):  # fmt: skip
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
@@ -74,6 +75,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
     assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
+    assert 0 < valid[0]["valid_accuracy"] < 1
     assert valid[0]["valid_ppl"] == pytest.approx(math.exp(valid[0]["valid_nll"]))
 
 
@@ -286,12 +288,12 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
     tuned = dict(train=dict(init_from=str(first)))
     loop.train(start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "tuned", cache), score=None)
     given = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
-    digest = prepare_corpus(given, tmp_path / "given").tokenizers.digest
+    digest = prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest
     shutil.rmtree(first)
     ready.unlink()
     outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
     assert outcome.step == 8
-    assert prepare_corpus(given, tmp_path / "given").tokenizers.digest == digest
+    assert prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest == digest
     with pytest.raises(UserError, match="tokenizer"):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 

@@ -13,6 +13,8 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.models.dense import FEED_FORWARDS
+from t2t_flax.models.mixers import MIXERS
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import OPTIMIZERS, decayed, make_optimizer, matrix_axes
 from t2t_flax.training.prefetch import put_batch
@@ -137,9 +139,9 @@ def test_muon_orthogonalizes_kernels_as_matrices():
         assert 0.6 < values.min() and values.max() < 1.3
 
 
-@pytest.mark.parametrize("mixer", ["attention", "gru", "lstm", "conv"])
-def test_muon_trains_every_kernel_of_every_mixer(mixer):
-    state = abstract_state(small_config(model=dict(mixer=mixer), optimizer=dict(name="muon")))
+@pytest.mark.parametrize("key, value", [("mixer", m) for m in MIXERS] + [("feed_forward", f) for f in FEED_FORWARDS])
+def test_muon_trains_every_kernel_of_every_layer(key, value):
+    state = abstract_state(small_config(model={key: value}, optimizer=dict(name="muon")))
     axes = jax.tree_util.tree_leaves_with_path(
         matrix_axes(state.params), is_leaf=lambda x: x is None or isinstance(x, tuple)
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Config, Optimizer, Train, default_config, override, resolve
-from t2t_flax.config.optimizer_keys import OPTIMIZERS as OPTIMIZER_KEYS
-from t2t_flax.config.optimizer_keys import SCHEDULES as SCHEDULE_KEYS
+from t2t_flax.config.optimizer_keys import KEYS_OF_OPTIMIZER, KEYS_OF_SCHEDULE
 from t2t_flax.errors import UserError
 from t2t_flax.training.model_summary import _schedule
 from t2t_flax.training.optimizer import OPTIMIZERS
@@ -83,7 +82,7 @@ def test_explain_shows_rates_that_do_not_depend_on_train_steps(name):
     title, *shorter = _schedule(config_of(name, steps=1200))
     assert title == f"learning rate (adam, {name})"
     rates = dict(line.split()[1:] for line in _schedule(config_of(name, steps=2400))[1:])
-    assert ("1,000" in rates) == ("decay_steps" in SCHEDULE_KEYS[name])
+    assert ("1,000" in rates) == ("decay_steps" in KEYS_OF_SCHEDULE[name])
     for line in shorter:
         _, update, rate = line.split()
         assert rates.get(update, rate) == rate
@@ -122,7 +121,7 @@ def test_unknown_schedule_raises():
 
 
 def test_keys_and_functions_have_the_same_rows():
-    assert list(SCHEDULE_KEYS) == list(SCHEDULES) and list(OPTIMIZER_KEYS) == list(OPTIMIZERS)
+    assert list(KEYS_OF_SCHEDULE) == list(SCHEDULES) and list(KEYS_OF_OPTIMIZER) == list(OPTIMIZERS)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from t2t_flax.data.dataset import split_store
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring import memory
+from t2t_flax.tasks import task_of
 from t2t_flax.training.run_tracker import validation_loss
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import init_state
@@ -58,7 +59,7 @@ def test_what_else_lies_on_the_devices_counts(run, monkeypatch):
 
 
 def test_a_test_set_is_named_as_such(run, monkeypatch, tmp_path):
-    store = split_store(run.config, tmp_path / "run", "test", run.corpus.tokenizers)
+    store = split_store(task_of(run.config), tmp_path / "run", "test", run.corpus.tokenizers)
     monkeypatch.setattr(memory, "device_memory", lambda: 1)
     with pytest.raises(UserError, match=re.escape("the loss of config.data.test for")):
         ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store, "test")
@@ -68,11 +69,11 @@ def test_long_pairs_count_in_the_loss(run):
     """The loss of all is the mean of the loss of each pair by its tokens."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config
-    whole, _ = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
+    whole = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
         state.params
-    )[0]
-    assert np.isfinite(whole) and whole == pytest.approx(one_row, rel=1e-5)
+    )
+    assert np.isfinite(whole["nll"]) and whole == pytest.approx(one_row, rel=1e-5)
 
 
 def small_rows(config, length):

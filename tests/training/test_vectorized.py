@@ -16,6 +16,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.run_tracker import validation_loss
@@ -48,7 +49,7 @@ def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
         workdir = epath.Path(tmp_path / name / str(i))
         adopt_config(workdir, config)
-        corpus, device = prepare_corpus(config, workdir), devices[i % len(devices)]
+        corpus, device = prepare_corpus(task_of(config), workdir), devices[i % len(devices)]
         runs.append(set_up_training(config, workdir, corpus, devices=[device]))
     return runs
 

@@ -1,13 +1,21 @@
-"""The environment in which JAX can compile for devices that are not there, and whether the compilers are installed.
+"""The child process in which `plan` compiles for devices that are not there, and whether the compilers are installed.
 
-`plan` compiles in a child process, because JAX and XLA read these variables once, when they start.
+It is a process of its own because JAX and XLA read their environment once, when they start.
 """
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from t2t_flax.errors import UserError, install_hint
+from t2t_flax.config import Config, to_json
+from t2t_flax.errors import USER_ERROR, UserError, install_hint
 from t2t_flax.planning.topology import Topology
+from t2t_flax.process_setup import child_environment
 
 _CHILD = "T2T_FLAX_PLAN_CHILD"
 
@@ -36,6 +44,31 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
 def in_compiler_environment() -> bool:
     """Whether this process was started with `compiler_environment`."""
     return os.environ.get(_CHILD) == "1"
+
+
+def plan_in_child(config: Config, machine: Topology, *flags: str) -> dict[str, Any]:
+    """The record that `plan --json` writes for one machine. Raises UserError where a compiler is missing or the mesh does
+    not fit, RuntimeError where the compilation fails.
+    """
+    require_compilers([machine])
+    with tempfile.TemporaryDirectory(prefix="t2t-flax-plan-") as folder:
+        config_file, record = Path(folder, "config.json"), Path(folder, "plan.json")
+        config_file.write_text(to_json(config))
+        words = [f"--config={config_file}", f"--topology={machine.name}", f"--json={record}", *flags]
+        result = subprocess.run(
+            [sys.executable, "-m", "t2t_flax", "plan", *words],
+            env=child_environment(**compiler_environment([machine])),
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode == USER_ERROR:
+            raise UserError(result.stderr.strip().removeprefix("t2t_flax plan: "))
+        if result.returncode:
+            last_lines = "\n".join(result.stderr.splitlines()[-15:])
+            raise RuntimeError(
+                f"the compilation for {machine.name} exited with code {result.returncode}:\n{last_lines}"
+            )
+        return json.loads(record.read_text())[0]
 
 
 def require_compilers(machines: list[Topology]) -> None:

@@ -1,4 +1,4 @@
-"""What the target language decides about scores: sacreBLEU's tokenizer, and which metrics make sense."""
+"""How the target language affects scoring: sacreBLEU's tokenizer, and which metrics make sense."""
 
 import re
 
@@ -9,7 +9,7 @@ _ISO_639_3 = {
 }  # fmt: skip
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 _UNSEGMENTED = ("th", "lo", "km", "my")
-"""Scripts without spaces that sacreBLEU has no word segmenter for: the sentence pieces of Flores-200 stand in."""
+"""Scripts without spaces for which sacreBLEU has no word segmenter; the Flores-200 SentencePiece model is used."""
 _EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
@@ -20,37 +20,40 @@ def language_of(code: str) -> str:
 
 
 def tokenizer_of(setting: str, target_language: str) -> str:
-    """sacreBLEU's name of the tokenizer that `eval.sacrebleu_tokenizer` = `setting` means for a target language."""
+    """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
     if setting != "auto":
         return setting
     language = language_of(target_language)
     return _TOKENIZERS.get(language, "flores200" if language in _UNSEGMENTED else "13a")
 
 
-def metric_names(target_language: str) -> tuple[str, ...]:
-    """The corpus metrics of a target language, the main one first.
-
-    Moses has no rules for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese, so there is no BLEU of Moses tokens;
-    TER counts edits of words, which Thai, Lao, Khmer and Burmese text does not mark.
+def has_moses_rules(target_language: str) -> bool:
+    """Whether BLEU of Moses tokens makes sense: Moses cannot segment Chinese, Japanese, Korean, Thai,
+    Lao, Khmer or Burmese.
     """
-    language = language_of(target_language)
-    moses = () if language in (*_TOKENIZERS, *_UNSEGMENTED) else ("tokenized_bleu", "paper_bleu")
-    return ("sacrebleu", *moses, "chrf", "chrf++", *(() if language in _UNSEGMENTED else ("ter",)))
+    return language_of(target_language) not in (*_TOKENIZERS, *_UNSEGMENTED)
+
+
+def has_word_boundaries(target_language: str) -> bool:
+    """Whether TER, which counts edits of words, makes sense: Thai, Lao, Khmer and Burmese text has no
+    word boundaries.
+    """
+    return language_of(target_language) not in _UNSEGMENTED
 
 
 def ter_settings(target_language: str) -> dict[str, bool]:
-    """sacreBLEU's TER for a target language: Chinese and Japanese characters are edited one by one."""
+    """sacreBLEU's settings of TER for a target language: Chinese and Japanese count edits of characters."""
     return dict(normalized=True, asian_support=True) if language_of(target_language) in ("zh", "ja") else {}
 
 
 def check_tokenizer(setting: str, target_language: str) -> None:
-    """Raises UserError where the tokenizer lacks a package, or a model that cannot be downloaded."""
+    """Raises UserError if the tokenizer lacks a package, or a model that cannot be downloaded."""
     from sacrebleu.metrics import BLEU
 
     name = tokenizer_of(setting, target_language)
     try:
         BLEU(tokenize=name)
-    except (Exception, SystemExit) as error:  # sacreBLEU exits where TLS fails in a download
+    except (Exception, SystemExit) as error:  # sacreBLEU exits when TLS fails during a download
         raise UserError(_advice(name, setting, target_language, error)) from None
 
 
@@ -59,15 +62,15 @@ def _advice(name: str, setting: str, target_language: str, error: BaseException)
     why += f" and config.data.target_language = {target_language}" if setting == "auto" else ""
     char = "or score characters: --config.eval.sacrebleu_tokenizer=char."
     if name in _EXTRAS:
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         return (
-            f"{why} need sacreBLEU's tokenizer {name}, which does not start ({said}). Install what it needs: "
+            f"{why} need sacreBLEU's tokenizer {name}, which failed to load ({reason}). Install its packages: "
             f"pip install 'sacrebleu[{_EXTRAS[name]}]', {char}"
         )
     from sacrebleu.utils import SACREBLEU_DIR
 
     return (
-        f"{why} need the model of sacreBLEU's tokenizer {name}, which it could not download ({error}). Where there is a "
-        f"network, run python -c \"from sacrebleu.metrics import BLEU; BLEU(tokenize='{name}')\", then copy the folder "
+        f"{why} need the model of sacreBLEU's tokenizer {name}, which could not be downloaded ({error}). On a machine with "
+        f"network access, run python -c \"from sacrebleu.metrics import BLEU; BLEU(tokenize='{name}')\", then copy "
         f"~/.sacrebleu/models to {SACREBLEU_DIR}/models here, {char}"
     )

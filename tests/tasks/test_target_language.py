@@ -1,20 +1,19 @@
 """Scores follow the target language: sacreBLEU's tokenizer, and which metrics there are."""
 
-import dataclasses
 import urllib.request
 
 import pytest
 from helpers.records import record
+from helpers.scores import score_translations, translation_config
 from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
-from t2t_flax.config import Config
-from t2t_flax.data.task import task_of
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bleu import Statistics, variant
 from t2t_flax.evaluation.compare import compare
-from t2t_flax.evaluation.scores import check_metrics, corpus_scores
-from t2t_flax.evaluation.target_language import metric_names, tokenizer_of
+from t2t_flax.tasks import task_of
+from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks.translation.target_language import tokenizer_of
 
 TEXTS = {
     "zh": (
@@ -27,20 +26,11 @@ TEXTS = {
 }
 
 
-def config_of(language, sacrebleu_tokenizer="auto", **data):
-    config = Config()
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, target_language=language, **data),
-        eval=dataclasses.replace(config.eval, sacrebleu_tokenizer=sacrebleu_tokenizer),
-    )
-
-
 @pytest.mark.parametrize("code, tokenizer", [
     ("de", "13a"), ("en", "13a"), ("xx", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("zho_Hans", "zh"),
     ("ja", "ja-mecab"), ("jpn", "ja-mecab"), ("KO", "ko-mecab"), ("th", "flores200"), ("khm_Khmr", "flores200"),
 ])  # fmt: skip
-def test_auto_is_what_sacrebleu_recommends(code, tokenizer):
+def test_auto_tokenizer_is_sacrebleus_recommendation(code, tokenizer):
     assert tokenizer_of("auto", code) == tokenizer
     assert tokenizer_of("char", code) == "char"
 
@@ -49,71 +39,77 @@ def test_auto_is_what_sacrebleu_recommends(code, tokenizer):
     ("de", "auto", "tok:13a|"), ("zh", "auto", "tok:zh|"), ("ja", "auto", "tok:ja-mecab"), ("ko", "auto", "tok:ko-mecab"),
     ("de", "intl", "tok:intl|"), ("ja", "char", "tok:char|"), ("zh", "none", "tok:none|"),
 ])  # fmt: skip
-def test_the_tokenizer_of_the_target_language_is_in_the_signature(language, setting, signature):
+def test_signature_names_the_tokenizer_of_the_language(language, setting, signature):
     """Key eval.sacrebleu_tokenizer."""
     if signature.endswith("mecab"):
         pytest.importorskip({"ja": "MeCab", "ko": "mecab_ko"}[language])
     hypotheses, references = TEXTS[language]
-    task = task_of(config_of(language, sacrebleu_tokenizer=setting))
-    score = task.scores([], hypotheses, [references], samples=0)["sacrebleu"]
+    score = score_translations(hypotheses, [references], names=["sacrebleu"], language=language, tokenizer=setting)[
+        "sacrebleu"
+    ]
     assert signature in score["signature"] and f"tokenizer {tokenizer_of(setting, language)}" in score["how"]
     expected = BLEU(tokenize=tokenizer_of(setting, language)).corpus_score(hypotheses, [references])
     assert score["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
-def test_the_signature_of_other_languages_stays():
+def test_german_signature_is_sacrebleus_default():
     hypotheses, references = TEXTS["de"]
     metric = BLEU()
-    score = corpus_scores(hypotheses, [references])["sacrebleu"]
+    score = score_translations(hypotheses, [references])["sacrebleu"]
     assert score["score"] == pytest.approx(metric.corpus_score(hypotheses, [references]).score, abs=1e-4)
     assert score["signature"] == str(metric.get_signature())
 
 
-def test_metrics_that_make_no_sense_for_a_language_are_left_out():
-    assert metric_names("de") == ("sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter")
-    assert metric_names("zh") == metric_names("ja") == metric_names("ko") == ("sacrebleu", "chrf", "chrf++", "ter")
-    assert metric_names("th") == ("sacrebleu", "chrf", "chrf++")
+def test_metrics_that_make_no_sense_for_a_language_are_omitted():
+    def names(language):
+        return [metric.name for metric in task_of(translation_config(language)).comparable_metrics]
+
+    assert names("de") == ["sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter"]
+    assert names("zh") == names("ja") == names("ko") == ["sacrebleu", "chrf", "chrf++", "ter"]
+    assert names("th") == ["sacrebleu", "chrf", "chrf++"]
     hypotheses, references = TEXTS["zh"]
-    found = corpus_scores(hypotheses, [references], language="zh")
-    assert set(found) == {*metric_names("zh"), "exact_match"}
+    found = score_translations(hypotheses, [references], language="zh")
+    assert set(found) == {*names("zh"), "exact_match"}
     assert "norm:yes|punct:yes|asian:yes" in found["ter"]["signature"], "Chinese characters are edited one by one"
     assert 0 < found["ter"]["score"] < 50
 
 
-def test_chrf_plus_plus_and_ter_are_sacrebleus_with_signature_and_interval():
+def test_scores_signatures_and_intervals_are_sacrebleus():
     hypotheses, references = (side * 20 for side in TEXTS["de"])
-    found = corpus_scores(hypotheses, [references], bootstrap_samples=100)
+    found = score_translations(hypotheses, [references], samples=100)
     for name, metric in (("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER()), ("sacrebleu", BLEU())):
         expected = metric.corpus_score(hypotheses, [references])
         assert found[name]["score"] == pytest.approx(expected.score, abs=1e-4)
         assert found[name]["signature"] == str(metric.get_signature())
-        drawn = metric.corpus_score(hypotheses, [references], n_bootstrap=100)
-        assert found[name]["confidence"]["mean"] == pytest.approx(drawn._mean, abs=1e-3)
-        assert found[name]["confidence"]["half_width"] == pytest.approx(drawn._ci, abs=1e-3)
+        systems = [("a", hypotheses), ("b", references)]
+        _, results = PairedTest(systems, {name: metric}, [references], "bs", 100)()
+        (expected,) = (of[0] for key, of in results.items() if key != "System")
+        assert found[name]["confidence"]["mean"] == pytest.approx(expected.mean, abs=1e-3)
+        assert found[name]["confidence"]["half_width"] == pytest.approx(expected.ci, abs=1e-3)
     assert "lower is better" in found["ter"]["how"]
 
 
 def test_several_references_are_scored_together():
     hypotheses, first = TEXTS["de"]
     references = [first, ["Das ist ein Haus.", "Er kommt heute nicht."]]
-    found = corpus_scores(hypotheses, references)
+    found = score_translations(hypotheses, references)
     for name, metric in (("sacrebleu", BLEU()), ("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER())):
         assert found[name]["score"] == pytest.approx(metric.corpus_score(hypotheses, references).score, abs=1e-4)
         assert found[name]["signature"].startswith("nrefs:2|")
     assert found["exact_match"] == {"score": 50.0, "sentences": 1}, "with any of the references"
     with pytest.raises(ValueError, match="2 hypotheses, references of 2, 1 lines"):
-        Statistics(variant("ter", tokenized=False, language="de"), hypotheses, [first, first[:1]])
+        Predictions(hypotheses, [first, first[:1]])
 
 
 @pytest.mark.parametrize("language, extra", [("ja", "ja"), ("ko", "ko")])
-def test_a_missing_package_is_found_before_anything_is_decoded(tmp_path, monkeypatch, capsys, language, extra):
+def test_missing_tokenizer_package_is_reported_before_training(tmp_path, monkeypatch, capsys, language, extra):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
     import sacrebleu.tokenizers.tokenizer_ko_mecab as ko
 
     monkeypatch.setattr({"ja": ja, "ko": ko}[language], "MeCab", None)
     with pytest.raises(UserError, match=rf"target_language = {language} .*pip install 'sacrebleu\[{extra}\]'.*=char"):
-        check_metrics(config_of(language))
-    check_metrics(config_of(language, "char"))
+        task_of(translation_config(language)).check_requirements()
+    task_of(translation_config(language, tokenizer="char")).check_requirements()
     for name in ("a.en", f"a.{language}"):
         (tmp_path / name).write_text("one\n")
     text = f"{tmp_path}/a.en,{tmp_path}/a.{language}"
@@ -123,7 +119,7 @@ def test_a_missing_package_is_found_before_anything_is_decoded(tmp_path, monkeyp
     assert f"sacrebleu[{extra}]" in capsys.readouterr().err and not (tmp_path / "run" / "data").exists()
 
 
-def test_a_model_that_cannot_be_downloaded_is_found_at_the_start(tmp_path, monkeypatch):
+def test_missing_tokenizer_model_is_reported_at_the_start(tmp_path, monkeypatch):
     import sacrebleu.tokenizers.tokenizer_spm as spm
     import sacrebleu.utils
 
@@ -133,22 +129,22 @@ def test_a_model_that_cannot_be_downloaded_is_found_at_the_start(tmp_path, monke
     monkeypatch.setattr(spm, "SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr(sacrebleu.utils, "SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    with pytest.raises(UserError, match=rf"flores200, which it could not download \(no route.*BLEU\(tokenize='flores200'\).*{tmp_path}/models.*=char"):  # fmt: skip
-        check_metrics(config_of("th"))
-    check_metrics(config_of("th", "char"))
+    with pytest.raises(UserError, match=rf"flores200, which could not be downloaded \(no route.*BLEU\(tokenize='flores200'\).*{tmp_path}/models.*=char"):  # fmt: skip
+        task_of(translation_config("th")).check_requirements()
+    task_of(translation_config("th", tokenizer="char")).check_requirements()
 
 
-def test_a_parser_and_a_run_that_scores_nothing_need_no_tokenizer(monkeypatch):
+def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
     from t2t_flax.jobs import check_metrics_available
 
     monkeypatch.setattr(ja, "MeCab", None)
-    check_metrics(config_of("ja", task="parsing"))
-    check_metrics_available(config_of("ja", valid="a,b"))
+    task_of(translation_config("ja", task="parsing", joint_vocabulary=False)).check_requirements()
+    check_metrics_available(translation_config("ja", valid="a,b"))
 
 
-def test_records_of_different_tokenizers_are_not_compared_by_sacrebleu(tmp_path):
+def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
     hypotheses, references = TEXTS["zh"]
     made = {
         name: record(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
@@ -166,16 +162,16 @@ def test_records_of_different_tokenizers_are_not_compared_by_sacrebleu(tmp_path)
         compare(made["new"], made["same"], score="paper_bleu")
 
 
-def test_several_references_of_a_record_are_compared_and_must_be_the_same(tmp_path):
+def test_records_must_have_the_same_set_of_references(tmp_path):
     hypotheses, first = (side * 10 for side in TEXTS["de"])
     second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
     a = record(tmp_path, "a", hypotheses, first, more=[second])
     b = record(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
     found = compare(a, b, resamples=100)
     assert found["signature"].startswith("nrefs:2|") and found["difference"] > 0
-    assert found["a"]["score"] == corpus_scores(hypotheses, [first, second])["sacrebleu"]["score"]
+    assert found["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
     (tmp_path / "a.ref2.txt").unlink()
-    with pytest.raises(UserError, match=r"the references of .*a\.json are not there: .*a\.ref2\.txt"):
+    with pytest.raises(UserError, match=r"the references of .*a\.json are missing: .*a\.ref2\.txt"):
         compare(a, b)
     c = record(tmp_path, "c", hypotheses, first, more=[second[::-1]])
     with pytest.raises(UserError, match="references differ"):

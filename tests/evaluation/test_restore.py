@@ -94,13 +94,14 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     workdir, outcome = finished
     run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
     store = run.corpus.valid
-    found, _ = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
+    means = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
     pairs = [(store.source(i).tolist(), store.target(i).tolist()) for i in range(store.num_pairs)]
-    _, (nll, tokens) = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(
+    _, sums = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(
         outcome.state.params, rows_alone(pairs, 64)
     )
-    assert int(tokens) == sum(len(t) for _, t in pairs)
-    assert found == pytest.approx(float(nll / tokens), rel=1e-5)
+    assert int(sums["tokens"]) == sum(len(t) for _, t in pairs)
+    assert means["nll"] == pytest.approx(float(sums["nll"] / sums["tokens"]), rel=1e-5)
+    assert means["accuracy"] == pytest.approx(float(sums["accuracy"] / sums["tokens"]), rel=1e-5)
 
 
 def test_record_holds_what_led_to_the_score(finished):

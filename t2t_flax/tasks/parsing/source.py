@@ -1,4 +1,4 @@
-"""Bracket files as a corpus: the words of a sentence are the source, its linearised tree is the target."""
+"""Bracket files as a corpus: the words of a sentence are the source, its linearized tree is the target."""
 
 import glob
 import hashlib
@@ -10,13 +10,13 @@ from etils import epath
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.trees import Node, leaves, linear, read_trees
+from t2t_flax.tasks.parsing.trees import Node, leaves, linear, read_trees
 
 FORMS = "bracket files with one tree a line or as .mrg, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"
 
 
 class TreeSource(Source):
-    """The trees of some files, in the order of the files."""
+    """The trees of one or more files, in order."""
 
     def __init__(self, spec: str, paths: list[epath.Path]):
         super().__init__(spec)
@@ -45,15 +45,15 @@ class TreeSource(Source):
 
 
 def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
-    """The corpus of the bracket files that `spec` names, from folder `root`. Raises UserError where one is missing."""
+    """The corpus of the bracket files named by `spec`, relative to `root`. Raises UserError for a missing file."""
     paths = []
     for name in filter(None, (part.strip() for part in spec.split(","))):
         path = epath.Path(root or ".") / epath.Path(name).expanduser()
-        found = [path] if path.exists() else [epath.Path(match) for match in sorted(glob.glob(os.fspath(path)))]
-        if not found or any(one.is_dir() for one in found):
-            what = f"there is no file {path}" if not found else f"{path} is a folder"
+        matches = [path] if path.exists() else [epath.Path(m) for m in sorted(glob.glob(os.fspath(path)))]
+        if not matches or any(match.is_dir() for match in matches):
+            what = f"there is no file {path}" if not matches else f"{path} is a folder"
             raise UserError(f"{key} = {spec!r}: {what}. Expected {FORMS}.")
-        for one in found:
-            check_rereadable(one, f"{key} = {spec!r}")
-        paths += found
+        for match in matches:
+            check_rereadable(match, f"{key} = {spec!r}")
+        paths += matches
     return TreeSource(spec, paths)

@@ -7,13 +7,14 @@ import re
 
 import pytest
 import sacrebleu
+from helpers.scores import score_translations, translation_config
 from sacremoses import MosesTokenizer
 
-from t2t_flax.evaluation.bleu import BLEUS, corpus_metric, split_compounds, variant
-from t2t_flax.evaluation.scores import corpus_scores
+from t2t_flax.tasks.translation.metrics import recipe, split_compounds
 
 pytestmark = pytest.mark.real_data
 SOME = 400
+BLEUS = ("sacrebleu", "tokenized_bleu", "paper_bleu")
 
 
 def lines_of(path):
@@ -68,7 +69,7 @@ PERTURBED = {
 
 def test_reference_against_itself(newstest):
     assert len(newstest) == 3003
-    scores = corpus_scores(newstest, [newstest], names=BLEUS)
+    scores = score_translations(newstest, [newstest], names=BLEUS)
     for name in BLEUS:
         assert scores[name]["score"] == pytest.approx(100.0), name
         assert scores[name]["brevity_penalty"] == 1
@@ -82,7 +83,7 @@ def test_perturbed_reference(newstest, kind):
     references = newstest[:SOME]
     hypotheses = [PERTURBED[kind](line) for line in references]
     assert hypotheses != references
-    scores = corpus_scores(hypotheses, [references], names=BLEUS)
+    scores = score_translations(hypotheses, [references], names=BLEUS)
     assert all(0 < scores[name]["score"] < 99.9 for name in BLEUS)
     direct = sacrebleu.corpus_bleu(hypotheses, [references])
     assert scores["sacrebleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
@@ -94,9 +95,9 @@ def test_perturbed_reference(newstest, kind):
     plain = str.maketrans({"“": '"', "”": '"', "’": "'", "…": "..."})  # of Moses' list, what occurs in these lines
     words = [moses.tokenize(line.translate(plain), return_str=True) for line in references]
     paper = [re.sub(r"(?<=\S)-(?=\S)", " ##AT##-##AT## ", line) for line in words]
-    assert variant("paper_bleu", tokenized=False, language="de").prepare(references) == paper
+    assert recipe("paper_bleu", translation_config()).prepare(references) == paper
     for name in ("tokenized_bleu", "paper_bleu"):
-        chosen = variant(name, tokenized=False, language="de")
+        chosen = recipe(name, translation_config())
         expected, precisions, penalty, lengths = multi_bleu(chosen.prepare(hypotheses), chosen.prepare(references))
         assert scores[name]["score"] == pytest.approx(expected, abs=1e-4)
         assert scores[name]["precisions"] == pytest.approx(precisions, abs=1e-4)
@@ -104,55 +105,52 @@ def test_perturbed_reference(newstest, kind):
         assert [scores[name]["hypothesis_length"], scores[name]["reference_length"]] == lengths
 
 
-def test_what_each_variant_sees(newstest):
+def test_paper_bleu_splits_compounds(newstest):
     """A compound that is wrong on one side of its hyphen costs less where compounds are split."""
     references = [line for line in newstest if any("-" in w.strip("-") for w in line.split())][:200]
     hypotheses = [
         " ".join(w.replace("-", "-x", 1) if "-" in w.strip("-") else w for w in r.split(" ")) for r in references
     ]
-    scores = corpus_scores(hypotheses, [references], names=BLEUS)
+    scores = score_translations(hypotheses, [references], names=BLEUS)
     assert scores["paper_bleu"]["score"] > scores["tokenized_bleu"]["score"] + 0.3
 
 
-def test_curly_quotes_are_the_same_punctuation_in_the_papers_variant_only(newstest):
+def test_only_paper_bleu_ignores_curly_quotes(newstest):
     references = [line for line in newstest if "“" in line][:100]
     hypotheses = [line.replace("“", '"') for line in references]
     assert references and hypotheses != references
-    scores = corpus_scores(hypotheses, [references], names=BLEUS)
+    scores = score_translations(hypotheses, [references], names=BLEUS)
     assert scores["paper_bleu"]["score"] == pytest.approx(100.0)
     assert scores["tokenized_bleu"]["score"] < 99 and scores["sacrebleu"]["score"] < 99
 
 
-def test_captions_that_are_tokenized_already(captions, caplog):
+def test_pretokenized_captions(captions, caplog):
     assert len(captions) == 1000
-    scores = corpus_scores(captions, [captions], tokenized=True, language="de", names=BLEUS)
+    scores = score_translations(captions, [captions], pretokenized=True, names=BLEUS)
     assert all(scores[name]["score"] == pytest.approx(100.0) for name in BLEUS)
     assert scores["tokenized_bleu"]["reference_length"] == scores["tokenized_bleu"]["hypothesis_length"] == 12103
-    plain = variant("sacrebleu", tokenized=True, language="de").prepare(captions)
+    plain = recipe("sacrebleu", translation_config(pretokenized=True)).prepare(captions)
     assert not any(line.endswith(" .") or "&apos;" in line or "&quot;" in line for line in plain)
     assert any("&quot;" in line for line in captions) and any('"' in line for line in plain)
 
 
-def test_tokenizing_raw_captions_gives_the_prepared_ones(real_data, captions):
+def test_tokenized_raw_captions_equal_the_published_ones(real_data, captions):
     """The rules of the language, escapes included: after the published normalisation nothing differs."""
     from sacremoses import MosesPunctNormalizer
 
     raw = lines_of(real_data / "multi30k" / "raw" / "test2016.de.gz")
     normal = MosesPunctNormalizer("de")
-    chosen = variant("tokenized_bleu", tokenized=False, language="de")
+    chosen = recipe("tokenized_bleu", translation_config())
     assert chosen.prepare([normal.normalize(line.lower()) for line in raw]) == captions
 
 
 def test_perturbed_captions(captions):
     hypotheses = [swap_words(line) for line in captions]
     expected, precisions, _, lengths = multi_bleu(hypotheses, captions)
-    scores = corpus_scores(hypotheses, [captions], tokenized=True, names=BLEUS)
+    scores = score_translations(hypotheses, [captions], pretokenized=True, names=BLEUS)
     assert scores["tokenized_bleu"]["score"] == pytest.approx(expected, abs=1e-4)
     assert scores["tokenized_bleu"]["precisions"] == pytest.approx(precisions, abs=1e-4)
     assert lengths == [12103, 12103]
-    compounds = corpus_metric(
-        variant("tokenized_bleu", tokenized=True, language="de"),
-        split_compounds(hypotheses),
-        [split_compounds(captions)],
-    )
+    split = split_compounds(hypotheses), [split_compounds(captions)]
+    compounds = score_translations(*split, names=["tokenized_bleu"], pretokenized=True)["tokenized_bleu"]
     assert scores["paper_bleu"]["score"] == compounds["score"]

@@ -70,7 +70,9 @@ def needs(monkeypatch, run) -> dict[str, int]:
     """Bytes that each program of `run()` is said to need."""
     seen = {}
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, available, advice: seen.update({what: needed}))
+        patch.setattr(
+            memory, "check_fits_in_memory", lambda what, needed, available, advice: seen.update({what: needed})
+        )
         run()
     return seen
 

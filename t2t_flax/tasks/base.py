@@ -1,0 +1,123 @@
+"""The interface of a task: how examples are read and tokenized, and how outputs are scored."""
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from t2t_flax.config import Config
+from t2t_flax.data.sources.base import Source
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.metrics import MODEL_METRICS, Metric, Predictions
+
+
+class Task(abc.ABC):
+    """A sequence-to-sequence problem under a config; examples and outputs are lines of text.
+
+    `metrics` of the class lists all metrics, the primary one first; that of an instance only those
+    that apply to its config.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]]
+    supports_prefixes: ClassVar[bool] = True
+    """Whether users can force the beginning of an output."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.metrics = tuple(metric for metric in type(self).metrics if metric.applies(config))
+
+    def validate_config(self) -> None:
+        """Raises UserError for settings that this task cannot have."""
+        name, known = self.config.eval.metric, self.training_metrics()
+        if name not in known:
+            raise UserError(
+                f"config.eval.metric = {name!r} is not a metric of config.data.task = "
+                f"{self.config.data.task}; expected one of {', '.join(known)}."
+            )
+
+    def check_requirements(self) -> None:  # noqa: B027
+        """Raises UserError for a missing package or model that the metrics need."""
+
+    @abc.abstractmethod
+    def open_source(self, spec: str, *, seed: int, key: str) -> Source:
+        """The examples named by `spec`, the value of config key `key`. Raises UserError if there are none."""
+
+    @abc.abstractmethod
+    def train_tokenizers(self, source: Source) -> TokenizerPair:
+        """Tokenizers of both sides, trained on the training examples."""
+
+    def preprocess_source(self, text: str) -> str:
+        """A user's input line in the form of the training sources."""
+        return text
+
+    def preprocess_target(self, source: str, text: str) -> str:
+        """A user's output line (in the form of `postprocess`) in the form of the training targets.
+
+        Raises UserError for a text that is not a possible output for the source.
+        """
+        return text
+
+    def postprocess(self, source: str, output: str) -> str:
+        """A model output or a training target as the single line that users see."""
+        return " ".join(output.splitlines())
+
+    def predictions(
+        self, sources: Sequence[str], outputs: Sequence[str], targets: Sequence[Sequence[str]]
+    ) -> Predictions:
+        """Model outputs and one or more sets of targets, ready to be scored."""
+        hypotheses, *references = (
+            [self.postprocess(source, text) for source, text in zip(sources, side, strict=True)]
+            for side in (outputs, *targets)
+        )
+        return Predictions(hypotheses, references, sources, outputs)
+
+    @property
+    def primary_metric(self) -> Metric:
+        """The metric by which systems are compared unless another is named."""
+        return self.metrics[0]
+
+    @property
+    def comparable_metrics(self) -> tuple[Metric, ...]:
+        """The metrics by which two systems can be compared, the primary one first."""
+        return tuple(metric for metric in self.metrics if metric.statistics)
+
+    @property
+    def comparable_names(self) -> list[str]:
+        return [metric.name for metric in self.comparable_metrics]
+
+    def metric(self, name: str) -> Metric:
+        """A metric by its name in records or in metrics.jsonl (`valid_NAME`), losses included.
+
+        `SET:NAME` is the metric of one of several test sets. Raises UserError for an unknown name.
+        """
+        found = find_metric((*self.metrics, *MODEL_METRICS), name)
+        if found is None:
+            known = ", ".join(metric.name for metric in (*self.metrics, *MODEL_METRICS))
+            raise UserError(f"config.data.task = {self.config.data.task} has no metric {name!r}; it has {known}.")
+        return found
+
+    def training_metrics(self) -> list[str]:
+        """The names that eval.metric can have."""
+        return ["nll", "loss", *(metric.training_name for metric in self.metrics)]
+
+    def validation_metrics(self) -> list[Metric]:
+        """The metrics computed when the validation set is decoded: the primary one and eval.metric's."""
+        wanted = (self.primary_metric.training_name, self.config.eval.metric)
+        return [metric for metric in self.metrics if metric.training_name in wanted]
+
+    def summary(self, scores: dict[str, Any]) -> list[str]:
+        """The scores of a record in a few lines: a line per comparable metric, then the others."""
+        shown = [metric for metric in self.metrics if metric.name in scores]
+        lines = [metric.describe(scores[metric.name]) for metric in shown if metric.statistics]
+        last = [
+            f"{metric.display_name} {scores[metric.name]['score']:.1f}{metric.unit}"
+            for metric in shown
+            if not metric.statistics
+        ]
+        return [*lines, "  " + "   ".join([*last, f"perplexity {scores['perplexity']:.3f}"])]
+
+
+def find_metric(metrics: Iterable[Metric], name: str) -> Metric | None:
+    """The metric of that name; see `Task.metric`."""
+    name = name.rpartition(":")[2].removeprefix("valid_")
+    return next((metric for metric in metrics if name in (metric.name, metric.training_name)), None)

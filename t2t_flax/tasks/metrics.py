@@ -1,0 +1,109 @@
+"""What a metric is: how it is computed, which direction is better, and what a bootstrap resamples."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictions:
+    """The outputs to score, one line per example.
+
+    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in
+    the same form. sources and outputs (the raw outputs of the model) are empty where two
+    evaluation records are compared. Raises ValueError for sides of different lengths.
+    """
+
+    hypotheses: Sequence[str]
+    references: Sequence[Sequence[str]]
+    sources: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+
+    def __post_init__(self):
+        if not self.references or any(len(r) != len(self.hypotheses) for r in self.references):
+            lengths = ", ".join(str(len(lines)) for lines in self.references)
+            raise ValueError(f"{len(self.hypotheses)} hypotheses, references of {lengths or 'no'} lines")
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceStatistics:
+    """Sufficient statistics of a corpus metric, which is a function of their sum over sentences.
+
+    values: [sentences, n]. score: the metric of a sum [n]. details: further entries of the record.
+    signature (given a bootstrap's `bs` and `seed`) and method let others reproduce the score.
+    """
+
+    values: np.ndarray
+    score: Callable[[np.ndarray], float]
+    method: str = ""
+    signature: Callable[..., str] = lambda **_: ""
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def corpus_score(self) -> float:
+        """The score of all sentences."""
+        return float(self.score(self.values.sum(0)))
+
+    def entry(self) -> dict[str, Any]:
+        """The score as a record stores it."""
+        signature, method = self.signature(), self.method
+        return (
+            {"score": round(self.corpus_score, 4)}
+            | ({"signature": signature} if signature else {})
+            | self.details
+            | ({"how": method} if method else {})
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric of a task.
+
+    `statistics` makes a metric that can be resampled over sentences, and so compared between two
+    systems; any other is computed by `compute`, which returns its entry in the record,
+    `{"score": ..., ...}`. Both take (Predictions, Config).
+    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), where that differs.
+    confidence_interval: whether records give one. applies: whether a config's records have it.
+    unit, note: shown after the score; without a note its signature.
+    """
+
+    name: str
+    display_name: str
+    compute: Callable[[Predictions, Config], dict[str, Any]] | None = None
+    higher_is_better: bool = True
+    statistics: Callable[[Predictions, Config], SentenceStatistics] | None = None
+    log_name: str = ""
+    confidence_interval: bool = False
+    applies: Callable[[Config], bool] = lambda config: True
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def training_name(self) -> str:
+        """Its name in eval.metric, and after `valid_` in metrics.jsonl."""
+        return self.log_name or self.name
+
+    def describe(self, entry: dict[str, Any]) -> str:
+        """An entry of a record as a line of a summary."""
+        value = f"{entry['score']:.2f}{self.unit}"
+        if "confidence" in entry:
+            value += f" ± {entry['confidence']['half_width']:.2f}"
+        note = self.note or entry.get("signature", "")
+        return f"  {self.display_name:14} {value:14} {note}{self.lower_is_better_note}".rstrip()
+
+    @property
+    def lower_is_better_note(self) -> str:
+        return "" if self.higher_is_better else "  (lower is better)"
+
+
+MODEL_METRICS = (
+    Metric("nll", "nll", higher_is_better=False),
+    Metric("loss", "loss", higher_is_better=False),
+    Metric("perplexity", "perplexity", higher_is_better=False, log_name="ppl"),
+    Metric("accuracy", "token accuracy"),
+)
+"""Of every task; the model computes them, so they have neither `compute` nor `statistics`."""

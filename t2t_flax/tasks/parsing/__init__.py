@@ -1,0 +1,1 @@
+"""Constituency parsing: words in, a linearized tree out, scored by labelled F1."""

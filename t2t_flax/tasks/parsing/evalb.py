@@ -1,0 +1,63 @@
+"""Labelled bracket scores by the rules of EVALB (Sekine and Collins) with COLLINS.prm, over all sentences."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2t_flax.tasks.parsing.trees import ROOT, Leaf, Node, leaves
+
+DELETED_TAGS = (",", ":", "``", "''", ".")
+"""Words with these tags are deleted, and so are brackets that hold nothing else."""
+EQUIVALENT = {"PRT": "ADVP"}
+COUNTS = ("matched", "gold", "predicted", "correct_tags", "words", "exact", "skipped_by_evalb")
+METHOD = (
+    "EVALB's rules with COLLINS.prm: labelled brackets over words, TOP and parts of speech left out, punctuation (by the "
+    "reference's tags) deleted, ADVP and PRT the same; precision, recall and F1 over the whole set. EVALB itself leaves out "
+    "of all sums the sentences whose punctuation the answer tags as something else, or the reverse; here none is left out, "
+    "and evalb_f1 is F1 without them."
+)
+EXACT_MATCH = "all brackets match; tags and punctuation are not compared"
+
+
+def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
+    """int64 [7], the `COUNTS` of one sentence, from two trees over the same words.
+
+    skipped_by_evalb: 1 where EVALB would skip the sentence, because the tags of the two trees delete
+    different words. Raises ValueError where the words differ.
+    """
+    predicted, gold = leaves(prediction), leaves(reference)
+    if [leaf.word for leaf in predicted] != [leaf.word for leaf in gold]:
+        raise ValueError("the trees are over different words")
+    counted = [leaf.tag not in DELETED_TAGS for leaf in gold]
+    a, b = brackets(prediction, counted), brackets(reference, counted)
+    matched = sum((a & b).values())
+    pairs = zip(predicted, gold, counted, strict=True)
+    tags = sum(x.tag == y.tag for x, y, counts in pairs if counts)
+    skipped = counted != [leaf.tag not in DELETED_TAGS for leaf in predicted]
+    return np.array([matched, sum(b.values()), sum(a.values()), tags, sum(counted), a == b, skipped], np.int64)
+
+
+def brackets(tree: Node, counted: Sequence[bool]) -> Counter[tuple[str, int, int]]:
+    """(label, first word, last word + 1) of every constituent, in positions among the counted words."""
+    before = np.concatenate([[0], np.cumsum(counted)]).tolist()
+    out: Counter[tuple[str, int, int]] = Counter()
+
+    def visit(tree: Node | Leaf, start: int) -> int:
+        if isinstance(tree, Leaf):
+            return start + 1
+        end = start
+        for child in tree.children:
+            end = visit(child, end)
+        if tree.label != ROOT and before[end] > before[start]:
+            out[EQUIVALENT.get(tree.label, tree.label), before[start], before[end]] += 1
+        return end
+
+    visit(tree, 0)
+    return out
+
+
+def f1(sums: np.ndarray) -> float:
+    """F1 in percent from `COUNTS` summed over sentences."""
+    matched, gold, predicted = (float(n) for n in sums[:3])
+    return 200.0 * matched / (gold + predicted) if gold + predicted else 100.0

@@ -1,0 +1,162 @@
+"""English constituency parsing (6.3): words in, their linearized tree out, labelled F1."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.tasks.base import Task
+from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
+from t2t_flax.tasks.parsing.source import open_trees
+from t2t_flax.tasks.parsing.trees import (
+    Node,
+    bracketed,
+    escaped,
+    from_linear,
+    leaves,
+    linear,
+    read_trees,
+    unescaped,
+)
+
+
+@functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
+def _counts(predictions: Predictions) -> np.ndarray:
+    """int64 [sentences, len(COUNTS)]."""
+    (references,) = predictions.references
+    pairs = zip(map(_tree, predictions.hypotheses), map(_tree, references), strict=True)
+    return np.array([bracket_counts(tree, reference) for tree, reference in pairs])
+
+
+def _tree(text: str) -> Node:
+    if not text.strip():
+        return Node("TOP", ())
+    ((_, tree),) = read_trees([text], "tree")
+    return tree
+
+
+def _sums(predictions: Predictions) -> dict[str, int]:
+    return dict(zip(COUNTS, _counts(predictions).sum(0).tolist(), strict=True))
+
+
+def _percent(part: int, whole: int) -> dict[str, float]:
+    return {"score": round(100.0 * part / whole, 4) if whole else 0.0}
+
+
+def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
+    """F1 over the whole set."""
+    return SentenceStatistics(_counts(predictions), f1, METHOD)
+
+
+def precision(predictions: Predictions, config: Config) -> dict[str, Any]:
+    sums = _sums(predictions)
+    return _percent(sums["matched"], sums["predicted"])
+
+
+def recall(predictions: Predictions, config: Config) -> dict[str, Any]:
+    sums = _sums(predictions)
+    return _percent(sums["matched"], sums["gold"])
+
+
+def evalb_f1(predictions: Predictions, config: Config) -> dict[str, Any]:
+    """F1 over the sentences that EVALB does not skip."""
+    counts = _counts(predictions)
+    scored = counts[counts[:, COUNTS.index("skipped_by_evalb")] == 0]
+    return {
+        "score": round(f1(scored.sum(0)), 4) if len(scored) else None,
+        "sentences": len(scored),
+        "left_out": len(counts) - len(scored),
+    }
+
+
+def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
+    exact = _sums(predictions)["exact"]
+    return _percent(exact, len(predictions.hypotheses)) | {"sentences": exact, "how": EXACT_MATCH}
+
+
+def tagging_accuracy(predictions: Predictions, config: Config) -> dict[str, Any]:
+    sums = _sums(predictions)
+    return _percent(sums["correct_tags"], sums["words"])
+
+
+def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
+    """The share of raw outputs that are a tree with one tag per word, as they are."""
+    pairs = zip(predictions.outputs, predictions.sources, strict=True)
+    count = sum(from_linear(output, source.split())[1] for output, source in pairs)
+    return _percent(count, len(predictions.outputs))
+
+
+METRICS = (
+    Metric("f1", "F1", statistics=labelled_f1, confidence_interval=True),
+    Metric("precision", "precision", precision),
+    Metric("recall", "recall", recall),
+    Metric("evalb_f1", "F1 as EVALB", evalb_f1),
+    Metric("exact_match", "exact match", exact_match, unit="%"),
+    Metric("tagging_accuracy", "tagging accuracy", tagging_accuracy, unit="%"),
+    Metric("well_formed", "well-formed", well_formed, unit="%"),
+)
+
+
+class Parsing(Task):
+    """Sources are words, targets linearized trees; users see bracketed trees."""
+
+    metrics = METRICS
+    supports_prefixes = False
+
+    def validate_config(self):
+        super().validate_config()
+        data = self.config.data
+        if data.joint_vocabulary or data.tokenizer == "subword_nmt" or data.tokenizer_model:
+            raise UserError(
+                "config.data.task = parsing has words on one side and symbols of trees on the other: set "
+                "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
+            )
+        if data.on_too_long == "truncate":
+            raise UserError(
+                "config.data.on_too_long = 'truncate' would leave trees that do not match their sentences: use drop with "
+                "config.data.task = parsing."
+            )
+
+    def open_source(self, spec, *, seed, key):
+        return open_trees(spec, root=self.config.data.root, key=key)
+
+    def train_tokenizers(self, source):
+        sentences = (sentence for sentence, _ in source.pairs())
+        words = train_sentencepiece(sentences, self.config.data)
+        return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
+
+    def preprocess_source(self, text):
+        return escaped(unescaped(text))
+
+    def preprocess_target(self, source, text):
+        trees = [tree for _, tree in read_trees([text], "the target")]
+        if len(trees) != 1:
+            raise UserError(f"the target holds {len(trees)} trees, expected one: (TOP (S ...)).")
+        if [leaf.word for leaf in leaves(trees[0])] != self.preprocess_source(source).split():
+            words = " ".join(leaf.word for leaf in leaves(trees[0]))
+            raise UserError(f"the target is a tree over other words than the source: {words}")
+        return linear(trees[0])
+
+    def postprocess(self, source, output):
+        return bracketed(from_linear(output, source.split())[0]) if source.strip() else ""
+
+    def summary(self, scores):
+        def value(name: str, digits: int = 2) -> str:
+            return f"{scores[name]['score']:.{digits}f}"
+
+        evalb = scores["evalb_f1"]
+        as_evalb = "no sentence scored" if evalb["score"] is None else value("evalb_f1")
+        interval = scores["f1"].get("confidence")
+        confidence = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
+        return [
+            f"  F1 {value('f1')}{confidence}   precision {value('precision')}   recall {value('recall')}   "
+            f"(EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb}, {evalb['left_out']} sentences skipped",
+            f"  exact match {value('exact_match', 1)}%   tagging accuracy {value('tagging_accuracy')}%   "
+            f"well-formed outputs {value('well_formed')}%   perplexity {scores['perplexity']:.3f}",
+        ]

@@ -1,0 +1,1 @@
+"""Translation: pairs of sentences, scored by BLEU, chrF and TER."""

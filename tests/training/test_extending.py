@@ -1,0 +1,87 @@
+"""The training examples in docs/extending.md, each added to its table and trained with."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+
+from t2t_flax.config import Optimizer, optimizer_keys
+from t2t_flax.config.optimizer_keys import check_optimizer
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.training import losses, optimizer, schedules
+from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.train_step import make_eval_step, make_train_step
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+TABLES = (
+    optimizer_keys.KEYS_OF_SCHEDULE, optimizer_keys.KEYS_OF_OPTIMIZER, schedules.SCHEDULES, optimizer.OPTIMIZERS,
+    losses.TOKEN_METRICS,
+)  # fmt: skip
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Runs the code of a section of the page; the tables are restored afterwards."""
+
+    def run(heading: str) -> None:
+        for table in TABLES:
+            for name in ("polynomial", "nesterov", "entropy"):
+                monkeypatch.setitem(table, name, None)
+                del table[name]
+        section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+        for block in re.findall(r"```python\n(.*?)```", section, re.S):
+            exec(block, {**vars(optimizer_keys), **vars(optimizer), **vars(schedules), **vars(losses)})
+
+    return run
+
+
+def train(config, updates=4):
+    mesh, pairs = devices_mesh(fsdp=2), random_pairs(8, longest=12)
+    model, tx, state, shardings = model_and_state(config, mesh)
+    rows = rows_alone(pairs, 16)
+    step, evaluate = (
+        make_train_step(config, model, tx, mesh, shardings),
+        make_eval_step(config, model, mesh, shardings.params),
+    )
+    with mesh_lib.use(mesh):
+        metrics = []
+        for _ in range(updates):
+            state, last = step(state, {name: x.reshape(2, 4, 16) for name, x in rows.items()})
+            metrics.append(last)
+        return metrics, evaluate(state.params, rows)
+
+
+def test_schedule(example):
+    example("A new learning-rate schedule")
+    o = Optimizer(schedule="polynomial", peak_lr=1e-2, warmup_steps=10, decay_steps=110, min_lr=1e-3)
+    check_optimizer(o)
+    rate = learning_rate_schedule(o, 16)
+    expected = [1e-2 * 5 / 10, 1e-2, 1e-3 + 9e-3 * 0.25, 1e-3, 1e-3]
+    np.testing.assert_allclose([float(rate(t)) for t in (5, 10, 60, 110, 200)], expected, rtol=1e-6)
+    with pytest.raises(UserError, match="cooldown_steps = 5 is for schedule wsd"):
+        check_optimizer(dataclasses.replace(o, cooldown_steps=5))
+
+
+def test_optimizer(example):
+    example("A new optimizer")
+    keys = dict(name="nesterov", momentum=0.9, schedule="constant", peak_lr=0.1, warmup_steps=1)
+    check_optimizer(Optimizer(**keys))
+    metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)
+    assert float(metrics[-1]["loss"]) < float(metrics[0]["loss"]) - 0.05
+    with pytest.raises(UserError, match="eps = 1e-08 is for name adam, adamw, muon"):
+        check_optimizer(Optimizer(**keys, eps=1e-8))
+
+
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_metric(example, chunk):
+    """Summed over microbatches, shards and chunks."""
+    example("A new training metric")
+    metrics, sums = train(small_config(loss=dict(logits_chunk_size=chunk)))
+    assert all(0 < float(m["entropy"]) < np.log(40) for m in metrics)
+    assert 0 < float(sums["entropy"] / sums["tokens"]) < np.log(40)
+    assert set(sums) == {"loss", "nll", "accuracy", "entropy", "tokens"} and jnp.isfinite(sums["nll"])

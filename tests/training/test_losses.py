@@ -1,0 +1,59 @@
+"""The loss, the token metrics, and their chunked computation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_flax.config import Loss
+from t2t_flax.training.losses import chunked_sums, smoothed_cross_entropy, token_sums
+
+VOCAB, ROWS = 13, 16  # classes, and rows of the table with padding
+
+
+def sums(params, hidden, targets, weights):
+    logits = hidden @ params["table"].T + params["bias"]
+    return token_sums(logits, targets, weights, config=Loss(), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_chunks_change_neither_sums_nor_gradients(chunk, shards):
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = {"table": jax.random.normal(keys[0], (ROWS, 8)), "bias": jax.random.normal(keys[1], (ROWS,))}
+    hidden = jax.random.normal(keys[2], (4, 6, 8))
+    targets = jax.random.randint(keys[3], (4, 6), 0, VOCAB)
+    weights = jax.random.bernoulli(keys[4], 0.7, (4, 6)).astype(jnp.float32)
+
+    def scaled(function):
+        def loss(params, hidden):
+            loss, others = function(params, hidden, targets, weights)
+            return 3 * loss, others
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, hidden)
+
+    chunked = scaled(lambda *args: chunked_sums(sums, *args, chunk=chunk, shards=shards))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), chunked, scaled(sums))
+
+
+def test_label_smoothed_loss_equals_its_definition():
+    """Cross-entropy against (1 - eps) one-hot + eps uniform over the real classes (5.4); padding rows get no mass."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 5, ROWS)).astype(np.float32) * 3
+    logits[..., VOCAB:] = -1e9
+    targets = rng.integers(0, VOCAB, (2, 5))
+    weights = rng.integers(0, 2, (2, 5)).astype(np.float32)
+    log_p = logits[..., :VOCAB].astype(np.float64)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    smooth = np.full((2, 5, VOCAB), 0.1 / VOCAB)
+    np.put_along_axis(smooth, targets[..., None], 0.9 + 0.1 / VOCAB, axis=-1)
+    expected_nll = -(np.take_along_axis(log_p, targets[..., None], -1)[..., 0] * weights).sum()
+    loss, nll = smoothed_cross_entropy(logits, targets, weights, label_smoothing=0.1, vocab_size=VOCAB)
+    np.testing.assert_allclose(loss, -((smooth * log_p).sum(-1) * weights).sum(), rtol=1e-6)
+    np.testing.assert_allclose(nll, expected_nll, rtol=1e-6)
+
+
+def test_accuracy_counts_real_targets_with_the_highest_logit():
+    logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 9.0]]])
+    _, others = token_sums(logits, jnp.array([[1, 2, 2]]), jnp.array([[1.0, 1.0, 0.0]]), config=Loss(), vocab_size=3)
+    assert float(others["accuracy"]) == 1.0  # of two: the third is padding
