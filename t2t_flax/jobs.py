@@ -16,7 +16,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
-from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
+from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     """
     group = supervisor.group
     if group.is_lead:
-        check_ours(workdir)
+        check_run_folder(workdir)
     check_shared(group, workdir, "--workdir")
     if _completed(workdir, config, group):
         return _stored_result(workdir)
@@ -67,7 +67,7 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     from t2t_flax.tasks import task_of
 
     check_workdir(workdir)
-    check_ours(workdir)
+    check_run_folder(workdir)
     task = task_of(config)
     check_sources(task)
     with writing(workdir, "prepare"):

@@ -18,7 +18,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training.workdir import adopt_config, check_ours, completed, writing
+from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     runs = list(zip(configs, map(epath.Path, args.workdir), strict=True))
     with contextlib.ExitStack() as stack:
         for _, workdir in runs:
-            check_ours(workdir)
+            check_run_folder(workdir)
             stack.enter_context(writing(workdir, "train_together"))
         return run_job(configs[0].distributed, lambda supervisor: _job(runs, supervisor))
 

@@ -18,7 +18,7 @@ Keys = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """`source`: where the values are from. `published`: the result that the source states, and how it was scored."""
+    """source: origin of the values. published: the result that the source reports, and how it was scored."""
 
     source: str
     keys: Keys
@@ -86,7 +86,7 @@ _MLPERF_BIG = {
     "optimizer.eps": 1e-9,
     "optimizer.lr_scale": 3.309,
     "optimizer.warmup_steps": 664,
-    # What the entry takes from tensor2tensor's big model.
+    # From tensor2tensor's big model, which the entry is based on.
     "model.norm_placement": "pre",
     "model.position": "sinusoid_halves",
     "model.dropout": 0.1,
@@ -98,7 +98,7 @@ _MLPERF_BIG = {
     "data.valid": "tfds:wmt14_translate/de-en:validation",
     "data.test": "tfds:wmt14_translate/de-en:test",
     "data.vocab_size": 32_768,
-    # Ours: an epoch is about 280 updates, and the paper's checkpoints every 10 minutes would never come.
+    # Ours: an epoch is about 280 updates, shorter than the paper's 10 minutes between checkpoints.
     "train.steps": 2000,
     "eval.every_steps": 250,
     "checkpoint.every_steps": 250,
@@ -114,7 +114,7 @@ PRESETS: dict[str, Preset] = {
         "41.0 paper BLEU on newstest2014 (Table 2; 41.8 in later versions)",
     ),
     "aiayn_parsing": Preset(
-        "the paper, 6.3; heads, d_ff and tying, which it leaves open, as base with d_model 1024, untied; longest target as "
+        "the paper, 6.3; unspecified there: heads and d_ff as base with d_model 1024, untied; longest target as "
         "tensor2tensor's parsing problems",
         {
             "data.task": "parsing",
@@ -281,7 +281,7 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
-# What each row of Table 3 changes, its perplexity and BLEU on newstest2013.
+# Rows of Table 3: changed keys, perplexity and BLEU on newstest2013.
 TABLE3_ROWS: dict[str, tuple[Keys, float, float]] = {
     "base": ({}, 4.92, 25.8),
     "a_h1": ({"model.num_heads": 1, "model.d_k": 512, "model.d_v": 512}, 5.29, 24.9),

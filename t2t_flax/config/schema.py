@@ -32,7 +32,7 @@ class Data:
     target_language: str = key("de", "language code of the target side")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
-    corpus: str = key("", "name of the corpus, for records (its digest is there besides)", mutable=True)
+    corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
     pretokenized: bool = key(
         False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are"
     )
@@ -43,13 +43,15 @@ class Data:
         choices=("bpe", "unigram", "subword_nmt"),
     )
     tokenizer_model: str = key(
-        "", "ready tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
+        "", "existing tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
     )
     vocab_size: int = key(
         37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8, high=10**7
     )
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all")
-    tokenizer_sentences: int = key(2_000_000, "sentences at most that train the tokenizer", unit="sentences", low=1)
+    tokenizer_sentences: int = key(
+        2_000_000, "largest number of sentences that train the tokenizer", unit="sentences", low=1
+    )
     character_coverage: float = key(1.0, "share of characters that get a piece", low=0.98, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
@@ -126,14 +128,14 @@ class Train:
     )
     remat: str = key(
         "none",
-        "recompute in the backward pass: nothing, everything but matrix products, or whole layers",
+        "recomputed in the backward pass: nothing, all but matrix products, or whole layers",
         choices=("none", "dots", "full"),
         mutable=True,
     )
     non_finite: str = key(
         "stop",
-        "an update whose loss, gradient or parameters are not finite is never applied; then the run stops (exit code 3), or "
-        "skips that update and goes on",
+        "an update whose loss, gradient or parameters are not finite is never applied; the run then stops (exit code 3) "
+        "or skips it and continues",
         choices=("stop", "skip"),
         mutable=True,
     )
@@ -143,8 +145,8 @@ class Train:
     )  # fmt: skip
     deterministic: bool = key(
         False,
-        "on GPU, have XLA use deterministic kernels alone and no autotuning, so that a run repeats bit for bit; slower by an "
-        "amount that is not measured here. CPU and TPU are deterministic without it",
+        "on GPU, only deterministic XLA kernels and no autotuning, so that a run repeats bit for bit; slower (not "
+        "measured). CPU and TPU are always deterministic",
         mutable=True,
     )
     init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
@@ -196,15 +198,15 @@ class Decode:
     beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, mutable=True)
     length_penalty: str = key(
         "gnmt",
-        "what divides the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or nothing",
+        "divisor of the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or none",
         choices=("gnmt", "power", "none"),
         mutable=True,
     )
     alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, mutable=True)
     early_stopping: str = key(
         "exact",
-        "a sentence's search ends when nothing can change its result; when beam_size hypotheses have finished (fairseq); "
-        "or when the likeliest hypothesis has",
+        "the search for a sentence ends when its result can no longer change; when beam_size hypotheses have finished "
+        "(fairseq); or when the most likely one has",
         choices=("exact", "beam_full", "top_finished"),
         mutable=True,
     )
@@ -218,12 +220,14 @@ class Decode:
         1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, mutable=True
     )
     temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, high=1e4, mutable=True)
-    top_k: int = key(0, "sample among the k likeliest tokens; 0 = all", low=0, mutable=True)
-    top_p: float = key(1.0, "sample among the likeliest tokens that hold this mass", low=1e-6, high=1.0, mutable=True)
+    top_k: int = key(0, "sample from the k most likely tokens; 0 = all", low=0, mutable=True)
+    top_p: float = key(
+        1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0, mutable=True
+    )
     seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
     batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, mutable=True)
     max_source_length: int = key(
-        1024, "longer sources are cut to this, and flagged; EOS counted", unit="tokens", low=2, mutable=True
+        1024, "longer sources are truncated to this and reported; EOS counted", unit="tokens", low=2, mutable=True
     )
 
 
@@ -234,7 +238,7 @@ class Mesh:
     tensor: int = key(1, "devices along heads, d_ff and vocabulary; -1 = those that remain", low=-1, mutable=True)
     rules: str = key(
         DEFAULT_RULES,
-        "which mesh axes divide which axis of the parameters and of their optimizer state; what is not named is not divided",
+        "mesh axes that divide each axis of the parameters and of their optimizer state; other axes are not divided",
         mutable=True,
     )
     fsdp_mode: str = key(
@@ -245,19 +249,21 @@ class Mesh:
     )
     slices: int = key(
         0,
-        "groups of devices that the data-centre network joins; only the data axis runs across them; 0 = as the devices "
-        "say",
+        "groups of devices connected by the data-centre network; only the data axis runs across them; 0 = as the "
+        "devices report",
         low=0,
         mutable=True,
     )
-    cpu_devices: int = key(1, "devices that the CPU of each process is divided into", low=1, high=1024, mutable=True)
+    cpu_devices: int = key(
+        1, "simulated devices that the CPU of each process is divided into", low=1, high=1024, mutable=True
+    )
 
 
 @dataclass(frozen=True)
 class Distributed:
     initialization_timeout: int = key(
         300,
-        "how long the processes of a run wait for each other at the start",
+        "how long the processes of a run wait for each other when they start",
         unit="seconds",
         low=1,
         high=10**6,
@@ -280,7 +286,10 @@ class Distributed:
         mutable=True,
     )
     straggler_share: float = key(
-        0.1, "a process that makes the others wait for more than this share of the time is named", low=0.0, mutable=True
+        0.1,
+        "processes that make the others wait for more than this share of the time are reported",
+        low=0.0,
+        mutable=True,
     )
 
 

@@ -44,14 +44,14 @@ class Corpus:
     valid: TokenStore | None
 
 
-class Pod(Protocol):
-    """The processes of a run; this one is `index` of `count`."""
+class ProcessGroup(Protocol):
+    """What this module uses of `distributed.coordination.ProcessGroup`."""
 
     index: int
     count: int
 
-    def broadcast(self, what: str, mine: str = "", seconds: float = 0.0) -> str:
-        """What process 0 passes as `mine`, on all processes; waits up to `seconds`."""
+    def broadcast(self, name: str, value: str = "", seconds: float = 0.0) -> str:
+        """Process 0's `value`, in all processes; waits up to `seconds`."""
 
 
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
@@ -62,16 +62,16 @@ def prepare_corpus(
     task: DataTask,
     workdir: str | epath.Path,
     progress: Callable[[str], ProgressCallback] | None = None,
-    pod: Pod | None = None,
+    group: ProcessGroup | None = None,
 ) -> Corpus:
     """Tokenizers (trained, given, or those of `train.init_from`) and token stores; existing ones are reused.
 
-    `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `pod` must call this:
+    `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `group` must call this:
     process 0 prepares with all its cores while the others wait, then all open the same stores. Raises UserError for
     every mistake in the data: missing or malformed files, a vocabulary that the text cannot fill, no pair left.
     """
     workdir = epath.Path(workdir)
-    stores = _prepared_by_lead(pod, lambda: _prepare(task, workdir, progress))
+    stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
     return Corpus(TokenizerPair.load(workdir / "tokenizer"), *stores)
 
 
@@ -89,13 +89,15 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     return [train, valid]
 
 
-def _prepared_by_lead(pod: Pod | None, prepare: Callable[[], list[TokenStore | None]]) -> list[TokenStore | None]:
+def _prepared_by_lead(
+    group: ProcessGroup | None, prepare: Callable[[], list[TokenStore | None]]
+) -> list[TokenStore | None]:
     """What `prepare` returns on process 0; the others wait and open the same stores."""
-    if pod is None or pod.count == 1:
+    if group is None or group.count == 1:
         return prepare()
-    stores = prepare() if pod.index == 0 else None
+    stores = prepare() if group.index == 0 else None
     where = [store and (str(store.origin), store.digest) for store in stores or ()]
-    prepared = json.loads(pod.broadcast("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
+    prepared = json.loads(group.broadcast("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
     return stores or [store and _open_prepared(*store) for store in prepared]
 
 
@@ -177,12 +179,12 @@ def first_pair(source: Source, key: str) -> tuple[str, str]:
 
 
 def split_store(
-    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, pod: Pod | None = None
+    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, group: ProcessGroup | None = None
 ) -> TokenStore:
     """The token store of a split. Pairs of `valid` and of test sets are neither dropped nor truncated. All processes of
-    a `pod` must call this.
+    a `group` must call this.
     """
-    (store,) = _prepared_by_lead(pod, lambda: [_split_store(task, workdir, split, tokenizers)])
+    (store,) = _prepared_by_lead(group, lambda: [_split_store(task, workdir, split, tokenizers)])
     return store
 
 

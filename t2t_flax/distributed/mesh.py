@@ -77,7 +77,7 @@ def slices_of(devices: list, count: int = 0) -> list[list]:
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:
-    """Devices along the batch: a batch's rows are a multiple of it."""
+    """Number of shards of the batch axis; a batch has a multiple of it as rows."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -101,7 +101,7 @@ def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
-    """The mesh axes of each logical axis of the parameters, or of what the optimizer keeps of them."""
+    """The mesh axes of each logical axis of the parameters, or of the optimizer state."""
     rules = sharding_rules(config.rules)
     if optimizer or config.fsdp_mode == "full":
         return rules
@@ -124,27 +124,26 @@ def to_global(
 ) -> dict[str, jax.Array]:
     """Global arrays of `shape` [..., B, L], of which this process makes only the rows that its own devices hold.
 
-    `rows(first, last)` gives the arrays of those rows, [..., last - first, L]; rows that follow each other are asked
-    for at once.
+    `rows(first, last)` gives the arrays of those rows, [..., last - first, L]; adjacent rows come from one call.
     """
     axis = len(shape) - 2
     indices = sharding.addressable_devices_indices_map(shape).values()
     runs: list[tuple[int, int]] = []
     for first, last, _ in sorted({index[axis].indices(shape[axis]) for index in indices}):
         runs[-1:] = [(runs[-1][0], last)] if runs and runs[-1][1] == first else [*runs[-1:], (first, last)]
-    made = {run: rows(*run) for run in runs}
+    arrays = {run: rows(*run) for run in runs}
 
     def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
         first, last, _ = index[axis].indices(shape[axis])
         run = next(run for run in runs if run[0] <= first and last <= run[1])
-        return made[run][name][(slice(None),) * axis + (slice(first - run[0], last - run[0]),)]
+        return arrays[run][name][(slice(None),) * axis + (slice(first - run[0], last - run[0]),)]
 
-    names = made[runs[0]]
+    names = arrays[runs[0]]
     return {name: jax.make_array_from_callback(shape, sharding, functools.partial(piece, name)) for name in names}
 
 
 def replicated(tree, mesh: jax.sharding.Mesh):
-    """Global arrays as arrays that every process holds whole, and can read."""
+    """Global arrays, replicated so that every process can read them."""
     return _replicate(named(mesh, REPLICATED))(tree)
 
 
@@ -155,6 +154,6 @@ def _replicate(sharding: NamedSharding):
 
 @contextlib.contextmanager
 def use(mesh: jax.sharding.Mesh):
-    """Context in which the model's logical constraints mean this mesh."""
+    """Context in which the model's logical sharding constraints refer to this mesh."""
     with jax.set_mesh(mesh), nn.logical_axis_rules(ACTIVATION_RULES):
         yield

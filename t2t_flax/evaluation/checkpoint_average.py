@@ -18,7 +18,7 @@ from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model
-from t2t_flax.training.resume import on_disk
+from t2t_flax.training.resume import report_full_disk
 from t2t_flax.training.workdir import TRAINED
 
 
@@ -89,8 +89,8 @@ def _write(
             "digests": {"tokenizer": tokenizers.digest},
         }
         item = "ema" if config.optimizer.ema_decay else "params"
-        on_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
-        on_disk(checkpoints, checkpoints.wait)
+        report_full_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
+        report_full_disk(checkpoints, checkpoints.wait)
         checkpoints.close()
         _refuse_existing(output)
         lock.release()

@@ -16,7 +16,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import changes_in
+from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
 
 log = logging.getLogger("t2t_flax")
@@ -97,7 +97,7 @@ def restored(
             taken.append(s)
             regular.took(meta)
             means = tuple(part for _, part in meta.get("averaged", []))
-            part = Part(params, means or (s,), metrics.get(s), tuple(changes_in(meta)))
+            part = Part(params, means or (s,), metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield part
             del part  # before the next one is restored

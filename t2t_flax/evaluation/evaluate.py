@@ -54,7 +54,7 @@ def evaluate(
     """
     task = task_of(loaded.config)
     source = split_source(task, split)
-    store = split_store(task, loaded.workdir, split, loaded.tokenizers, pod=group)
+    store = split_store(task, loaded.workdir, split, loaded.tokenizers, group=group)
     # Compiled first: a program that does not fit in memory is reported before anything is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
     start = time.perf_counter()

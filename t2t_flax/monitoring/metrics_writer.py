@@ -28,7 +28,7 @@ class MetricsWriter:
         # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
         # evaluation of which the checkpoint does not know.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
-        kept = "".join(
+        text = "".join(
             json.dumps(line) + "\n"
             for line in lines
             if line["step"] < resume_step
@@ -38,8 +38,8 @@ class MetricsWriter:
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir
         path = folder / "metrics.jsonl"
-        if self._mirror or path.exists() and path.read_bytes() != kept.encode():
-            atomic_write(path, kept)
+        if self._mirror or path.exists() and path.read_bytes() != text.encode():
+            atomic_write(path, text)
         self._file = path.open("a")
         self._board = None
         if tensorboard:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from t2t_flax import errors
 from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
@@ -287,7 +288,7 @@ def relative_paths(config: Config) -> dict[str, str]:
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)
         specs = parse_test_sets(value).values() if key == "test" else [value]
-        files = [file for spec in specs if not spec.startswith(("toy:", "tfds:")) for file in spec.split(",")]
+        files = [file for spec in specs for file in files_of(spec)]
         if any(map(is_relative, files)):
             relative[f"data.{key}"] = value
     return relative

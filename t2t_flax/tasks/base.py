@@ -18,7 +18,7 @@ class Task(abc.ABC):
     that apply to its config.
     """
 
-    metrics: ClassVar[tuple[Metric, ...]]
+    metrics: Sequence[Metric]
     supports_prefixes: ClassVar[bool] = True
     """Whether users can force the beginning of an output."""
 

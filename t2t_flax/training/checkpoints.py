@@ -27,7 +27,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
 from t2t_flax.training.checkpoint_files import amend, read_meta, read_metric, read_scheduled, set_aside
 from t2t_flax.training.checksums import checksums
-from t2t_flax.training.config_changes import check_same_model, stored_config_of
+from t2t_flax.training.config_changes import check_same_model, stored_config
 from t2t_flax.training.damage import (
     DamagedCheckpoint,
     array_shapes,
@@ -273,7 +273,7 @@ class Checkpoints:
                 f"{self._workdir} holds averaged parameters, which cannot be resumed: start a new run with "
                 f"--config.train.init_from={self._workdir} and another --workdir."
             )
-        check_same_model(stored_config_of(meta), config, f"checkpoint {step}")
+        check_same_model(stored_config(meta), config, f"checkpoint {step}")
         for name, digest in digests.items():
             saved = str(meta["digests"].get(name))
             if saved != digest:

@@ -1,7 +1,6 @@
-"""What counts as damage to a checkpoint, and what is something else: a failing device, disk or network, another version.
+"""Which errors mean that a checkpoint is damaged, and not that a device, disk or network fails.
 
-Damage is a checksum that does not match, and a file that is missing or cannot be parsed. Nothing else is: whatever moves
-or skips a checkpoint asks here first.
+Damaged: a checksum does not match, or a file is missing or cannot be parsed. Only such checkpoints are skipped or moved.
 """
 
 import errno
@@ -22,11 +21,11 @@ _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.e
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint of which a file is missing or cannot be parsed, or whose contents are not what was saved."""
+    """A file of a checkpoint is missing or cannot be parsed, or its contents differ from what was saved."""
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error of reading a checkpoint shows that its files are not what was written."""
+    """Whether an error of reading a checkpoint means that its files differ from what was written."""
     chain = list(_chain(error))
     for one in chain:
         if isinstance(one, jax.errors.JaxRuntimeError | MemoryError | ImportError | NotImplementedError):
@@ -79,7 +78,7 @@ def array_shapes(tree: Any) -> dict[str, list]:
 
 
 def shape_differences(stored: Mapping[str, list], wanted: Mapping[str, list]) -> str:
-    """In which leaves two trees differ, in words; empty where they do not."""
+    """The differing leaves of two trees, for a message; empty if there are none."""
     word = lambda about: f"{about[0]}{list(about[1])}"  # noqa: E731
     other = [
         f"{name} is {word(stored[name])} there, {word(wanted[name])} here"

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept when a new one has been written."""
+"""Which checkpoints are kept after a new one is written."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclasses.dataclass
 class Retention:
-    """The newest, the `last` regular ones, and the `best` with the highest metric (of equals the earliest). What is
-    regular was decided when a checkpoint was written; one of which that is not known is kept and not counted.
+    """An Orbax preservation policy: keeps the newest checkpoint, the `last` scheduled ones, and the `best` by metric (the
+    earlier of two equal ones).
 
-    An Orbax preservation policy. facts: (regular, metric) by step.
+    facts: {step: (scheduled, metric)}. A checkpoint whose `scheduled` is unknown (None) is kept and not counted.
     """
 
     last: int
@@ -18,12 +18,12 @@ class Retention:
     facts: dict[int, tuple[bool | None, float | None]] = dataclasses.field(default_factory=dict)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """For each checkpoint, in ascending order of `step`."""
+        """Whether to keep each of these checkpoints, which are in ascending order of `step`."""
         steps = [checkpoint.step for checkpoint in checkpoints]
         known = {step: self.facts.get(step, (None, None)) for step in steps}
-        regular = [step for step in steps if known[step][0]]
+        scheduled = [step for step in steps if known[step][0]]
         unknown = [step for step in steps if known[step][0] is None]
         measured = [step for step in steps if known[step][1] is not None]
         best = sorted(measured, key=lambda step: (-known[step][1], step))[: self.best]
-        kept = {*regular[-self.last :], *unknown, *best, *steps[-1:]}
+        kept = {*scheduled[-self.last :], *unknown, *best, *steps[-1:]}
         return [step in kept for step in steps]

@@ -15,7 +15,7 @@ from t2t_flax.monitoring.timers import Clock
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.resume import TrainProgress, on_disk, open_checkpoints, restore_or_init, save
+from t2t_flax.training.resume import TrainProgress, open_checkpoints, report_full_disk, restore_or_init, save
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss
 from t2t_flax.training.train_logger import TrainLogger
 from t2t_flax.training.train_state import TrainState
@@ -161,19 +161,19 @@ class RunTracker:
 
     def check_saves(self) -> None:
         """Raises what went wrong in the background, a full disk as UserError."""
-        on_disk(self.checkpoints, self.checkpoints.check_for_errors)
+        report_full_disk(self.checkpoints, self.checkpoints.check_for_errors)
 
     def wait_for_saves(self, supervisor: RunSupervisor) -> None:
         """Returns when all checkpoints are on disk. Raises as `check_saves`."""
         with self.clock.measure("save"), supervisor.suspend_hang_timeout():
-            on_disk(self.checkpoints, self.checkpoints.wait)
+            report_full_disk(self.checkpoints, self.checkpoints.wait)
 
     def end(self, state: TrainState, step: int, reason: str) -> None:
         self.outcome = Outcome(state, step, reason, self.clock.rounded())
 
     def close(self) -> None:
         """Waits for the checkpoints, and closes all files."""
-        on_disk(self.checkpoints, self.checkpoints.wait)
+        report_full_disk(self.checkpoints, self.checkpoints.wait)
         self.checkpoints.close()
         self.logger.close()
 

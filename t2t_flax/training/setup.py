@@ -1,4 +1,4 @@
-"""What a run is made of: data, mesh, model, optimizer, batches; and the programs of its closed list of shapes."""
+"""The parts of a run (data, mesh, model, optimizer, batches) and its compiled programs, one per batch shape."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from t2t_flax.training.train_step import make_eval_step, make_train_step
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSetup:
-    """The parts of a run, none of which holds a position in the data."""
+    """The parts of a run. All are stateless: batch k and update k are functions of the config and k."""
 
     config: Config
     workdir: epath.Path
@@ -40,9 +40,8 @@ class TrainingSetup:
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
-    """Builds the parts, on `devices` (default: all); no parameter is made yet.
-
-    Raises UserError where the mesh does not fit the config.
+    """Builds the parts on `devices` (default: all), without initializing parameters. Raises UserError where the mesh does
+    not fit the config.
     """
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
@@ -54,19 +53,19 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
-def compile_train_steps(run: TrainingSetup) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """A program for each shape on the closed list, largest first, each weighed against the memory there is.
+def compile_train_steps(setup: TrainingSetup) -> dict[tuple[int, ...], jax.stages.Compiled]:
+    """{(microbatches, rows, length): program} for every batch shape, compiled largest first; nothing compiles later.
 
-    A shape that is not on the list has no program, so that nothing compiles after the first update.
+    Raises UserError where a program does not fit in the device's memory.
     """
-    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings)
     available = memory.device_memory()
     programs = {}
-    for shape in sorted(run.batches.shapes, key=lambda s: -s.length * s.rows):
+    for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
-        struct = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
-        with mesh_lib.use(run.mesh):
-            programs[size] = step.lower(run.abstract, struct).compile(compiler_options(run.config))
+        struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))
+        with mesh_lib.use(setup.mesh):
+            programs[size] = step.lower(setup.abstract, struct).compile(compiler_options(setup.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
         memory.check_fits_in_memory(
             f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice
@@ -75,8 +74,8 @@ def compile_train_steps(run: TrainingSetup) -> dict[tuple[int, ...], jax.stages.
 
 
 def compiler_options(config: Config) -> dict[str, str] | None:
-    """What XLA must be told. Its CPU pipeline drops the barriers around rematerialised layers early and then merges the
-    recomputation with the first computation, which would leave the memory as it was: here they stay.
+    """XLA options. On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation with the
+    first computation, which would save no memory: this keeps the barriers.
     """
     if config.train.remat != "none" and jax.default_backend() == "cpu":
         return {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -84,7 +83,7 @@ def compiler_options(config: Config) -> dict[str, str] | None:
 
 
 def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a batch's arrays."""
+    """Abstract arrays of a batch: int32 of shape `size`."""
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
     return {side + name: struct for side in ("source", "target") for name in names}
@@ -132,7 +131,7 @@ class ValidationLoss:
             self._parts.append((program, shape, batches))
 
     def _longest(self, limit: int | None = None) -> str:
-        """The longest pair of the store, of those that a row of `limit` tokens holds, in words."""
+        """Describes the longest pair of the store, or the longest of at most `limit` tokens."""
         longer = np.maximum(*self._store.lengths)
         i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
         where = split_source(task_of(self._config), self._split).where(i)
@@ -155,5 +154,5 @@ class ValidationLoss:
 
 
 def describe_shapes(shapes: list[Shape]) -> str:
-    """The closed list in words."""
+    """The batch shapes, for a message."""
     return ", ".join(str(s) for s in shapes)

@@ -1,5 +1,5 @@
-"""The compiled train step of a run, and of several runs that differ in scalars alone: there with a trial axis in front of
-all that a run carries, vectorised, and divided over the devices.
+"""The compiled train step of one run, and of several runs that differ in scalars alone: one step, vectorized over a leading
+axis of runs that is sharded over the devices.
 """
 
 from typing import Any

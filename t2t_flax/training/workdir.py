@@ -1,11 +1,11 @@
-"""The folder of a run: whose it is, who may write there, what it has come to, and whether it may begin anew.
+"""The folder of a run: whether it is one, who may write to it, whether it is complete, and whether it may start over.
 
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
 checkpoints/N/    the state after update N
-trained.json      written with the first checkpoint, never removed: this run does not silently begin anew
-complete.json     the run has ended; what its last evaluation found
-.lock             who writes here now
+trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
+complete.json     written at the end, with the final scores
+.lock             held by the writing process
 """
 
 import contextlib
@@ -31,33 +31,33 @@ from t2t_flax.monitoring.metrics_writer import read_metrics
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
-"""Says that `checkpoints` once held a whole one."""
+"""Says that `checkpoints` once held a finished one."""
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
-"""May lie in a folder before a run begins there: its own marks, and the log that its output is redirected to."""
+"""May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
 
-def check_ours(workdir: epath.Path, what: str = "--workdir") -> Config | None:
+def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
     if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"{what}={workdir} is a file: give a folder.")
-    found = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
-    if not found:
+    names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
+    if not names:
         return None
     config = read_config(workdir)
     if config is None:
-        told = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise UserError(
-            f"{what}={workdir} is not empty and no run of t2t_flax: it has no config.json, but {told}. Nothing was changed. "
-            "Give a new folder; if this is a run, bring its config.json back (each checkpoint holds a copy: "
+            f"{what}={workdir} is not empty and not a run of t2t_flax: it has no config.json, but {shown}. Nothing was changed. "
+            "Give a new folder; if this is a run, restore its config.json (each checkpoint holds a copy: "
             'checkpoints/N/meta/metadata, "config").'
         )
     return config
 
 
 def read_config(workdir: epath.PathLike) -> Config | None:
-    """The config stored in a workdir; None where there is none. Raises UserError where config.json is something else."""
+    """The config stored in a workdir; None if there is none. Raises UserError if config.json is not a run's config."""
     path = epath.Path(workdir) / "config.json"
     try:
         text = read_if_exists(path)
@@ -70,8 +70,8 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 @contextlib.contextmanager
 def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None) -> Iterator[None]:
-    """Holds the lock of a workdir that `check_ours` has seen; of several processes the lead holds it for all. Files that
-    killed writers had not finished are removed. Raises UserError, naming the process, where another one writes there.
+    """Holds the lock of a workdir that passed `check_run_folder`; process 0 holds it for all. Removes unfinished files of
+    killed writers. Raises UserError, naming the process, if another one writes there.
     """
     lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
@@ -84,7 +84,7 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """Records are also written without the lock, by `evaluate`: there only what is older than an hour."""
+    """`evaluate` writes records without the lock: of those only files older than an hour are removed."""
     for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
         for name in list_names(folder):
             path = folder / name
@@ -94,13 +94,13 @@ def _remove_unfinished(workdir: epath.Path) -> None:
 
 
 def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Stores the resolved config in the workdir, for `train` or, `train` False, to prepare its data alone.
+    """Stores the resolved config in the workdir. `train` False: only to prepare its data.
 
-    Before its first checkpoint a run has nothing to lose: a corrected command then simply takes its place. Raises
-    UserError for a folder that is not a run, a run of another config, and a run whose checkpoints are gone.
+    Before the first checkpoint any config replaces the stored one. Raises UserError for a folder that is not a run, a
+    run with another config, and a run whose checkpoints are gone.
     """
-    stored, path = check_ours(workdir), workdir / "config.json"
-    if steps_there(workdir):
+    stored, path = check_run_folder(workdir), workdir / "config.json"
+    if checkpoint_steps(workdir):
         if differ := config_lib.immutable_differences(stored, config):
             lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
@@ -112,15 +112,15 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     else:
         _check_nothing_lost(workdir, stored)
         _remove_tokenizer(workdir / "tokenizer")
-        if train:  # of an attempt that had no checkpoint: its updates are made again
+        if train:  # left by an attempt without a checkpoint, whose updates are repeated
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
-    # A run that goes on is not complete, wherever it is stopped next.
+    # A resumed run is not complete, wherever it stops next.
     (workdir / "complete.json").unlink(missing_ok=True)
     atomic_write(path, config_lib.to_json(config))
 
 
-def steps_there(workdir: epath.Path) -> list[int]:
-    """Steps of the checkpoints in a workdir, ascending; in an object store a last file says that one is finished."""
+def checkpoint_steps(workdir: epath.Path) -> list[int]:
+    """Steps of the finished checkpoints in a workdir, ascending. In an object store the last file marks one as finished."""
     folder = workdir / "checkpoints"
     return [
         n for n in list_numbers(folder) if not is_remote(folder) or (folder / str(n) / "commit_success.txt").exists()
@@ -128,12 +128,10 @@ def steps_there(workdir: epath.Path) -> list[int]:
 
 
 def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
-    """Raises UserError for a run that had a checkpoint and has none now. One that was killed before its first may begin
-    anew.
-    """
+    """Raises UserError for a run that had a checkpoint and has none now. One killed before its first may start over."""
     folder = workdir / "checkpoints"
     if not is_remote(folder) and os.path.islink(folder) and not os.path.exists(folder):
-        raise UserError(f"{folder} links to {os.readlink(folder)}, which is not there: is that disk mounted?")
+        raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
     if stored is None:
         return
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
@@ -143,26 +141,26 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     if signs:
         raise UserError(
             f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
-            "checkpoint. Nothing was changed. Bring the checkpoints back (a backup, a disk that is not mounted, damaged/), or "
+            "checkpoint. Nothing was changed. Restore the checkpoints (from a backup, a disk that is not mounted, damaged/), or "
             f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
         )
 
 
 def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
-    """Whether metrics.jsonl goes so far that a first checkpoint must have been whole: at the second that was due. For runs
-    of before trained.json was written.
+    """Whether metrics.jsonl reaches the second checkpoint, when the first must have been finished. For runs of versions
+    that wrote no trained.json.
     """
     every = stored.checkpoint.every_steps
     return bool(every) and max((line["step"] for line in read_metrics(workdir)), default=0) > 2 * every
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:
-    """Raises UserError for one that holds something else too; it then stays as it is."""
+    """Raises UserError, and removes nothing, if the folder holds other files too."""
     names = list_names(folder)
     foreign = [name for name in names if name.partition(".partial-")[0] not in _TOKENIZER]
     if foreign:
         raise UserError(
-            f"{folder} would be made anew, but holds {', '.join(foreign[:5])}, which is no file of a tokenizer. Nothing was "
+            f"{folder} would be replaced, but holds {', '.join(foreign[:5])}, which is not part of a tokenizer. Nothing was "
             "changed. Move it elsewhere, or give a new --workdir."
         )
     if names:
@@ -170,7 +168,7 @@ def _remove_tokenizer(folder: epath.Path) -> None:
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
-    """What to say where the workdir holds this run, complete; None where there is something to do."""
+    """The message for a workdir that holds this run, complete; None if there is something left to do."""
     text = read_if_exists(workdir / "complete.json")
     stored = read_config(workdir) if text is not None else None
     if stored is None:
@@ -180,10 +178,10 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         reason, step, summary = (done[key] for key in ("reason", "step", "summary"))
         records = done.get("records") or ({"test": done["record"]} if done["record"] else {})
     except (ValueError, LookupError, TypeError) as error:
-        log.warning("%s cannot be read (%s): the last evaluation is made again", workdir / "complete.json", error)
+        log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
         return None
     if config_lib.immutable_differences(stored, config):
-        return None  # adopt_config says what differs
+        return None  # adopt_config reports the differences
     if reason == "steps" and config.train.steps > step:
         return None
     patient = config.eval.patience or math.inf
@@ -193,7 +191,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     scores = f"; {summary}{paths}" if records else ""
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     return f"{workdir} is complete: {step} updates{why}{scores}\n" + (
-        f"To go on, give a larger --config.train.steps (now {config.train.steps})."
+        f"To continue, raise --config.train.steps (now {config.train.steps})."
         if reason == "steps"
-        else f"To go on, give a larger --config.eval.patience (now {config.eval.patience}; 0 = without end)."
+        else f"To continue, raise --config.eval.patience (now {config.eval.patience}; 0 = no limit)."
     )

@@ -101,7 +101,6 @@ PREPARED = {
     "data.max_length": (64, 24, {}),
     "data.source_eos": (True, False, {}),
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
-    "seed.data": (0, 1, {}),
 }
 
 # Keys that tests in other files show to act.
@@ -113,8 +112,9 @@ ELSEWHERE = {
     "monitoring/test_stragglers.py": "distributed.straggler_share",
     "training/test_loop.py": "data.valid train.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps log.tensorboard log.profile_steps",
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
-    "evaluation/test_load.py": "data.corpus",
-    "evaluation/test_scores.py": "data.pretokenized",
+    "evaluation/test_restore.py": "data.corpus",
+    "tasks/test_translation_metrics.py": "data.pretokenized",
+    "data/test_batch_sampler.py": "seed.data",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
@@ -124,7 +124,7 @@ ELSEWHERE = {
     "training/test_best.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
-    "evaluation/test_target_languages.py": "eval.sacrebleu_tokenizer",
+    "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 
 
@@ -231,7 +231,7 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
         prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
     seen = []
     real = corpus_module.prepare_split
-    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["processes"]) or real(*a, **k))
+    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["num_workers"]) or real(*a, **k))
     config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
     corpus = prepare_corpus(task_of(config), tmp_path / "w")
     assert seen == [1] and corpus.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()

@@ -6,7 +6,7 @@ import threading
 import pytest
 from etils import epath
 from helpers.configs import small_config
-from helpers.thread_hosts import Hosts
+from helpers.thread_groups import run_processes
 
 from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.dataset import prepare_corpus, split_store
@@ -54,7 +54,7 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encode
     monkeypatch.setattr(
         "t2t_flax.tasks.translation.task.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
     )
-    for corpus in Hosts(hosts).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod)):
+    for corpus in run_processes(hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)):
         assert corpus.tokenizers.digest == alone.tokenizers.digest
         for mine, other in ((corpus.train, alone.train), (corpus.valid, alone.valid)):
             assert mine.digest == other.digest and content(mine.folder) == content(other.folder)
@@ -64,26 +64,27 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encode
 
 
 def test_prepared_data_is_reused(tmp_path, encoded):
-    Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
+    run_processes(2, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group))
     encoded.clear()
     stores = [
-        corpus.train for corpus in Hosts(2).run(lambda pod: prepare_corpus(task_of(config_of()), tmp_path, pod=pod))
+        corpus.train
+        for corpus in run_processes(2, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group))
     ]
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
 def test_test_set_of_many_processes_is_prepared_once(tmp_path, alone, encoded):
     config = config_of(test="toy:test:15")
-    work = lambda pod: split_store(task_of(config), tmp_path, "test", alone.tokenizers, pod)  # noqa: E731
-    assert [store.num_pairs for store in Hosts(3).run(work)] == [15] * 3 and len(encoded) == 1
+    work = lambda group: split_store(task_of(config), tmp_path, "test", alone.tokenizers, group)  # noqa: E731
+    assert [store.num_pairs for store in run_processes(3, work)] == [15] * 3 and len(encoded) == 1
 
 
 def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     config = config_of(valid="v.tsv", root=str(tmp_path))
     (tmp_path / "v.tsv").write_bytes(b"a\tb\n\xe4\tb\n")
-    failed = Hosts(3).run(lambda pod: prepare_corpus(task_of(config), tmp_path / "run", pod=pod))
+    failed = run_processes(3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group))
     assert isinstance(failed[0], UserError) and "v.tsv line 2: byte 0xe4" in str(failed[0])
-    assert all("a host is gone" in str(error) for error in failed[1:])
+    assert all("aborted" in str(error) for error in failed[1:])
 
 
 def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
@@ -101,12 +102,12 @@ def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
 
     monkeypatch.setattr(dataset, "find_store", hidden)
 
-    def work(pod):
-        if pod.index:
+    def work(group):
+        if group.index:
             threading.current_thread().name = "other"
-        return prepare_corpus(task_of(config_of()), tmp_path, pod=pod)
+        return prepare_corpus(task_of(config_of()), tmp_path, group=group)
 
-    assert "was prepared by process 0 and is not visible here: config.data.cache" in str(Hosts(2).run(work)[1])
+    assert "was prepared by process 0 and is not visible here: config.data.cache" in str(run_processes(2, work)[1])
 
 
 def test_empty_train_key_is_an_error(tmp_path):

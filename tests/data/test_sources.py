@@ -1,16 +1,18 @@
 import gzip
+import hashlib
 import itertools
 import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import SOURCES, open_source
+from t2t_flax.data.sources import SOURCES, base, files_of, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -177,6 +179,25 @@ def test_every_form_is_named_in_the_error_of_an_unknown_one(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("hf:wmt14", tmp_path)
     assert all(form.shown in str(error.value) for form in SOURCES.values())
+
+
+def test_files_that_a_spec_names():
+    specs = {"a.en, a.de": ["a.en", "a.de"], "t.tsv": ["t.tsv"], "jsonl:x/t": ["x/t"], "t.jsonl.gz": ["t.jsonl.gz"]}
+    specs |= {"toy:train:9": [], "tfds:wmt14_translate/de-en:train": [], "trees.mrg": ["trees.mrg"]}
+    assert {spec: files_of(spec) for spec in specs} == specs
+
+
+def test_documented_source_works():
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    code = text.split("## A source of data")[1].split("```python\n")[1].split("```")[0]
+    exec(code, {"hashlib": hashlib, "UserError": UserError, "SOURCES": SOURCES} | vars(base))
+    try:
+        source = open_en_de("squares:3", key="config.data.train")
+        assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
+        with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
+            open_en_de("squares:x", key="config.data.train")
+    finally:
+        del SOURCES["squares"]
 
 
 def test_errors_name_the_config_key(tmp_path):

@@ -13,7 +13,7 @@ def test_full_disk_is_a_user_error_and_other_disk_errors_are_failures(number, co
     """After a failure a launcher starts all processes again; room for a checkpoint must be made by hand."""
     messages, broadcasts = [], []
     supervisor = SimpleNamespace(
-        say=messages.append, broadcast_failure=lambda *words: broadcasts.append(words), signal=None
+        say=messages.append, broadcast_failure=lambda *message: broadcasts.append(message), signal=None
     )
 
     def end(code):

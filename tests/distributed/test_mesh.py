@@ -57,11 +57,15 @@ def test_custom_rules_change_the_sharding(tmp_path):
     """mesh.rules: the vocabulary over tensor alone, d_ff over both axes, heads and d_model whole."""
     config = small_config(mesh=dict(rules="vocab=tensor mlp=fsdp+tensor"))
     _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
-    told = {"shared_embedding": P("tensor"), "Einsum_0": P(None, ("fsdp", "tensor")), "Einsum_1": P(("fsdp", "tensor"))}
+    specs = {
+        "shared_embedding": P("tensor"),
+        "Einsum_0": P(None, ("fsdp", "tensor")),
+        "Einsum_1": P(("fsdp", "tensor")),
+    }
     for tree in (state.params, state.opt_state[0].mu):
-        assert strip(tree["shared_embedding"]["table"].sharding.spec) == told["shared_embedding"]
+        assert strip(tree["shared_embedding"]["table"].sharding.spec) == specs["shared_embedding"]
         ffn = tree["encoder_0"]["feed_forward"]
-        assert all(strip(ffn[name]["kernel"].sharding.spec) == told[name] for name in ffn)
+        assert all(strip(ffn[name]["kernel"].sharding.spec) == specs[name] for name in ffn)
         assert tree["encoder_0"]["self_attention"]["query"]["kernel"].sharding.is_fully_replicated
     with pytest.raises(
         UserError, match="config.model.d_ff = 34 is not a multiple of 4, which config.mesh.fsdp and mesh.t"

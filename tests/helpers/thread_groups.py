@@ -39,7 +39,14 @@ class CoordinationService:
 
     def wait_at_barrier(self, name, milliseconds):
         self._check()
-        self._barrier.wait(milliseconds / 1000)
+        try:
+            self._barrier.wait(milliseconds / 1000)
+        except threading.BrokenBarrierError:
+            raise ConnectionError(f"barrier {name} aborted") from None
+
+    def abort(self):
+        """Makes all barriers fail, as when a process is gone."""
+        self._barrier.abort()
 
 
 def thread_groups(count: int) -> tuple[CoordinationService, list[ProcessGroup]]:
@@ -59,9 +66,23 @@ def run_threads(work, arguments: list) -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     return results
+
+
+def run_processes(count: int, work) -> list:
+    """`work(group)` in each of `count` processes; their results, or the exceptions that ended them."""
+    service, groups = thread_groups(count)
+
+    def run(group):
+        try:
+            return work(group)
+        except Exception as error:  # noqa: BLE001
+            service.abort()
+            return error
+
+    return run_threads(run, [(group,) for group in groups])
 
 
 def wait_until(condition, seconds: float = 10.0) -> None:

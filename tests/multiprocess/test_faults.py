@@ -153,3 +153,23 @@ def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_p
     assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in said, said
     assert any((workdir / "damaged").iterdir())
     assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS
+
+
+@pytest.mark.slow
+def test_all_processes_skip_an_fsdp_checkpoint_that_one_cannot_read(tmp_path, cache):
+    """Parameters are divided over two processes; what one of them wrote is gone. Both go back to the same checkpoint."""
+    workdir, keys = tmp_path / "run", TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0)
+    with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
+        assert processes.wait() == [0, 0], processes.outputs()
+    before, newest = losses(workdir), workdir / "checkpoints" / "10"
+    written = [path for path in (newest / "params" / "ocdbt.process_1").rglob("*") if path.is_file()]
+    assert written, sorted(newest.rglob("*"))
+    for path in written:
+        path.unlink()
+    shutil.rmtree(tmp_path / "logs")
+    (workdir / "complete.json").unlink()
+    resume(tmp_path, cache, 2, **keys)
+    said = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert f"checkpoint 10 in {workdir / 'checkpoints'} is damaged" in said and "after update 5" in said, said
+    assert losses(workdir) == before
+    assert (workdir / "damaged" / "10-0").is_dir() and checkpoints(workdir) == [5, 10]

@@ -167,18 +167,18 @@ def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, savi
 
 def processes_of(workdir) -> dict[int, int]:
     """Process ids of the run's processes, by their index."""
-    found = {}
+    pids = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
+                arguments = file.read().split(b"\0")
             with open(f"/proc/{pid}/environ", "rb") as file:
                 own = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
         except OSError:
             continue
-        if f"--workdir={workdir}".encode() in words and b"-m" in words[:3]:
-            found[int(own.get(b"T2T_PROCESS_ID", b"-1"))] = int(pid)
-    return found
+        if f"--workdir={workdir}".encode() in arguments and b"-m" in arguments[:3]:
+            pids[int(own.get(b"T2T_PROCESS_ID", b"-1"))] = int(pid)
+    return pids
 
 
 def wait_until(condition, process, log, seconds: float = 180.0, every: float = 0.05) -> None:

@@ -14,7 +14,7 @@ from t2t_flax import locks
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.train_state import init_state
-from t2t_flax.training.workdir import adopt_config, steps_there, writing
+from t2t_flax.training.workdir import adopt_config, checkpoint_steps, writing
 
 RUN = "gs://bucket/run"
 
@@ -34,7 +34,7 @@ def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     gcs.put("bucket", "run/checkpoints/5/params/x", b"half", {})
     before = {name: gcs.read(name) for name in gcs.names()}
     again = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
-    assert again.steps() == [1, 2] == steps_there(epath.Path(RUN))
+    assert again.steps() == [1, 2] == checkpoint_steps(epath.Path(RUN))
     assert {name: gcs.read(name) for name in gcs.names()} == before
     again.clean_up()
     assert before.keys() - set(gcs.names()) == {"run/checkpoints/5/params/x"}
@@ -45,7 +45,7 @@ def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
 
 def test_foreign_folder_in_bucket_is_left_untouched(gcs):
     files.atomic_write(f"{RUN}/tokenizer/vocab.json", "{}")
-    with pytest.raises(UserError, match="no run of t2t_flax"):
+    with pytest.raises(UserError, match="not a run of t2t_flax"):
         adopt_config(epath.Path(RUN), small_config())
     assert gcs.names() == ["run/tokenizer/vocab.json"]
 

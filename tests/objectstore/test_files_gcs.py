@@ -65,7 +65,7 @@ def test_folder_is_moved(gcs):
 
 def test_forbidden_bucket_is_a_user_error(gcs):
     gcs.failures += [("GET", "/b/", 401)] * 50
-    with pytest.raises(UserError, match="gs://bucket/run cannot be reached .* Is the bucket there"):
+    with pytest.raises(UserError, match="gs://bucket/run cannot be reached .* Does the bucket exist"):
         files.check_reachable(RUN)
     gcs.failures.clear()
     files.check_reachable(RUN)

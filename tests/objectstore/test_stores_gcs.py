@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 from helpers.configs import small_config
-from helpers.thread_hosts import Hosts
+from helpers.thread_groups import run_processes
 
 from t2t_flax.config import Data
 from t2t_flax.data import preprocess
@@ -64,7 +64,7 @@ def test_other_host_copies_the_store_and_reads_no_text(gcs, source, tokenizers, 
     assert downloads(gcs) == 0, "the host that made it has it"
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
-    stores = Hosts(4).run(lambda pod: prepare_split(source, tokenizers, FOLDER, POLICIES))
+    stores = run_processes(4, lambda group: prepare_split(source, tokenizers, FOLDER, POLICIES))
     assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
     assert content(stores[0].folder) == in_bucket(gcs)
     assert [path.name for path in stores[0].folder.parent.iterdir()] == [stores[0].folder.name]
@@ -134,7 +134,7 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
     )
     encoded, real = [], preprocess._Encoder.__call__
     monkeypatch.setattr(preprocess._Encoder, "__call__", lambda self, pairs: encoded.extend(pairs) or real(self, pairs))
-    corpora = Hosts(3).run(lambda pod: prepare_corpus(task_of(config), "gs://bucket/run", pod=pod))
+    corpora = run_processes(3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
     names = {name.partition("/")[0] + "/" + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}

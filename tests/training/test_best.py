@@ -36,7 +36,7 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     assert (outcome.reason, outcome.step) == ("patience", 4)
     marker = dict(step=4, reason="patience", record=None, summary="", seconds={})
     (tmp_path / "complete.json").write_text(json.dumps(marker))
-    assert "give a larger --config.eval.patience (now 1; 0 = without end)" in completed(epath.Path(tmp_path), config)
+    assert "raise --config.eval.patience (now 1; 0 = no limit)" in completed(epath.Path(tmp_path), config)
     for patience in (2, 0):
         assert (
             completed(

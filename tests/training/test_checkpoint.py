@@ -19,7 +19,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.checksums import checksums
-from t2t_flax.training.resume import on_disk
+from t2t_flax.training.resume import report_full_disk
 from t2t_flax.training.train_state import init_state
 
 
@@ -74,7 +74,7 @@ def test_newest_and_best_are_kept(tmp_path, made):
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
 
 
-def test_a_checkpoint_gets_the_metric_of_an_evaluation_that_was_made_up(tmp_path, made):
+def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, made):
     """The run was stopped before it was evaluated; the best is kept as if it had not been."""
     stopped = Checkpoints(tmp_path / "checkpoints", keep_best=1)
     save(stopped, made, 1)
@@ -110,7 +110,7 @@ def damage_item(folder):
 
 
 @pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_meta, damage_item])
-def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, made, caplog, damage):
+def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, made, caplog, damage):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep_last=3)
     saved = [save(checkpoints, made, step) for step in (1, 2, 3)]
@@ -145,7 +145,7 @@ def chained(error):
      chained(OSError(errno.EIO, "Input/output error"))],
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
-def test_a_failing_device_disk_or_network_is_no_damage(tmp_path, made, monkeypatch, error):
+def test_failing_device_disk_or_network_is_not_damage(tmp_path, made, monkeypatch, error):
     """Whole checkpoints stay where they are, and the error is raised as it is."""
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=3)
     for step in (1, 2, 3):
@@ -164,7 +164,7 @@ def test_a_failing_device_disk_or_network_is_no_damage(tmp_path, made, monkeypat
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 2, 3] and not (tmp_path / "damaged").exists()
 
 
-def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the_time(tmp_path, made, monkeypatch):
+def test_failed_save_deletes_no_older_checkpoint(tmp_path, made, monkeypatch):
     """Orbax tells an error once: who asks while its save is being ended must not hide it from what ends the save."""
     end = ocp.CheckpointManager._wait_for_checkpointers
     late = lambda manager: (time.sleep(0.5), end(manager))  # noqa: E731
@@ -174,9 +174,9 @@ def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the
     monkeypatch.setattr(ocp.CheckpointManager, "_wait_for_checkpointers", late)
     with full_disk():
         save(checkpoints, made, 2)
-        with pytest.raises(UserError, match="Checkpoints that are whole: 1. Free disk space"):
+        with pytest.raises(UserError, match="Intact checkpoints: 1. Free disk space"):
             for _ in range(3000):
-                on_disk(checkpoints, checkpoints.check_for_errors)
+                report_full_disk(checkpoints, checkpoints.check_for_errors)
                 time.sleep(0.01)
         checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
@@ -188,17 +188,17 @@ def test_a_failed_save_deletes_nothing_although_the_loop_asks_for_errors_all_the
      (ValueError("RESOURCE_EXHAUSTED: File too large [OS error 27]"), UserError), (OSError(errno.EIO, "x"), OSError),
      (ConnectionError("reset"), ConnectionError)],
 )  # fmt: skip
-def test_only_what_a_user_can_mend_is_told_as_a_full_disk(tmp_path, error, told):
+def test_only_refused_writes_are_reported_as_user_errors(tmp_path, error, told):
     """The rest is a failure, after which a launcher starts again."""
 
     def write():
         raise error
 
     with pytest.raises(told):
-        on_disk(Checkpoints(tmp_path / "checkpoints"), write)
+        report_full_disk(Checkpoints(tmp_path / "checkpoints"), write)
 
 
-def test_an_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made, caplog):
+def test_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made, caplog):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     save(checkpoints, made, 1)
     checkpoints.close()
@@ -208,7 +208,7 @@ def test_an_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made, caplog):
     assert "checkpoint 5 in" in caplog.text and "damaged" in caplog.text
 
 
-def test_all_damaged_is_an_error_that_says_so(tmp_path, made):
+def test_error_when_all_checkpoints_are_damaged(tmp_path, made):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     save(checkpoints, made, 1)
     checkpoints.close()
@@ -218,7 +218,7 @@ def test_all_damaged_is_an_error_that_says_so(tmp_path, made):
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1] and not (tmp_path / "damaged").exists()
 
 
-def test_a_checkpoint_of_another_model_names_the_keys(tmp_path, made):
+def test_checkpoint_of_another_model_is_refused_by_key(tmp_path, made):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     save(checkpoints, made, 1)
     checkpoints.close()
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_another_model_names_the_keys(tmp_path, made):
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
 
 
-def test_checksum_sees_any_bit_and_no_mesh():
+def test_checksum_depends_on_every_bit_but_not_on_the_mesh():
     x = jax.random.normal(jax.random.key(0), (37, 5))
     base = checksums({"x": x})
     for place, bit in [(0, 0), (100, 31), (184, 7)]:

@@ -113,7 +113,7 @@ def files_of(three):
 
 @settings(max_examples=8)
 @given(data=st.data())
-def test_any_damaged_file_of_the_newest_checkpoint(three, made, tmp_path_factory, data):
+def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(three, made, tmp_path_factory, data):
     name = data.draw(st.sampled_from(files_of(three)))
     place = data.draw(st.floats(0, 1))
     way = data.draw(st.sampled_from(sorted(WAYS)))
@@ -127,13 +127,13 @@ def test_any_damaged_file_of_the_newest_checkpoint(three, made, tmp_path_factory
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_damaged_file_of_the_newest_checkpoint(three, made, tmp_path, way):
+def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three, made, tmp_path, way):
     for number, name in enumerate(files_of(three)):
         check_damaged_file(three, made, tmp_path / str(number), name, WAYS[way])
 
 
 @pytest.mark.parametrize("way", ["empty", "zero", "truncate", "delete"])
-def test_a_damaged_metric_stops_nothing_and_is_no_metric(three, made, tmp_path, way):
+def test_damaged_metric_is_ignored(three, made, tmp_path, way):
     shutil.copytree(three, tmp_path / "checkpoints")
     for step in (1, 2, 3):
         WAYS[way](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
@@ -144,7 +144,7 @@ def test_a_damaged_metric_stops_nothing_and_is_no_metric(three, made, tmp_path, 
 
 
 @pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
-def test_a_changed_letter_in_the_meta_is_found(three, made, tmp_path, word, caplog):
+def test_changed_metadata_is_detected(three, made, tmp_path, word, caplog):
     shutil.copytree(three, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "3" / "meta" / "metadata"
     text = path.read_text()
@@ -167,7 +167,7 @@ def test_reading_changes_nothing(three, made, tmp_path):
     assert sorted(tmp_path.rglob("*")) == names and content(tmp_path) == before
 
 
-def test_what_a_killed_save_leaves_is_removed_when_the_run_goes_on(three, made, tmp_path):
+def test_leftovers_of_killed_saves_are_removed_on_resume(three, made, tmp_path):
     shutil.copytree(three, tmp_path / "checkpoints")
     for name in ("9.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
         (tmp_path / "checkpoints" / name / "params").mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_what_a_killed_save_leaves_is_removed_when_the_run_goes_on(three, made, 
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_a_tree_of_another_optimizer_names_the_leaves_and_moves_nothing(three, made, tmp_path):
+def test_state_of_another_optimizer_is_refused_by_leaf_name(three, made, tmp_path):
     """As after an upgrade of a library, or of parameter names."""
     shutil.copytree(three, tmp_path / "checkpoints")
     before = content(tmp_path)
@@ -249,7 +249,7 @@ class HalfBlind(ProcessGroup):
         assert seconds <= 3600.0, f"{name}: a process that is gone would be waited for too long"
 
 
-def test_all_processes_take_what_process_0_lists(three, monkeypatch):
+def test_all_processes_use_the_list_of_process_0(three, monkeypatch):
     """A network file system shows another host a new folder late, or one that is gone."""
     group = HalfBlind({"the checkpoints that there are": "[1, 2]"})
     assert Checkpoints(three, group=group).steps() == [1, 2]
@@ -268,7 +268,7 @@ STEPS = st.integers(1, 40).flatmap(
 
 
 @given(STEPS, st.integers(1, 5), st.integers(0, 3))
-def test_what_is_kept(about, last, best):
+def test_retention_keeps_newest_scheduled_and_best(about, last, best):
     """The newest, the last regular, the best, and all of which nothing is known; whatever today's config says."""
     Info = dataclasses.make_dataclass("Info", ["step"])
     facts = {step: fact for step, fact in enumerate(about, 1)}
@@ -280,7 +280,7 @@ def test_what_is_kept(about, last, best):
     assert kept == {max(facts), *regular[-last:], *unknown, *(step for _, step in measured[:best])}
 
 
-def test_a_new_interval_on_resume_deletes_no_regular_checkpoint(made, tmp_path):
+def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(made, tmp_path):
     """What is regular is stored with a checkpoint: every 10 updates until 40, then every 25 until 50."""
     write(tmp_path / "checkpoints", made, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=4)
@@ -291,17 +291,20 @@ def test_a_new_interval_on_resume_deletes_no_regular_checkpoint(made, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
+def test_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
     metrics = dict(enumerate((-3.0, -1.0, bad, -2.0, None), 1))
     write(tmp_path / "checkpoints", made, metrics, metric=metrics.get, keep_last=1)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
 
 
-def test_progress_of_another_version_is_read(made):
-    """Fields of a later version are ignored, fields that are missing have their default."""
-    assert TrainProgress.from_json({"step": 7, "of_a_later_version": 1}) == TrainProgress(step=7)
-    full = TrainProgress(3, -1.5, 2, 1, True, False, {"step": 1.0})
-    assert TrainProgress.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
+def test_progress_of_another_version_is_read():
+    """Unknown fields are ignored, missing ones get their default."""
+    old = {"step": 7, "best_metric": -2.5, "best_step": 5, "evaluations_without_better": 1, "seconds": {"step": 3.5}}
+    progress = TrainProgress.from_json(old)
+    assert dataclasses.asdict(progress).items() >= old.items()
+    assert progress.scheduled and not progress.evaluation_due and progress.config_changes == []
+    assert TrainProgress.from_json(old | {"of_a_later_version": 1}) == progress
+    assert TrainProgress.from_json(json.loads(json.dumps(dataclasses.asdict(progress)))) == progress
 
 
 @pytest.mark.parametrize(
@@ -314,11 +317,11 @@ def test_progress_of_another_version_is_read(made):
      (RuntimeError("something else"), False), (KeyboardInterrupt(), False)],
     ids=lambda x: repr(x)[:40],
 )  # fmt: skip
-def test_what_damage_is(error, damage):
+def test_errors_that_mean_damage(error, damage):
     assert is_damage(error) == damage
 
 
-def test_a_failing_disk_is_told_although_an_older_checkpoint_would_do(three, made, tmp_path, monkeypatch, caplog):
+def test_failing_disk_is_reported_despite_an_older_checkpoint(three, made, tmp_path, monkeypatch, caplog):
     shutil.copytree(three, tmp_path / "checkpoints")
     read = type(Checkpoints(three)._folder).read_text
 
@@ -337,5 +340,5 @@ def test_a_failing_disk_is_told_although_an_older_checkpoint_would_do(three, mad
     "error",
     [OSError("Forbidden: https://storage/bucket/x"), requests.exceptions.ProxyError(), requests.ConnectionError()],
 )
-def test_an_object_store_that_refuses_or_fails_for_a_moment_is_no_damage(error):
+def test_transient_object_store_errors_are_not_damage(error):
     assert not is_damage(error)

@@ -76,7 +76,7 @@ NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metric
 @example("tokenizer", "truncate", 0.0, 0)
 @example("tokenizer", "delete", 0.0, 0)
 @example("metrics.jsonl", "flip", 0.2, 0)
-def test_damage_to_any_file(whole, tmp_path_factory, cache, top, way, place, pick):
+def test_damage_to_any_file_of_a_workdir(whole, tmp_path_factory, cache, top, way, place, pick):
     config, source, states = whole
     workdir = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(source, workdir)
@@ -108,7 +108,7 @@ def test_damage_to_any_file(whole, tmp_path_factory, cache, top, way, place, pic
         )
 
 
-def test_metrics_with_a_hole_of_zeros_are_read_and_kept(whole, tmp_path, caplog):
+def test_metrics_with_zeroed_bytes_are_read_and_kept(whole, tmp_path, caplog):
     """What a power cut leaves at the end of a file that was being written."""
     _, source, _ = whole
     shutil.copy(source / "metrics.jsonl", tmp_path)

@@ -38,11 +38,11 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
     assert [due_after(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [False, True, False, False]
     loop.train(run, score=None)
     assert sorted(metrics(tmp_path, "valid_loss")) == list(range(epoch, 43, epoch))
-    kept = Checkpoints(tmp_path / "checkpoints").steps()
+    steps = Checkpoints(tmp_path / "checkpoints").steps()
     assert 42 % epoch, "the last update is saved beside the regular ones"
-    assert kept == [*range(epoch, 43, epoch)][-2:] + [42]
+    assert steps == [*range(epoch, 43, epoch)][-2:] + [42]
     with jax.default_device(jax.devices()[0]):
-        assert load(tmp_path, average=2, overrides={"mesh.data": "-1"}).steps == tuple(reversed(kept[:2]))
+        assert load(tmp_path, average=2, overrides={"mesh.data": "-1"}).steps == tuple(reversed(steps[:2]))
 
 
 def test_validation_loss_with_and_without_smoothing(tmp_path, cache):

@@ -27,7 +27,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training import loop, resume
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import changes_in
+from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.workdir import adopt_config
 
@@ -213,8 +213,8 @@ def test_changed_optimization_is_logged_once_on_resume(tmp_path, cache, uninterr
     loop.train(start(run_config(steps=6, **changed), tmp_path, cache), score=None, say=messages.append)
     assert "optimizer.lr_scale 1.0 -> 0.5" in messages[0] and "after update 4" in messages[0]
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
-    assert changes_in(checkpoints.meta(6)) == [{"step": 4, "changed": expected}]
-    assert changes_in(checkpoints.meta(4)) == []
+    assert recorded_changes(checkpoints.meta(6)) == [{"step": 4, "changed": expected}]
+    assert recorded_changes(checkpoints.meta(4)) == []
     (tmp_path / "checkpoints" / "6").rename(tmp_path / "away")
     loop.train(start(run_config(steps=8, **changed), tmp_path, cache), score=None)
     lines = read_metrics(tmp_path)
@@ -271,7 +271,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
-    assert_same_state(resume.params_of_finished(run, epath.Path(first)), uninterrupted[1].state.params)
+    assert_same_state(resume.pretrained_params(run, epath.Path(first)), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", train=dict(init_from=str(first)), model=dict(d_model=32))

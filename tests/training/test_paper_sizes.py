@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("wmt14_enfr.py:big", 209_051_648),
     ],
 )
-def test_initialises_and_takes_an_update(name, parameters):
+def test_paper_model_initializes_and_trains(name, parameters):
     config = load_config(str(CONFIGS / name))
     vocab = config.data.vocab_size
     mesh = devices_mesh()

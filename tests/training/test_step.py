@@ -37,7 +37,7 @@ def losses_and_gradients(config, params, model, arrays):
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_packed_pairs_have_the_loss_and_gradient_of_the_same_pairs_alone(norm):
+def test_packed_pairs_have_the_loss_and_gradient_of_single_pairs(norm):
     config = small_config(model=dict(dropout=0.0, norm_placement=norm))
     model, _, state, _ = model_and_state(config)
     pairs = random_pairs(30)
@@ -99,7 +99,7 @@ def test_losses_are_the_same_on_every_mesh(store, reference, shape):
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_the_same_update_twice_gives_the_same_bits(store, reference):
+def test_training_is_bit_reproducible(store, reference):
     config, losses, state = reference
     again, state_again = loss_curve(config, store, (1, 1, 1), 30)
     np.testing.assert_array_equal(again, losses)
@@ -108,7 +108,7 @@ def test_the_same_update_twice_gives_the_same_bits(store, reference):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient", "parameters"])
-def test_an_update_that_is_not_finite_leaves_all_but_the_counters_of_updates(store, monkeypatch, what):
+def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, what):
     from t2t_flax.training import train_step as step_module
 
     def broken(config, model, params, batch, noise, shards=1):
@@ -142,7 +142,7 @@ def test_golden_first_update(reference):
 
 
 @pytest.mark.slow
-def test_rematerialisation_lowers_the_temporary_memory_and_nothing_else(store):
+def test_rematerialization_saves_memory_and_keeps_the_loss(store):
     sizes, losses = {}, {}
     for remat in ("none", "dots", "full"):
         config = small_config(

@@ -37,7 +37,7 @@ def needs(monkeypatch, make) -> list[int]:
     return seen
 
 
-def test_a_validation_pair_that_does_not_fit_is_named_before_training(run, monkeypatch):
+def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
     usual, long = needs(monkeypatch, lambda: validation_loss(run))
     assert usual < long, "the others have rows of their own"
     monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
@@ -49,7 +49,7 @@ def test_a_validation_pair_that_does_not_fit_is_named_before_training(run, monke
         validation_loss(run)
 
 
-def test_what_else_lies_on_the_devices_counts(run, monkeypatch):
+def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
     parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
     alone, beside = (
         needs(monkeypatch, make)[0] for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
@@ -58,14 +58,14 @@ def test_what_else_lies_on_the_devices_counts(run, monkeypatch):
     assert beside - alone == memory.resident_bytes(state.opt_state) > 2 * memory.resident_bytes(state.params) * 0.99
 
 
-def test_a_test_set_is_named_as_such(run, monkeypatch, tmp_path):
+def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
     store = split_store(task_of(run.config), tmp_path / "run", "test", run.corpus.tokenizers)
     monkeypatch.setattr(memory, "device_memory", lambda: 1)
     with pytest.raises(UserError, match=re.escape("the loss of config.data.test for")):
         ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store, "test")
 
 
-def test_long_pairs_count_in_the_loss(run):
+def test_validation_loss_includes_long_pairs(run):
     """The loss of all is the mean of the loss of each pair by its tokens."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config

@@ -15,7 +15,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation import checkpoint_average as average_module
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.locks import lock_folder
-from t2t_flax.training.workdir import adopt_config, check_ours, completed, read_config, writing
+from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, read_config, writing
 
 
 def content(folder):
@@ -37,13 +37,13 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, name):
+def test_foreign_folder_is_refused_and_unchanged(tmp_path, name):
     folder = tmp_path / "theirs"
     for path, text in FOREIGN[name].items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     before = content(folder)
-    with pytest.raises(UserError, match="no run of t2t_flax|this is not the config.json of a run") as told:
+    with pytest.raises(UserError, match="not a run of t2t_flax|this is not the config.json of a run") as told:
         adopt_config(epath.Path(folder), small_config())
     assert str(folder) in str(told.value)
     for command in (train, prepare):
@@ -54,20 +54,20 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, name):
     assert content(folder) == before
 
 
-def test_a_file_is_no_workdir(tmp_path):
+def test_file_is_refused_as_workdir(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file: give a folder"):
-        check_ours(epath.Path(tmp_path / "file"))
+        check_run_folder(epath.Path(tmp_path / "file"))
 
 
-def test_a_log_of_the_command_itself_does_not_make_a_folder_foreign(tmp_path):
+def test_log_file_does_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "train.log").write_text("")
     (tmp_path / "lost+found").mkdir()
     adopt_config(epath.Path(tmp_path), small_config())
     assert read_config(tmp_path) == small_config()
 
 
-def test_a_tokenizer_folder_with_other_things_in_it_stays(tmp_path):
+def test_tokenizer_folder_with_foreign_files_is_kept(tmp_path):
     adopt_config(epath.Path(tmp_path), small_config())
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.model").write_text("ours")
@@ -75,7 +75,7 @@ def test_a_tokenizer_folder_with_other_things_in_it_stays(tmp_path):
     assert not (tmp_path / "tokenizer").exists()
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "my_work.txt").write_text("work")
-    with pytest.raises(UserError, match="my_work.txt, which is no file of a tokenizer"):
+    with pytest.raises(UserError, match="my_work.txt, which is not part of a tokenizer"):
         adopt_config(epath.Path(tmp_path), small_config())
     assert (tmp_path / "tokenizer" / "my_work.txt").read_text() == "work"
 
@@ -102,7 +102,7 @@ SIGNS = {
 
 
 @pytest.mark.parametrize("sign", SIGNS)
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, sign):
+def test_run_with_missing_checkpoints_does_not_start_over(tmp_path, sign):
     run_folder(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     SIGNS[sign](tmp_path)
@@ -113,7 +113,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, sign):
     assert content(tmp_path) == before
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_any_config(tmp_path):
+def test_run_without_checkpoint_starts_over_with_any_config(tmp_path):
     run_folder(tmp_path, trained=False)
     (tmp_path / "checkpoints" / "10.orbax-checkpoint-tmp").mkdir(parents=True)
     other = small_config(model=dict(dropout=0.3))
@@ -121,14 +121,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_any_config(tm
     assert read_config(tmp_path) == other
 
 
-def test_checkpoints_on_a_disk_that_is_not_mounted_are_told(tmp_path):
+def test_unmounted_checkpoint_disk_is_reported(tmp_path):
     os.symlink(tmp_path / "other" / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(UserError, match="links to .*other/checkpoints, which is not there"):
+    with pytest.raises(UserError, match="links to .*other/checkpoints, which does not exist"):
         (tmp_path / "config.json").write_text(config_lib.to_json(small_config()))
         adopt_config(epath.Path(tmp_path), small_config())
 
 
-def test_prepare_leaves_a_run_that_has_trained_as_it_is(tmp_path):
+def test_prepare_does_not_change_a_trained_run(tmp_path):
     run_folder(tmp_path)
     (tmp_path / "complete.json").write_text("{}")
     before = content(tmp_path)
@@ -143,13 +143,13 @@ def test_prepare_leaves_a_run_that_has_trained_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00"])
-def test_a_damaged_marker_of_completeness_means_that_the_end_is_made_again(tmp_path, text):
+def test_damaged_completion_marker_repeats_the_final_evaluation(tmp_path, text):
     run_folder(tmp_path)
     (tmp_path / "complete.json").write_text(text)
     assert completed(epath.Path(tmp_path), read_config(tmp_path)) is None
 
 
-def test_train_prepare_and_average_are_refused_while_another_process_writes(tmp_path):
+def test_commands_are_refused_while_another_process_writes(tmp_path):
     workdir = run_folder(tmp_path / "run")
     before = content(workdir)
     with writing(epath.Path(workdir), "train"):
@@ -161,7 +161,7 @@ def test_train_prepare_and_average_are_refused_while_another_process_writes(tmp_
     assert after == before
 
 
-def test_files_that_a_killed_writer_had_not_finished_are_removed_under_the_lock(tmp_path):
+def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
     workdir = run_folder(tmp_path / "run")
     before = content(workdir)
     unfinished = f".partial-{'0' * 32}"
@@ -178,7 +178,7 @@ def test_files_that_a_killed_writer_had_not_finished_are_removed_under_the_lock(
     assert left == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
 
 
-def test_a_second_average_into_a_folder_is_refused_and_leftovers_of_others_stay(tmp_path):
+def test_second_average_into_a_folder_is_refused(tmp_path):
     output, partial = epath.Path(tmp_path / "mean"), tmp_path / "mean.partial"
     lock = lock_folder(partial, "average")
     with pytest.raises(UserError, match="--output=.*mean.* is in use by another process: average, process"):

@@ -37,3 +37,9 @@ def open_source(
             return form.open(spec, Context(root, (source_language, target_language), seed, label))
     known = ", ".join(form.shown for form in SOURCES.values())
     raise UserError(f"{label} is not a known form of a corpus. Known forms: {known}")
+
+
+def files_of(spec: str) -> list[str]:
+    """The files that `spec` names; without a known form, its comma-separated parts."""
+    form = next((form for form in SOURCES.values() if form.matches(spec)), None)
+    return form.files(spec) if form else spec.split(",")

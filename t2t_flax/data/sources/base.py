@@ -67,12 +67,13 @@ class Form(NamedTuple):
     """One way to name a source in data.train, data.valid and data.test.
 
     shown: the form as error messages show it. matches: whether a spec has this form.
-    open: (spec, context) -> Source; raises UserError where it cannot be opened.
+    open: (spec, context) -> Source; raises UserError where it cannot be opened. files: the files that a spec names.
     """
 
     shown: str
     matches: Callable[[str], bool]
     open: Callable[[str, Context], Source]
+    files: Callable[[str], list[str]] = lambda spec: []
 
 
 def has_prefix(prefix: str) -> Callable[[str], bool]:

@@ -53,9 +53,17 @@ def _matches(spec: str) -> bool:
     return has_prefix(_PREFIX)(spec) or "," not in spec and spec.strip().endswith((".jsonl", ".jsonl.gz"))
 
 
+def _files(spec: str) -> list[str]:
+    return [spec.removeprefix(f"{_PREFIX}:").strip()]
+
+
 def _open(spec: str, context: Context) -> JsonLinesSource:
-    path = existing_file(spec.removeprefix(f"{_PREFIX}:").strip(), context)
-    return JsonLinesSource(spec, path, context.languages)
+    return JsonLinesSource(spec, existing_file(*_files(spec), context), context.languages)
 
 
-FORM = Form("'FILE.jsonl', 'FILE.jsonl.gz' or 'jsonl:FILE' (an object a line, with language keys)", _matches, _open)
+FORM = Form(
+    "'FILE.jsonl', 'FILE.jsonl.gz' or 'jsonl:FILE' (an object a line, with language keys)",
+    _matches,
+    _open,
+    _files,
+)

@@ -94,11 +94,13 @@ TEXT_FORM = Form(
     "'SRC,TGT' (two text files, plain or .gz), 'SRC,REF1,REF2' (several references, for validation and test text)",
     lambda spec: len(_names(spec)) >= 2 and all(_names(spec)),
     _open_text,
+    _names,
 )
 TSV_FORM = Form(
     "'FILE.tsv' or 'FILE.tsv.gz' (source TAB target)",
     lambda spec: "," not in spec and spec.strip().endswith((".tsv", ".tsv.gz")),
     lambda spec, context: TsvSource(spec, existing_file(spec.strip(), context)),
+    _names,
 )
 
 

@@ -92,7 +92,7 @@ def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
     return _percent(count, len(predictions.outputs))
 
 
-METRICS = (
+METRICS = [
     Metric("f1", "F1", statistics=labelled_f1, confidence_interval=True),
     Metric("precision", "precision", precision),
     Metric("recall", "recall", recall),
@@ -100,7 +100,7 @@ METRICS = (
     Metric("exact_match", "exact match", exact_match, unit="%"),
     Metric("tagging_accuracy", "tagging accuracy", tagging_accuracy, unit="%"),
     Metric("well_formed", "well-formed", well_formed, unit="%"),
-)
+]
 
 
 class Parsing(Task):

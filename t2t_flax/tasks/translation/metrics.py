@@ -125,7 +125,7 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
     return {"score": round(100.0 * count / len(hypotheses), 4), "sentences": count}
 
 
-METRICS = (
+METRICS = [
     Metric(
         "sacrebleu",
         "sacreBLEU",
@@ -158,7 +158,7 @@ METRICS = (
         applies=lambda config: has_word_boundaries(config.data.target_language),
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
-)
+]
 """A new metric is a row here; records, summaries, training, `--compare` and sweeps read this table."""
 
 

@@ -1,0 +1,22 @@
+"""The committed plans, made with the real compilers by the commands in docs/scaling.md."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+RECORDS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("plan_*.json"))
+PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan['topology']}-{plan['flops_per_device']:.0e}")
+def test_recorded_programs_fit_and_hold_their_state(plan):
+    train = plan["train"]
+    assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
+    assert train["memory"]["argument"] == pytest.approx(plan["state_bytes"], rel=1e-3)
+    assert plan["prediction"]["seconds"] > plan["ideal"]["seconds"] > 0
+
+
+def test_base_and_big_are_recorded():
+    topologies = {record.name: {plan["topology"] for plan in json.loads(record.read_text())} for record in RECORDS}
+    assert topologies["plan_base.json"] >= {"v5e-8", "h100-8"} and "h100-8" in topologies["plan_big.json"]

@@ -1,0 +1,110 @@
+"""The examples of a metric and a task in docs/extending.md, each added to its table and used throughout."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.configs import small_config
+from helpers.records import noisy, record
+from helpers.scores import score_translations, translation_config
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.data.sources.base import Source
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.compare import compare, describe
+from t2t_flax.sweeps.results import check_score
+from t2t_flax.tasks import TASKS, lower_is_better, task_of
+from t2t_flax.tasks.base import Task
+from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks.translation.metrics import METRICS, exact_match
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+NAMESPACE = dict(
+    Counter=Counter, METRICS=METRICS, Metric=Metric, Predictions=Predictions, SentenceStatistics=SentenceStatistics,
+    Source=Source, SymbolTokenizer=SymbolTokenizer, TASKS=TASKS, Task=Task, TokenizerPair=TokenizerPair,
+    exact_match=exact_match, hashlib=hashlib, np=np,
+)  # fmt: skip
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Runs the code of a section of the page; the tables are restored afterwards."""
+    tasks, metrics = dict(TASKS), list(METRICS)
+
+    def run(heading: str) -> None:
+        section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+        for block in re.findall(r"```python\n(.*?)```", section, re.S):
+            exec(block, NAMESPACE)
+
+    yield run
+    TASKS.clear()
+    TASKS.update(tasks)
+    METRICS[:] = metrics
+
+
+def test_new_metric_is_in_records_training_comparisons_and_sweeps(example, tmp_path):
+    with pytest.raises(UserError, match="no task has a metric 'missing_words'"):
+        lower_is_better("missing_words")
+    example("A new evaluation metric")
+    references = [f"a sentence of eight words is number {i} here" for i in range(50)]
+    entry = score_translations(noisy(references, 0.2, 1), [references], samples=50)["missing_words"]
+    assert 10 < entry["score"] < 30 and entry["how"] == "missing words"
+    assert entry["confidence"]["low"] < entry["score"] < entry["confidence"]["high"]
+    config = small_config(
+        data=dict(test="toy:test", valid="toy:valid"), eval=dict(metric="missing_words", decode_every_steps=5)
+    )
+    task = task_of(config)
+    assert [metric.name for metric in task.validation_metrics()] == ["sacrebleu", "missing_words"]
+    scores = score_translations(references, [references]) | {"perplexity": 1.0}
+    assert any("missing words" in line and "lower is better" in line for line in task.summary(scores))
+    assert lower_is_better("valid_missing_words") and lower_is_better("newstest:missing_words")
+    check_score("missing_words", config)
+    check_score("valid_missing_words", config)
+    better, worse = (record(tmp_path, n, noisy(references, s, 1), references) for n, s in (("a", 0.1), ("b", 0.4)))
+    comparison = compare(better, worse, score="missing_words")
+    assert comparison["a_better"] == 1 and comparison["p_value"] < 0.05 and "missing words" in describe(comparison)
+
+
+def test_new_task_prepares_and_scores(example, tmp_path):
+    config = small_config(data=dict(task="sort_digits", train="digits:50:1", test="digits:5:2", joint_vocabulary=True))
+    with pytest.raises(UserError, match="data.task = 'sort_digits': expected one of translation, parsing"):
+        task_of(config)
+    example("A new task")
+    task = task_of(config)
+    assert prepare_corpus(task, tmp_path).train.num_pairs == 50
+    source, target = next(split_source(task, "test").pairs())
+    assert sorted(source.split()) == target.split()
+    check_score("exact_match", config)
+    with pytest.raises(UserError, match="eval.metric = 'bleu' is not a metric of config.data.task = sort_digits"):
+        task_of(small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu")))
+
+
+@pytest.mark.slow
+def test_new_task_trains_to_a_record(example, tmp_path):
+    example("A new task")
+    run = tmp_path / "run"
+    keys = {
+        "data.task": "sort_digits", "data.train": "digits:2000:1", "data.valid": "", "data.test": "digits:20:2",
+        "train.steps": 20, "model.d_model": 32, "model.num_heads": 2, "eval.every_steps": 0, "mesh.cpu_devices": 1,
+        "eval.decode_every_steps": 0, "log.tensorboard": "false", "checkpoint.average_last": 0,
+    }  # fmt: skip
+    words = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert main(["train", "--config=configs/toy.py", f"--workdir={run}", *words]) == 0
+    assert "exact_match" in json.loads((run / "eval" / "test-20.json").read_text())["scores"]
+
+
+def test_metrics_of_all_tasks_agree_on_directions():
+    """`lower_is_better` needs only the name of a metric."""
+    directions = {}
+    for task in TASKS.values():
+        for metric in task.metrics:
+            assert directions.setdefault(metric.name, metric.higher_is_better) == metric.higher_is_better
+            assert bool(metric.compute) != bool(metric.statistics)
+    assert task_of(translation_config()).primary_metric.name == "sacrebleu"
