@@ -34,7 +34,7 @@ KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_siz
         dict(batch_size_counts="padded_tokens", batch_groups=2)]  # fmt: skip
 
 
-def test_another_start_counts_nothing_and_finds_the_same_updates(tmp_path, store, monkeypatch):
+def test_later_start_reuses_the_counts(tmp_path, store, monkeypatch):
     seen = counted(monkeypatch)
     first = {}
     for n, keys in enumerate(KEYS):
@@ -63,7 +63,7 @@ OTHER = [
 
 
 @pytest.mark.parametrize("text", OTHER)
-def test_a_file_of_something_else_is_counted_anew(tmp_path, store, monkeypatch, text):
+def test_malformed_cache_is_counted_again(tmp_path, store, monkeypatch, text):
     right = Batches(store, DATA, seed=0).updates_per_epoch
     (path,) = tmp_path.glob("store.plan-*.json")
     path.write_text(text)
@@ -71,7 +71,7 @@ def test_a_file_of_something_else_is_counted_anew(tmp_path, store, monkeypatch, 
     assert path.read_text() != text
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
+def test_read_only_folder_is_no_error(store, monkeypatch):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied")
 
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(store, monkeypatch):
     assert Batches(store, DATA, seed=0).updates_per_epoch > 10
 
 
-def test_nothing_is_read_of_windows_that_are_not_asked_for(store):
+def test_only_the_requested_window_is_read(store):
     """With the file there, a start reads no lengths at all, and an update those of its window."""
     Batches(store, DATA, seed=0)
     read = [set(), set()]

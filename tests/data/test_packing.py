@@ -25,7 +25,7 @@ def plainly(source, target, room):
 
 @pytest.mark.parametrize("kind", ["any", "alike", "lopsided", "equal", "no source"])
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_are_those_of_the_plain_rule(kind, seed):
+def test_rows_match_a_plain_first_fit(kind, seed):
     rng = np.random.default_rng(seed)
     room, count = int(rng.integers(3, 70)), int(rng.integers(1, 150))
     source = rng.integers(1, room + 1, count).astype(np.int32)
@@ -42,11 +42,11 @@ def test_rows_are_those_of_the_plain_rule(kind, seed):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_nothing_takes_no_row():
+def test_no_pairs_need_no_row():
     assert [len(x) for x in first_fit(np.zeros(0, np.int32), np.zeros(0, np.int32), 8)] == [0, 0, 0]
 
 
-def test_time_grows_with_the_pairs_and_not_with_their_square():
+def test_time_is_not_quadratic_in_the_pairs():
     rng = np.random.default_rng(0)
     seconds = []
     for count in (4000, 32000):

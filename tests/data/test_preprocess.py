@@ -60,7 +60,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
         train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
 
 
-def test_the_store_holds_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
+def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
     seen = []
     source = open_pairs(tmp_path, PAIRS)
@@ -123,21 +123,21 @@ def test_empty_lines(tmp_path, tokenizers):
     assert not (tmp_path / "e").exists()
 
 
-def test_the_place_of_an_empty_line_in_a_later_chunk(tmp_path, tokenizers, monkeypatch):
+def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
     source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
     with pytest.raises(UserError, match=r"t\.tsv line 121:"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
 
 
-def test_nothing_left(tmp_path, tokenizers):
+def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
     source = open_pairs(tmp_path, [*PAIRS, ("", "")])
     with pytest.raises(UserError, match="no pair is left of 121: 1 have an empty side, 120 have a side longer"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
     assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
 
 
-def test_a_mistake_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
+def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 10)
     source = open_pairs(tmp_path, PAIRS)
     with open(tmp_path / "t.tsv", "a") as file:
@@ -166,7 +166,7 @@ def test_reuse_and_rebuild(tmp_path, tokenizers):
     assert made(pair=TokenizerPair(other.source, tokenizers.target))
 
 
-def test_a_damaged_store_is_not_reused(tmp_path, tokenizers):
+def test_damaged_store_is_not_reused(tmp_path, tokenizers):
     source = open_pairs(tmp_path, PAIRS)
     prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     ids = tmp_path / "s" / "source.ids"
@@ -200,13 +200,13 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
-def test_a_small_corpus_starts_no_process(tmp_path, tokenizers, monkeypatch):
+def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(worker_pool, "start", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
     assert store.num_pairs == len(PAIRS)
 
 
-def test_processes_that_die_are_reported(tmp_path, tokenizers, monkeypatch):
+def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
     monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
@@ -237,7 +237,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_killed_half_way_leaves_no_store_and_no_process(tmp_path, tokenizers):
+def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     source = open_pairs(tmp_path, PAIRS)
     tokenizers.save(tmp_path / "tokenizer")
     (tmp_path / "run.py").write_text(KILLED)

@@ -15,7 +15,7 @@ def slots(rows: Counter, chosen) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_levels_pad_as_little_as_any_choice_does(seed):
+def test_levels_pad_within_tolerance_of_the_best_choice(seed):
     rng = np.random.default_rng(seed)
     rows = Counter(rng.integers(40, 40 + rng.integers(1, 30), 200).tolist())
     chosen, top = levels(rows, 3), max(rows)
@@ -24,7 +24,7 @@ def test_levels_pad_as_little_as_any_choice_does(seed):
     assert len(chosen) <= 3 and chosen[-1] == top and slots(rows, chosen) <= 1.003 * least
 
 
-def test_levels_are_no_more_than_there_is_use_for():
+def test_as_few_levels_as_useful():
     assert levels(Counter({7: 5}), 4) == [7]
     assert levels(Counter({1000: 1, 1001: 1, 1002: 1, 1003: 1}), 4) == [1003]
     wide = Counter(range(1, 4_000))
@@ -34,7 +34,7 @@ def test_levels_are_no_more_than_there_is_use_for():
 
 @pytest.mark.parametrize("count", ["real_tokens", "padded_tokens"])
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
-def test_all_that_was_counted_fits_and_by_the_cheapest_size(batching, count):
+def test_every_counted_update_gets_the_cheapest_size(batching, count):
     rng = np.random.default_rng(0)
     config = Data(batching=batching, batch_size_counts=count, pack_length=64)
     lengths = rng.integers(2, 65, 300).tolist() if batching == "buckets" else [64] * 300

@@ -43,7 +43,7 @@ def corpora(tmp_path):
 
 
 @pytest.mark.parametrize("spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en,t.de.gz", "t.tsv", "t.tsv.gz"])
-def test_files_give_the_pairs_in_order_again_and_again(corpora, spec):
+def test_pairs_are_read_in_order_repeatedly(corpora, spec):
     source = open_en_de(spec, corpora)
     assert source.count is None
     assert list(source.pairs()) == PAIRS
@@ -69,7 +69,7 @@ def test_reading_streams(tmp_path):
     assert list(itertools.islice(open_en_de("t.tsv", tmp_path).pairs(), 3)) == [("a", "b")] * 3
 
 
-def test_fingerprint_is_of_the_content_alone(corpora, tmp_path_factory):
+def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
     before = open_en_de("t.en,t.de", corpora).fingerprint()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "x").write_bytes((corpora / "t.en").read_bytes())
@@ -116,14 +116,14 @@ def test_fingerprint_is_of_the_content_alone(corpora, tmp_path_factory):
         ({}, "tfds:somebody:x/de-en:1.0.0:train", r"not those of a namespace"),
     ],
 )
-def test_mistakes_are_told_with_their_place(tmp_path, files, spec, message):
+def test_errors_name_their_place(tmp_path, files, spec, message):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=message):
         list(open_en_de(spec, tmp_path).pairs())
 
 
-def test_several_references_are_read_beside_each_other(tmp_path):
+def test_several_references(tmp_path):
     for name, lines in (("s.en", "one two"), ("a.de", "eins zwei"), ("b.de", "ein zwo"), ("c.de.gz", "1 2")):
         write(tmp_path / name, lines.split())
     source = open_en_de("s.en,a.de,b.de,c.de.gz", tmp_path)
@@ -309,7 +309,7 @@ def test_tfds_languages_must_be_features(tfds_dir):
         open_source("tfds:t2t_pairs/de-en:test", root=str(tfds_dir), source_language="en", target_language="fr")
 
 
-def test_the_data_modules_start_without_jax_and_the_optional_libraries():
+def test_data_modules_import_no_heavy_library():
     modules = "dataset, preprocess, sources, store, tokenizers"
     heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
@@ -327,7 +327,7 @@ def test_the_data_modules_start_without_jax_and_the_optional_libraries():
         ({"t.en": b"a\n", "t.de": None}, "t.de is a folder"),
     ],
 )
-def test_a_test_set_that_cannot_be_is_told_before_anything_is_prepared(tmp_path, made, message):
+def test_bad_test_set_is_reported_before_preparation(tmp_path, made, message):
     for name, content in made.items():
         (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
     words = ["--config=configs/toy.py", "--config.data.test=t.en,t.de", f"--config.data.root={tmp_path}"]

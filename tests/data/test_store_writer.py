@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from helpers.writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
 
+from t2t_flax import filesystem
 from t2t_flax.config import Data
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
@@ -25,7 +27,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_second_writer_waits_for_the_first(tmp_path):
+def test_second_writer_waits_for_the_first(tmp_path):
     written, go_on = PROCESSES.Event(), PROCESSES.Event()
     first = start(write_and_wait, tmp_path / "s", written, go_on)
     assert written.wait(60)
@@ -38,7 +40,7 @@ def test_a_second_writer_waits_for_the_first(tmp_path):
     assert TokenStore.open(tmp_path / "s").digest == "second" and names(tmp_path) == ["s"]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     written, never = PROCESSES.Event(), PROCESSES.Event()
     first = start(write_and_wait, tmp_path / "s", written, never)
     assert written.wait(60)
@@ -66,7 +68,7 @@ def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_pa
     assert names(tmp_path) == ["s"]
 
 
-def test_without_file_locks_nobody_touches_a_living_writer_and_the_first_to_finish_wins(tmp_path, monkeypatch):
+def test_without_file_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
     remove_locks(monkeypatch.setattr)
     written, go_on = PROCESSES.Event(), PROCESSES.Event()
     slow = start(write_and_wait, tmp_path / "s", written, go_on, False)
@@ -81,7 +83,7 @@ def test_without_file_locks_nobody_touches_a_living_writer_and_the_first_to_fini
     assert names(tmp_path) == ["s"]
 
 
-def test_a_store_that_appears_between_the_look_and_the_rename_is_taken(tmp_path, monkeypatch):
+def test_store_that_appears_before_the_rename_is_kept(tmp_path, monkeypatch):
     remove_locks(monkeypatch.setattr)
     real = writer.read_meta
     looks = []
@@ -89,7 +91,7 @@ def test_a_store_that_appears_between_the_look_and_the_rename_is_taken(tmp_path,
     def another_is_faster(folder):
         there = real(folder)
         looks.append(folder)
-        if len(looks) == 2:  # the first is at the beginning, the second just before the rename
+        if len(looks) == 1:
             monkeypatch.setattr(writer, "read_meta", real)
             write(tmp_path / "s", 3, digest="same")
         return there
@@ -112,7 +114,7 @@ def test_many_processes_replace_a_store_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
-def test_processes_that_prepare_the_same_split_at_once_all_get_it(tmp_path, locks):
+def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(300))
     (tmp_path / "t.tsv").write_text(text)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
@@ -129,7 +131,7 @@ def test_processes_that_prepare_the_same_split_at_once_all_get_it(tmp_path, lock
         assert made.value == 300, "one prepares, the others take what it made"
 
 
-def test_a_store_of_an_older_format_is_made_again_with_the_same_digest(tmp_path):
+def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     """Checkpoints name the digest, so runs that began with the older format go on."""
     (tmp_path / "t.tsv").write_text("a house\tein Haus\n" * 40)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
@@ -145,17 +147,17 @@ def test_a_store_of_an_older_format_is_made_again_with_the_same_digest(tmp_path)
     assert again.digest == store.digest and "crc32" in again.meta and names(tmp_path) == ["s", "t.tsv"]
 
 
-def test_everything_is_on_the_disk_before_the_store_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
     synced, here = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
-        monkeypatch.setattr(writer, name, lambda path: synced.append((path.name, here.exists())))
+        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, here.exists())))
     write(here, digest="a")
     *before, (last, there) = synced
     assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(there for _, there in before)
     assert last == tmp_path.name and there, "and the name itself after it"
 
 
-def test_a_writer_that_fails_gives_its_turn_back(tmp_path):
+def test_failed_writer_releases_its_lock(tmp_path):
     with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)):
         raise KeyError
     (tmp_path / "s").mkdir()

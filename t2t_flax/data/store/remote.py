@@ -5,16 +5,15 @@ An object store has no atomic rename: meta.json is uploaded last, and the store 
 
 import json
 import shutil
-import uuid
 from pathlib import Path
 
 from etils import epath
 
 from t2t_flax.data.store.integrity import FILES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
-from t2t_flax.data.store.writer import exclusive, is_intact, put_in_place
+from t2t_flax.data.store.writer import exclusive, is_intact
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_write, copy_file, is_remote
+from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, is_remote
 
 LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
@@ -67,20 +66,17 @@ def upload(local: Path, folder: epath.PathLike) -> None:
 def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     if is_intact(local, meta["digest"]):
         return
-    partial = local.with_name(f"{local.name}.partial-{uuid.uuid4().hex}")
-    partial.mkdir()
+    shutil.rmtree(local, ignore_errors=True)
+    partial = local
     try:
-        for name in FILES:
-            copy_file(folder / name, partial / name)
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        TokenStore.open(partial)
-        shutil.rmtree(local, ignore_errors=True)
-        put_in_place(partial, local, meta["digest"])
+        with atomic_directory(local, keep=lambda: is_intact(local, meta["digest"])) as partial:
+            for name in FILES:
+                copy_file(folder / name, partial / name)
+            (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+            TokenStore.open(partial)
     except UserError as error:  # damaged in the object store or in transit
         raise UserError(str(error).replace(str(partial), str(folder))) from None
     except OSError as error:
         raise UserError(
             f"could not copy the token store {folder} to {local} ({first_line(error)}); rerun the same command"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

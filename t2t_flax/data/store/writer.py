@@ -14,7 +14,6 @@ import shutil
 import socket
 import threading
 import time
-import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from t2t_flax.data.store.integrity import FILES, LENGTH, OFFSET, SIDES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import fsync_file, fsync_folder
+from t2t_flax.filesystem import atomic_directory
 from t2t_flax.locks import NO_LOCKS, FileLock, holder_of, lock_file
 
 _DAY = 24 * 3600
@@ -46,7 +45,6 @@ class StoreWriter:
 
     def __init__(self, folder: os.PathLike | str, *, vocab_sizes: tuple[int, int]):
         self.folder = Path(folder)
-        self._partial = self.folder.with_name(f"{self.folder.name}.partial-{_machine()}-{uuid.uuid4().hex}")
         self._vocab_sizes = vocab_sizes
         self._dtypes = [token_dtype(size) for size in vocab_sizes]
         self._pairs = 0
@@ -59,10 +57,15 @@ class StoreWriter:
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive(self.folder))
             read_meta(self.folder)  # raises rather than replace a folder of something else
-            self._partial.mkdir()
+            self._partial = stack.enter_context(
+                atomic_directory(
+                    self.folder, tag=_machine(), keep=lambda: _keep(self.folder, self.meta.get("digest", ""))
+                )
+            )
+            stack.push(self._finish)
             self._open_files = contextlib.ExitStack()
             self._files = {name: self._open_files.enter_context(open(self._partial / name, "wb")) for name in FILES}
-            self._lock = stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def write(self, source: tuple[np.ndarray, np.ndarray], target: tuple[np.ndarray, np.ndarray]) -> None:
@@ -85,15 +88,12 @@ class StoreWriter:
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
 
     def __exit__(self, kind, error, trace) -> None:
-        try:
-            self._open_files.close()  # writes what is buffered, and may fail for a full disk
-            if kind is None:
-                self._finish()
-        finally:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._lock.close()
+        self._stack.__exit__(kind, error, trace)
 
-    def _finish(self) -> None:
+    def _finish(self, kind, error, trace) -> None:
+        self._open_files.close()  # writes what is buffered, and may fail for a full disk
+        if kind is not None:
+            return
         sides = {
             side: {
                 "tokens": self._tokens[n],
@@ -105,30 +105,14 @@ class StoreWriter:
         }
         meta = {"format_version": FORMAT_VERSION, "pairs": self._pairs, **sides, "crc32": self._checksums, **self.meta}
         (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        put_in_place(self._partial, self.folder, self.meta.get("digest", ""))
 
 
-def put_in_place(partial: Path, folder: Path, digest: str) -> None:
-    """Syncs a complete store to disk and renames it to `folder`, unless an intact store of the same digest is there, which
-    another process may have opened. Any other store there is replaced. `partial` may be left behind.
+def _keep(folder: Path, digest: str) -> bool:
+    """Whether `folder` is an intact store of this digest, which another process may have opened. Raises UserError if it
+    is not a store.
     """
-    for name in (*FILES, "meta.json"):
-        fsync_file(partial / name)
-    fsync_folder(partial)
-    while True:
-        read_meta(folder)  # raises rather than replace a folder of something else
-        try:
-            partial.rename(folder)
-            return fsync_folder(folder.parent)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        if is_intact(folder, digest):
-            return
-        old = partial.with_name(f"{partial.name}-old")
-        with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
-            folder.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+    read_meta(folder)
+    return is_intact(folder, digest)
 
 
 def is_intact(folder: Path, digest: str) -> bool:

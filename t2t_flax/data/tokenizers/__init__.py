@@ -1,8 +1,8 @@
 """Tokenizers: the kinds of tokenizer files, and the pair of tokenizers that a run has."""
 
+import contextlib
 import hashlib
 import itertools
-import uuid
 
 from etils import epath
 
@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import fsync_folder, is_remote
+from t2t_flax.filesystem import atomic_directory, is_remote
 
 KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
 """The first kind that recognizes a file reads it."""
@@ -60,23 +60,13 @@ class TokenizerPair:
         files = {"tokenizer.model": self.source}
         if not self.joint:
             files = {"source.model": self.source, "target.model": self.target}
-        in_place = is_remote(folder) or folder.exists()
-        into = folder if in_place else folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex}")
-        for name, tokenizer in files.items():
-            tokenizer.save(into / name)
-        for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
-            (into / name).unlink(missing_ok=True)
-        if into == folder:
-            return
-        fsync_folder(into)
-        try:
-            into.rename(folder)
-            fsync_folder(folder.parent)
-        except OSError:  # another process has created the folder meanwhile
-            into.rmtree()
-            if not folder.exists():
-                raise
-            self.save(folder)
+        with contextlib.ExitStack() as stack:
+            new = not is_remote(folder) and not folder.exists()
+            into = stack.enter_context(atomic_directory(folder)) if new else folder
+            for name, tokenizer in files.items():
+                tokenizer.save(into / name)
+            for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
+                (into / name).unlink(missing_ok=True)
 
     @staticmethod
     def is_complete(folder: epath.PathLike) -> bool:
