@@ -1,9 +1,9 @@
-"""Scaled dot-product, plain dot-product and additive attention (3.2.1): time, memory, and how far the softmax saturates.
+"""Scaled dot-product, plain dot-product and additive attention (3.2.1): time, memory and saturation of the softmax.
 
     python -m benchmarks.attention_scores --out=benchmarks/results/attention_scores.json
 
 Time and temporary memory are those of the compiled forward and backward of the scores, the softmax and the sum of values,
-without projections; rounds in which all take turns. Saturation: mean over queries of sum_j p_j (1 - p_j) over 32 keys of
+without projections; in each round the scores take turns. Saturation: mean over queries of sum_j p_j (1 - p_j) over 32 keys of
 unit-variance components; 1 - 1/32 is uniform, 0 is one key alone, and the softmax's gradient is proportional to it.
 """
 

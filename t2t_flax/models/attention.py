@@ -102,7 +102,7 @@ class MultiHeadAttention(nn.Module):
     ) -> jax.Array:
         """softmax(score(q, k) + bias) v: q [..., T, N, d_k], k and v [..., S, G, width] -> [..., T, N, d_v].
 
-        `mask` and `bias` broadcast to [..., N, T, S]. The weights are kept as the intermediate "weights".
+        `mask` and `bias` broadcast to [..., N, T, S]. The weights are sown as the intermediate "weights".
         """
         groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
         scores = self.score(_join_groups(q, groups), k)

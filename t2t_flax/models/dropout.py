@@ -1,8 +1,9 @@
 """Dropout whose mask is a function of (seed, update, site, global row, position), never of microbatch or device.
 
-So gradient accumulation, the mesh and the number of processes leave the masks of an update as they are. The bits come
-from a counter hash (two multiplications and three shifts an element, after C. Wellons' search for low-bias 32-bit
-mixers) instead of threefry: XLA fuses it into the surrounding operation and recomputes it in the backward pass.
+So gradient accumulation, the mesh and the number of processes do not change the masks of an update.
+The bits come from a counter hash (two multiplications and three shifts per element, after C. Wellons'
+search for low-bias 32-bit mixers) instead of threefry: XLA fuses it into the surrounding operation and
+recomputes it in the backward pass.
 """
 
 import zlib
@@ -38,7 +39,7 @@ class Rate:
     """A dropout rate as two arrays, for programs that take it as an input."""
 
     threshold: jax.Array  # uint32: bits below it are dropped
-    scale: jax.Array  # float32: what is kept is multiplied by it
+    scale: jax.Array  # float32: survivors are multiplied by it
 
     @staticmethod
     def of(rate: float) -> "Rate":
@@ -64,7 +65,7 @@ def random_bits(noise: Noise, site: int, shape: tuple[int, ...]) -> jax.Array:
 class Dropout(nn.Module):
     """Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate) (5.4).
 
-    x [B, ...] of any float type; `noise=None` leaves x as it is. The site is the module's own path.
+    x [B, ...] of any float type; with `noise=None` it returns x. The site is the path of the module.
     """
 
     rate: float | Rate

@@ -71,7 +71,7 @@ class Recurrent(nn.Module):
         return out.astype(self.dtype)
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
-        """`state`, the carry of the cell: leaves [B, K, D], whatever the length."""
+        """`state`, the carry of the cell: arrays [B, K, D], whatever the length."""
         return {"state": self.forward.initialize_carry(jax.random.key(0), (batch, beams, self.config.d_model))}
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):

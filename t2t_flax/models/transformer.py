@@ -106,7 +106,7 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
-        """Encoder output [B, S, D] (3.1); no position mixes with padding."""
+        """Encoder output [B, S, D] (3.1); padding is never attended to."""
         embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
         x = embedding(source_BxS) + self.source_positions(positions_BxS)
         x = _constrain(self.source_dropout(x, noise))

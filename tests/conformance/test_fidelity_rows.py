@@ -1,4 +1,4 @@
-"""Details that implementations get wrong, where no other test shows them: one test a row of docs/fidelity.md."""
+"""Details that implementations get wrong: rows of docs/fidelity.md that no other test covers."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ def packed_row():
     return arrays
 
 
-def test_scaled_lookups_and_scaled_logits_are_one_function():
+def test_scaled_lookups_equal_scaled_logits():
     """A table of std 1, unscaled, with logits over sqrt(d) is the paper's model with that table over sqrt(d)."""
     config, params = params_of()
     other = small_config(model=dict(dropout=0.0, embed_scale="none", logit_scale="rsqrt_d"))
@@ -60,13 +60,13 @@ def test_scaled_lookups_and_scaled_logits_are_one_function():
         ("none", {"source_embedding", "target_embedding", "output_embedding"}),
     ],
 )
-def test_tying_decides_how_many_tables_there_are(tying, tables):
+def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
     _, params = params_of(tie_embeddings=tying)
     assert {name for name in params if name.endswith("_embedding")} == tables
 
 
 @pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad"])
-def test_what_stands_before_the_first_target(start):
+def test_decoder_start_tokens(start):
     """The first prediction follows the vector that the kind names, and nothing else of the table."""
     config, params = params_of(decoder_start_token=start, tie_embeddings="none")
     batch = rows_alone(PAIRS)
@@ -85,7 +85,7 @@ def test_what_stands_before_the_first_target(start):
 
 
 @pytest.mark.parametrize("shift", ["start", "previous_eos"])
-def test_the_second_pair_of_a_packed_row_starts_afresh_or_from_the_first_ones_end(shift):
+def test_packed_decoder_start_of_the_second_pair(shift):
     config, params = params_of(tie_embeddings="none")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, packed_decoder_start=shift))
     row, alone = packed_row(), rows_alone(PAIRS)
@@ -100,7 +100,7 @@ def test_the_second_pair_of_a_packed_row_starts_afresh_or_from_the_first_ones_en
 
 
 @pytest.mark.parametrize("eos", [True, False])
-def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, eos, monkeypatch):
+def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     data = dict(
         train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
     )
@@ -120,7 +120,7 @@ def test_eos_on_the_source_is_a_choice_in_training_and_in_translation(tmp_path, 
     assert (seen[0][-1] == 1) == eos
 
 
-def test_step_origin_is_the_number_of_the_first_update():
+def test_schedule_first_step_is_the_number_of_the_first_update():
     """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
     rates = [float(learning_rate_schedule(Optimizer(schedule_first_step=o), 512)(1)) for o in (1, 0)]
     np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
@@ -131,7 +131,7 @@ def test_step_origin_is_the_number_of_the_first_update():
     np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
 
 
-def test_sinusoids_start_where_the_key_says():
+def test_position_offset_shifts_sinusoids():
     config, params = params_of(position_offset=2)
     batch = rows_alone(PAIRS)
     moved = batch | {name: batch[name] + 2 for name in ("source_positions", "target_positions")}
@@ -146,7 +146,7 @@ def test_sinusoids_start_where_the_key_says():
     np.testing.assert_allclose(encode(make_model(config, 37, 37), batch), encode(model, moved), atol=1e-6)
 
 
-def test_no_positions_make_the_encoder_a_function_of_the_set_of_tokens():
+def test_encoder_without_positions_ignores_token_order():
     config, params = params_of(position="none")
     batch = rows_alone([([5, 6, 7, 1], [8, 1]), ([7, 6, 5, 1], [8, 1])])
     out = logits(config, params, batch)
@@ -155,8 +155,8 @@ def test_no_positions_make_the_encoder_a_function_of_the_set_of_tokens():
 
 @pytest.mark.parametrize("score", ["scaled_dot", "dot", "additive"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_row_of_padding_gives_numbers_and_finite_gradients(score, precision):
-    """Every key of it is masked; the loss leaves it out, but a NaN would spread through the gradient."""
+def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
+    """All its keys are masked. The loss ignores the row, but a NaN would spread through the gradient."""
     config, params = params_of(attention_score=score)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
     batch = rows_alone([PAIRS[0], PAIRS[1]])

@@ -35,7 +35,7 @@ EXTRA = (
     dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
     dict(norm_placement="pre", logit_scale="rsqrt_d", position_offset=1, attention_bias=True),
     dict(attention_score="additive", attention_bias=True, num_encoder_layers=2, pad_vocab_to_multiple=1),
-    # What current models use in place of the paper's parts, each once alone or with others.
+    # Variants of later models, alone and together.
     dict(position="rotary", norm_type="rmsnorm", norm_placement="pre", feed_forward="gated", activation="swish",
          num_kv_heads=2, num_decoder_layers=2),
     dict(position="rotary", rope_theta=50.0, d_k=6, d_v=3, attention_bias=True, attention_window=5),
@@ -47,13 +47,13 @@ EXTRA = (
 
 def cases() -> dict[Model, list[str]]:
     """Names by model: presets with the same formulas share one."""
-    found: dict[Model, list[str]] = {}
+    names: dict[Model, list[str]] = {}
     for name in PRESETS:
-        found.setdefault(small(resolve(preset(name)).model), []).append(name)
+        names.setdefault(small(resolve(preset(name)).model), []).append(name)
     tiny = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
     for keys in EXTRA:
-        found.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(map(str, keys.values())))
-    return found
+        names.setdefault(dataclasses.replace(tiny, **keys), []).append("-".join(map(str, keys.values())))
+    return names
 
 
 CASES = cases()
@@ -93,11 +93,11 @@ def test_logits_equal_numpys(config):
     pairs = random_pairs(2, seed=3, longest=12)
     assert len({len(sentence) for pair in pairs for sentence in pair}) == 4  # all are padded, each by its own amount
     batch = rows_alone(pairs, 13)
-    found = np.asarray(logits_of(model, params, batch), np.float64)
-    assert found.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
-    assert (found[..., VOCAB:] == -1e9).all()
+    logits = np.asarray(logits_of(model, params, batch), np.float64)
+    assert logits.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
+    assert (logits[..., VOCAB:] == -1e9).all()
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    for row, (source, target) in zip(found, pairs, strict=True):
+    for row, (source, target) in zip(logits, pairs, strict=True):
         expected = reference.forward(exact, config, np.array(source), np.array(target), VOCAB)
         assert 0.3 < expected.std() < 10
         np.testing.assert_allclose(row[: len(target), :VOCAB], expected, rtol=0, atol=1e-5)
@@ -122,18 +122,18 @@ def test_smoothed_loss_and_its_gradient(mass, eps):
 
     (total, nll), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
     flat = logits[..., :vocab].reshape(-1, vocab).astype(np.float64)
-    told = targets.ravel(), weights.ravel()
-    assert float(total) == pytest.approx(reference.smoothed_loss(flat, *told, eps, mass), rel=1e-6)
-    assert float(nll) == pytest.approx(reference.smoothed_loss(flat, *told, 0.0, "all"), rel=1e-6)
+    flat_targets = targets.ravel(), weights.ravel()
+    assert float(total) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, eps, mass), rel=1e-6)
+    assert float(nll) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, 0.0, "all"), rel=1e-6)
 
-    wanted = np.stack([reference.smoothed_target(t, vocab, eps, mass) for t in targets.ravel()])
-    np.testing.assert_allclose(wanted.sum(-1), 1.0, rtol=1e-12)
-    analytic = (reference.softmax(flat) - wanted) * weights.reshape(-1, 1)
+    smoothed = np.stack([reference.smoothed_target(t, vocab, eps, mass) for t in targets.ravel()])
+    np.testing.assert_allclose(smoothed.sum(-1), 1.0, rtol=1e-12)
+    analytic = (reference.softmax(flat) - smoothed) * weights.reshape(-1, 1)
     np.testing.assert_allclose(np.asarray(gradient)[..., :vocab].reshape(-1, vocab), analytic, rtol=0, atol=1e-6)
     assert not np.asarray(gradient)[..., vocab:].any()
-    for place in (0, 5, 7):
-        for v in (0, targets.ravel()[place], 10):
+    for row in (0, 5, 7):
+        for v in (0, targets.ravel()[row], 10):
             step = np.zeros_like(flat)
-            step[place, v] = 1e-5
-            up, down = (reference.smoothed_loss(flat + s * step, *told, eps, mass) for s in (1, -1))
-            assert (up - down) / 2e-5 == pytest.approx(analytic[place, v], abs=1e-8)
+            step[row, v] = 1e-5
+            up, down = (reference.smoothed_loss(flat + s * step, *flat_targets, eps, mass) for s in (1, -1))
+            assert (up - down) / 2e-5 == pytest.approx(analytic[row, v], abs=1e-8)

@@ -1,4 +1,4 @@
-"""What the paper says in passing, each as a statement about the modules (sections in parentheses)."""
+"""Remarks of the paper about the model, each as a test (sections in parentheses)."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ def test_feed_forward_is_two_convolutions_of_width_one():
     np.testing.assert_allclose(module.apply({"params": params}, x, None), expected, atol=1e-5)
 
 
-def test_concatenation_times_the_output_matrix_is_a_sum_over_heads():
+def test_output_matrix_sums_over_heads():
     """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i; a head alone is the module with the others' W_O at 0."""
     config = Model(d_model=12, num_heads=3, d_k=5, d_v=2)
     module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, 6, 12))
@@ -97,8 +97,8 @@ def distinct():
 
 def reach(outputs, params, table: str, ids):
     """[output position, token of ids]: the norm of d output / d that token's row of the table."""
-    told = lambda rows: outputs(params | {table: {"table": rows}})  # noqa: E731
-    jacobian = jax.jit(jax.jacrev(told))(params[table]["table"])  # [L, rows, D]
+    of_table = lambda rows: outputs(params | {table: {"table": rows}})  # noqa: E731
+    jacobian = jax.jit(jax.jacrev(of_table))(params[table]["table"])  # [L, rows, D]
     return np.asarray(jnp.linalg.norm(jacobian, axis=-1))[:, ids]
 
 
@@ -107,54 +107,54 @@ def random_sum(x_1xLxD):
     return x_1xLxD[0] @ jax.random.normal(jax.random.key(5), x_1xLxD.shape[-1:])
 
 
-def test_prediction_i_depends_on_exactly_the_targets_before_i(distinct):
+def test_prediction_depends_on_exactly_the_earlier_targets(distinct):
     """(3.1)"""
     model, params, batch = distinct
-    found = reach(
+    dependence = reach(
         lambda p: random_sum(model.apply({"params": p}, batch, method="hidden")),
         params, "target_embedding", batch["target"][0, :11],
     )[:11]  # fmt: skip
     before = np.tri(11, 11, -1, bool)
-    assert (found[~before] == 0).all()
-    assert (found[before] > 1e-6).all()
+    assert (dependence[~before] == 0).all()
+    assert (dependence[before] > 1e-6).all()
 
 
-def test_every_encoder_output_and_prediction_depends_on_every_source_token_and_on_no_padding(distinct):
+def test_everything_depends_on_every_source_token_and_no_padding(distinct):
     """(3.2.3)"""
     model, params, batch = distinct
     source = [batch[f"source{part}"] for part in ("", "_segments", "_positions")]
-    told = dict(params=params, table="source_embedding", ids=np.append(batch["source"][0, :10], 0))
-    encoded = reach(lambda p: random_sum(model.apply({"params": p}, *source, method="encode"))[:10], **told)
-    predicted = reach(lambda p: random_sum(model.apply({"params": p}, batch, method="hidden"))[:11], **told)
-    for found in (encoded, predicted):
-        assert (found[:, :10] > 1e-6).all() and (found[:, 10] == 0).all()
+    of_source = dict(params=params, table="source_embedding", ids=np.append(batch["source"][0, :10], 0))
+    encoded = reach(lambda p: random_sum(model.apply({"params": p}, *source, method="encode"))[:10], **of_source)
+    predicted = reach(lambda p: random_sum(model.apply({"params": p}, batch, method="hidden"))[:11], **of_source)
+    for dependence in (encoded, predicted):
+        assert (dependence[:, :10] > 1e-6).all() and (dependence[:, 10] == 0).all()
 
 
-def test_eight_heads_cost_about_what_one_of_full_width_costs():
+def test_eight_heads_cost_as_much_as_one_of_full_width():
     """(3.2.2), in the compiler's count of the operations of forward and backward."""
     x = jnp.ones((2, 64, 512))
 
     def operations(heads):
         module = MultiHeadAttention(Model(d_model=512, num_heads=heads))
         params = module.init(jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None)
-        told = lambda p: module.apply(p, x, x, jnp.ones((1, 1, 64, 64), bool), None).sum()  # noqa: E731
-        return jax.jit(jax.grad(told)).lower(params).compile().cost_analysis()["flops"]
+        total = lambda p: module.apply(p, x, x, jnp.ones((1, 1, 64, 64), bool), None).sum()  # noqa: E731
+        return jax.jit(jax.grad(total)).lower(params).compile().cost_analysis()["flops"]
 
     assert operations(8) == pytest.approx(operations(1), rel=0.05)
 
 
-def test_additive_attention_of_a_concatenation_is_that_of_split_matrices():
+def test_additive_score_of_a_concatenation_equals_split_matrices():
     """(3.2.1, Bahdanau et al.): v tanh(W [q; k]) = v tanh(W_q q + W_k k), the form that the projections make."""
     rng = np.random.default_rng(0)
     q, k, w, v = rng.normal(size=(5, 6)), rng.normal(size=(7, 6)), rng.normal(size=(12, 4)), rng.normal(size=4)
     both = np.concatenate([np.repeat(q[:, None], 7, 1), np.repeat(k[None], 5, 0)], -1)
     expected = np.tanh(both @ w) @ v
     heads = [jnp.asarray(x[:, None], jnp.float32) for x in (q @ w[:6], k @ w[6:])]
-    found = AdditiveScore().apply({"params": {"v": jnp.asarray(v[None], jnp.float32)}}, *heads)
-    np.testing.assert_allclose(found[0], expected, atol=1e-5)
+    scores = AdditiveScore().apply({"params": {"v": jnp.asarray(v[None], jnp.float32)}}, *heads)
+    np.testing.assert_allclose(scores[0], expected, atol=1e-5)
 
 
-def test_sinusoids_go_on_beyond_the_lengths_that_were_trained(distinct):
+def test_sinusoids_extend_beyond_trained_lengths(distinct):
     """(3.5): the model reads a sentence of any length; with a table it could not."""
     model, params, _ = distinct
     ids = np.random.default_rng(1).integers(3, 37, (1, 700)).astype(np.int32)
@@ -162,13 +162,13 @@ def test_sinusoids_go_on_beyond_the_lengths_that_were_trained(distinct):
     assert np.isfinite(encoded).all()
 
 
-def test_the_number_of_heads_changes_no_parameter_count():
+def test_number_of_heads_keeps_the_parameter_count():
     """(3.2.2): with d_k = d_v = d_model / h, eight heads cost what one costs."""
     shape = dict(d_model=64, d_ff=16, num_encoder_layers=1, num_decoder_layers=1)
     assert len({count(Model(num_heads=h, **shape), 37) for h in (1, 8)}) == 1
 
 
-def test_an_offset_of_positions_is_a_rotation_of_each_pair():
+def test_sinusoid_offset_is_a_rotation_of_each_pair():
     """(3.5): PE[pos + k] turns (sin, cos) of each frequency by k times it, wherever pos is."""
     pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(300, 32, 2)
     frequency = 10000.0 ** (-np.arange(32) / 32)
@@ -179,7 +179,7 @@ def test_an_offset_of_positions_is_a_rotation_of_each_pair():
         np.testing.assert_allclose(turned, pairs[k : 100 + k], atol=3e-5)
 
 
-def test_wavelengths_run_from_two_pi_to_ten_thousand_times_that():
+def test_sinusoid_wavelengths_run_from_two_pi_to_20000_pi():
     """(3.5): the slowest pair of dimensions falls short of 10000 * 2 pi by one step of the geometric progression."""
     first = np.asarray(positions.sinusoid_interleaved(jnp.arange(2), 512), np.float64)[1, 0::2]
     wavelengths = 2 * np.pi / np.arcsin(first[1:])
@@ -199,7 +199,7 @@ BODIES = {"base": 44_101_632, "big": 176_283_648}  # without the table
 
 
 def counted_by_hand(m: Model, vocab: int) -> int:
-    """From the formulas of section 3, and of what may stand in place of a part."""
+    """From the formulas of section 3 and of the variants."""
     d, d_k, d_v = m.d_model, m.d_k or m.d_model // m.num_heads, m.d_v or m.d_model // m.num_heads
     attention = (m.num_heads + (m.num_kv_heads or m.num_heads)) * d * (d_k + d_v)
     feed_forward = 3 * d * m.d_ff if m.feed_forward == "gated" else 2 * d * m.d_ff + m.d_ff + d
@@ -222,19 +222,19 @@ def counted_by_hand(m: Model, vocab: int) -> int:
     ids=str,
 )
 def test_parameters_of_the_base_model_with_one_part_replaced(keys, millions):
-    found = count(Model(**keys), 37_000)
-    assert found == counted_by_hand(Model(**keys), 37_000)
-    assert found / 1e6 == pytest.approx(millions, abs=0.006)
+    total = count(Model(**keys), 37_000)
+    assert total == counted_by_hand(Model(**keys), 37_000)
+    assert total / 1e6 == pytest.approx(millions, abs=0.006)
 
 
 @pytest.mark.parametrize("row", DERIVED)
 def test_parameters_of_table_3(row):
     model = resolve(preset(f"table3_{row}")).model
-    found = count(model, 37_000)
-    assert found == counted_by_hand(model, 37_000)
-    assert found / 1e6 == pytest.approx(DERIVED[row], abs=0.006)
+    total = count(model, 37_000)
+    assert total == counted_by_hand(model, 37_000)
+    assert total / 1e6 == pytest.approx(DERIVED[row], abs=0.006)
     if row in BODIES:
-        assert found - 37_000 * model.d_model == BODIES[row]
+        assert total - 37_000 * model.d_model == BODIES[row]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the paper says in passing about training, each as a statement about the modules (sections in parentheses)."""
+"""Remarks of the paper about training, each as a test (sections in parentheses)."""
 
 import flax.linen as nn
 import jax
@@ -19,10 +19,10 @@ from t2t_flax.training.schedules import learning_rate_schedule
 @pytest.mark.parametrize(("constant", "d_model", "warmup", "origin"), [(2.0, 1024, 8000, 0), (3.3, 128, 664, 1)])
 def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, origin):
     """noam = inverse_sqrt with peak constant * (d_model * warmup)^-0.5 and warmup_init 0."""
-    told = dict(warmup_steps=warmup, schedule_first_step=origin)
-    noam = learning_rate_schedule(Optimizer(schedule="noam", lr_scale=constant, **told), d_model)
+    shared = dict(warmup_steps=warmup, schedule_first_step=origin)
+    noam = learning_rate_schedule(Optimizer(schedule="noam", lr_scale=constant, **shared), d_model)
     peak = constant * (d_model * warmup) ** -0.5
-    other = learning_rate_schedule(Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **told), d_model)
+    other = learning_rate_schedule(Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **shared), d_model)
     updates = jnp.arange(2, 5 * warmup, 13)
     np.testing.assert_allclose(noam(updates), other(updates), rtol=1e-5)
     assert float(noam(warmup + 1 - origin)) == pytest.approx(peak, rel=1e-5)
@@ -31,14 +31,14 @@ def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, orig
 @pytest.mark.parametrize(
     ("name", "peak"), [("aiayn_base", 6.988e-4), ("aiayn_big", 4.941e-4), ("t2t_v3", 9.882e-4), ("wu2021_tiny", 5e-3)]
 )
-def test_highest_rates_of_presets(name, peak):
+def test_peak_learning_rates_of_presets(name, peak):
     config = resolve(preset(name))
     rates = learning_rate_schedule(config.optimizer, config.model.d_model)(jnp.arange(1, 20_000))
     assert float(rates.max()) == pytest.approx(peak, rel=1e-4)
     assert int(rates.argmax()) + config.optimizer.schedule_first_step == config.optimizer.warmup_steps
 
 
-def test_wus_first_rates():
+def test_learning_rates_of_wu2021():
     """Update u uses 1e-7 + (u - 1) * (5e-3 - 1e-7) / 2000, later 5e-3 * sqrt(2000 / (u - 1))."""
     rate = learning_rate_schedule(resolve(preset("wu2021_tiny")).optimizer, 128)
     for update, expected in ((1, 1e-7), (1001, 1e-7 + (5e-3 - 1e-7) / 2), (2001, 5e-3), (8001, 2.5e-3)):
@@ -46,7 +46,7 @@ def test_wus_first_rates():
 
 
 @pytest.mark.parametrize("mass", ["all", "non_target"])
-def test_floor_of_the_smoothed_loss(mass):
+def test_smoothed_loss_is_at_least_the_target_entropy(mass):
     """No prediction comes below the entropy of the smoothed target: 1.377 nats at eps 0.1 and 37,000 classes."""
     vocab, target = 37_000, 5
     if mass == "all":
@@ -55,8 +55,8 @@ def test_floor_of_the_smoothed_loss(mass):
     else:
         p = np.full(vocab, 0.1 / (vocab - 1))
         p[target] = 0.9
-    told = dict(label_smoothing=0.1, vocab_size=vocab, label_smoothing_over=mass)
-    loss = lambda x: smoothed_cross_entropy(x[None, None], np.array([[target]]), jnp.ones((1, 1)), **told)[0]  # noqa: E731
+    keys = dict(label_smoothing=0.1, vocab_size=vocab, label_smoothing_over=mass)
+    loss = lambda x: smoothed_cross_entropy(x[None, None], np.array([[target]]), jnp.ones((1, 1)), **keys)[0]  # noqa: E731
     floor, slope = jax.jit(jax.value_and_grad(loss))(jnp.log(p))
     assert float(floor) == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4) == pytest.approx(1.377, abs=5e-4)
     np.testing.assert_allclose(slope, 0.0, atol=1e-5)
@@ -65,7 +65,7 @@ def test_floor_of_the_smoothed_loss(mass):
 
 
 @pytest.mark.parametrize("kind", ["xavier", "xavier_qkv_rsqrt2"])
-def test_attention_kernels_have_xaviers_deviation_where_keys_and_values_differ(kind):
+def test_attention_kernels_have_xavier_deviation_with_free_d_k_and_d_v(kind):
     """sqrt(2 / (fan_in + fan_out)) with the fans of the matrices [d_model, h d_k], [d_model, h d_v], [h d_v, d_model]."""
     config = Model(d_model=256, num_heads=4, d_k=16, d_v=128, kernel_init=kind)
     x, mask = jnp.zeros((1, 2, 256)), jnp.ones((1, 1, 2, 2), bool)
@@ -81,7 +81,7 @@ def test_attention_kernels_have_xaviers_deviation_where_keys_and_values_differ(k
 @pytest.mark.parametrize(
     ("kind", "deviation"), [("normal_rsqrt_d", 128**-0.5), ("normal_1", 1.0), ("xavier", (2 / (900 + 128)) ** 0.5)]
 )
-def test_tables_have_their_deviation(kind, deviation):
+def test_embedding_tables_have_their_standard_deviation(kind, deviation):
     module = Embedding(Model(d_model=128, embed_init=kind), 900)
     params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((1,), jnp.int32)))["params"]
     assert np.std(params["table"]) == pytest.approx(deviation, rel=0.01)

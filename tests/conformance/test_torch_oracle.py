@@ -133,10 +133,10 @@ def test_hidden_states_equal_pytorchs(case):
     with torch.no_grad():
         their_memory, their_hidden = twin(model, params)(*ids_of(batch))
     for i, (source, target) in enumerate(pairs):
-        for found, expected, length in ((memory, their_memory, len(source)), (hidden, their_hidden, len(target))):
-            found, expected = np.asarray(found[i, :length]), expected[i, :length].numpy()
+        for actual, expected, length in ((memory, their_memory, len(source)), (hidden, their_hidden, len(target))):
+            actual, expected = np.asarray(actual[i, :length]), expected[i, :length].numpy()
             assert expected.std() > 0.5
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_every_gradient_equals_pytorchs(case):
@@ -147,8 +147,8 @@ def test_every_gradient_equals_pytorchs(case):
     @jax.jit
     def loss_of(params):
         logits = model.apply({"params": params}, batch)
-        told = dict(label_smoothing=0.1, vocab_size=VOCAB)
-        return smoothed_cross_entropy(logits, batch["target"], jnp.asarray(real), **told)[0] / real.sum()
+        keys = dict(label_smoothing=0.1, vocab_size=VOCAB)
+        return smoothed_cross_entropy(logits, batch["target"], jnp.asarray(real), **keys)[0] / real.sum()
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     module = twin(model, params)
@@ -159,10 +159,10 @@ def test_every_gradient_equals_pytorchs(case):
     their_loss.backward()
     assert float(loss) == pytest.approx(their_loss.item(), abs=1e-5)
     expected = {name: x.grad.numpy() for name, x in module.named_parameters()}
-    found = as_torch(gradients, model.config.num_encoder_layers)
-    assert found.keys() == expected.keys()
+    actual = as_torch(gradients, model.config.num_encoder_layers)
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], gradient, rtol=0, atol=1e-5, err_msg=name)
     assert max(np.abs(x).max() for x in expected.values()) > 0.05
 
 

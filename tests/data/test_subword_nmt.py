@@ -46,7 +46,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="there is no file .*none"):
         read_codes(epath.Path(tmp_path / "none"))
     (tmp_path / "text").write_text("not a list of merges\n")
-    with pytest.raises(UserError, match="is no file of BPE codes: two pieces on each line"):
+    with pytest.raises(UserError, match="is not a file of BPE codes, which has two pieces on each line"):
         read_codes(epath.Path(tmp_path / "text"))
     (tmp_path / "codes.gz").write_bytes(gzip.compress(CODES.encode())[:-9])
     with pytest.raises(UserError, match="cannot be read as BPE codes"):

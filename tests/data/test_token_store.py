@@ -94,9 +94,9 @@ def test_a_changed_byte_is_found_at_the_next_opening(tmp_path, part, opened):
 
 @pytest.mark.parametrize("name, data, told", [
     ("source.ids", np.array([5, 6, 7, 1, 1, 65_530, 1], "<u2"), "source.ids has id 65530, the vocabulary 100 ids"),
-    ("source.offsets", np.zeros(3, "<i8"), "source.offsets and source.lengths do not fit together"),
-    ("target.lengths", np.array([2, 3, 1], "<i4"), "target.offsets and target.lengths do not fit together"),
-    ("target.ids", np.array([9, 1, 3, 3, 1, -7, 1], "<i4"), "target.offsets and target.lengths do not fit together"),
+    ("source.offsets", np.zeros(3, "<i8"), "source.offsets and source.lengths contradict each other"),
+    ("target.lengths", np.array([2, 3, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
+    ("target.ids", np.array([9, 1, 3, 3, 1, -7, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
 ], ids=lambda x: x if isinstance(x, str) and " " not in x else "")  # fmt: skip
 def test_files_that_contradict_each_other_are_damage_whatever_the_checksum(tmp_path, name, data, told):
     write(tmp_path / "s")

@@ -55,7 +55,7 @@ def test_whole_matrix_bands_and_decoding_steps_agree(causal_attention):
 
 
 def test_segments_restart_positions(causal_attention):
-    """Two segments of a row give what each gives alone, at whatever place it stands."""
+    """The second segment of a packed row gives what it gives alone."""
     module, variables, x = causal_attention
     apply = jax.jit(module.apply)
     cut = 11
@@ -67,7 +67,7 @@ def test_segments_restart_positions(causal_attention):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
-def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values(kv_heads):
+def test_grouped_heads_equal_repeated_key_heads(kv_heads):
     """Output, and the gradient of the shared kernel as the sum over its group; the cache is smaller by the same factor."""
     shape = dict(d_model=12, num_heads=6, d_k=4, d_v=5)
     grouped, full = MultiHeadAttention(Model(**shape, num_kv_heads=kv_heads)), MultiHeadAttention(Model(**shape))

@@ -24,18 +24,18 @@ def shape(**keys) -> Model:
         (dict(mixer="gru"), 20, 20),
     ],
 )
-def test_measured_path_is_the_formulas(keys, n, path):
+def test_measured_path_length_equals_the_formula(keys, n, path):
     """Dependence from one layer's Jacobian, propagated until every position has met every other."""
     assert path_formula(shape(**keys), n) == path == path_length(shape(**keys), n)
 
 
-def test_derived_layers_of_windows():
+def test_layers_that_a_window_needs_for_256_positions():
     """Section 4: r positions of 256 connect in ceil(255 / ((r - 1) / 2)) layers."""
     assert [path_formula(shape(attention_window=r), 256) for r in (9, 17, 65)] == [64, 32, 8]
 
 
 @pytest.mark.parametrize("mixer", ["attention", "lstm", "gru", "conv", "dilated_conv"])
-def test_only_a_recurrence_is_a_chain_of_n_steps(mixer):
+def test_only_recurrence_has_n_sequential_steps(mixer):
     recurrent = mixer in ("lstm", "gru")
     assert [dependent_chain(shape(mixer=mixer), n) for n in (8, 50)] == ([8, 50] if recurrent else [1, 1])
     if recurrent:

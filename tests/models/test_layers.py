@@ -28,7 +28,7 @@ def masks(rows, update=0, seed=0, shape=(50, 32), site="a", rate=0.3):
     return np.asarray(Dropout(rate, name=site).apply({}, jnp.ones((len(rows), *shape)), noise))
 
 
-def test_dropout_keeps_the_mean_and_drops_its_rate():
+def test_dropout_has_its_rate_and_preserves_the_mean():
     x = masks(range(256))
     assert (x == 0).mean() == pytest.approx(0.3, abs=0.003)
     assert x.mean() == pytest.approx(1.0, abs=0.005)
@@ -40,7 +40,7 @@ def test_dropout_keeps_the_mean_and_drops_its_rate():
         assert np.abs(rates - 0.3).max() < 5 * expected
 
 
-def test_dropout_masks_of_rows_updates_seeds_and_sites_are_uncorrelated():
+def test_dropout_masks_are_uncorrelated():
     base = masks(range(64)) == 0
     for other in (masks(range(64, 128)), masks(range(64), update=1), masks(range(64), seed=1)):
         assert abs(np.corrcoef(base.ravel(), (other == 0).ravel())[0, 1]) < 0.01

@@ -1,4 +1,4 @@
-"""Restricted self-attention: how far it reaches, what it costs, when it is full attention."""
+"""Local self-attention: reach, cost, and equality with full attention."""
 
 import functools
 
@@ -45,8 +45,8 @@ def rows(count, length, seed=0):
     ("score", "window", "length"),
     [("scaled_dot", 1, 40), ("scaled_dot", 25, 61), ("dot", 7, 45), ("additive", 17, 64)],
 )
-def test_bands_are_the_full_matrix_under_a_mask(score, causal, window, length):
-    """Output and gradient of every real position, with segments and padding, where collecting weights takes the mask."""
+def test_bands_equal_the_masked_full_matrix(score, causal, window, length):
+    """Output and gradient of every real position, with segments and padding. Collecting weights selects the masked path."""
     module = layer(window, causal=causal, attention_score=score)
     params = parameters(module)
     x, segments = rows(3, length)
@@ -76,7 +76,7 @@ def test_bands_are_the_full_matrix_under_a_mask(score, causal, window, length):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("window", "layers"), [(3, 4), (7, 3), (17, 2)])
-def test_a_stack_reaches_layers_times_half_a_window_exactly(window, layers, causal):
+def test_reach_of_a_stack_is_layers_times_half_a_window(window, layers, causal):
     length, reach = 64, (window - 1) // 2 * layers
     module = layer(window, causal=causal)
     params = parameters(module)
@@ -94,7 +94,7 @@ def test_a_stack_reaches_layers_times_half_a_window_exactly(window, layers, caus
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
+def test_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
     """r >= 2n - 1, with dropout of the weights and gradients; one position less is something else."""
     length = 33
     x, segments = rows(3, length)
@@ -113,7 +113,7 @@ def test_a_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
     assert not np.array_equal(full[0], jax.tree.leaves(both(2 * length - 3))[0])
 
 
-def test_weights_are_dropped_in_bands_too():
+def test_attention_dropout_acts_in_bands():
     """The same for the same noise; without any, the mean over many."""
     x, segments = rows(2, 48)
     module = layer(9, dropout_attention=0.2)
@@ -135,7 +135,7 @@ def test_weights_are_dropped_in_bands_too():
 
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_cost_grows_with_the_length_and_not_with_its_square(score, causal):
+def test_cost_of_a_window_grows_linearly_with_length(score, causal):
     """Operations of forward and backward as compiled: doubling n doubles a window's and quadruples full attention's."""
 
     def operations(window, length):

@@ -69,7 +69,7 @@ def scored(model, params, batch):
     return total, gold, logits, grads
 
 
-def test_packed_pairs_have_the_likelihood_and_gradient_of_the_same_pairs_alone(model_and_params, tmp_path):
+def test_packed_pairs_score_and_learn_as_alone(model_and_params, tmp_path):
     model, params = model_and_params
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
@@ -95,7 +95,7 @@ def test_gradient_reaches_no_later_target(model_and_params):
     def decoded(shift):
         table = params["shared_embedding"]["table"]
         embedded = jnp.zeros((length, VOCAB)).at[jnp.arange(length), batch["target"][0]].set(1.0)
-        # Own rows of the table for the targets: one a place, so that each place has its own gradient.
+        # A table row of its own for each target position, so that each has its own gradient.
         rows = embedded @ table[:VOCAB] + shift
         wide = dict(params, shared_embedding={"table": jnp.concatenate([table, rows])})
         bigger = model.clone(target_vocab=len(table) + length)

@@ -22,9 +22,9 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str]]:
     batch = {name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))}
     traced = make_train_step(config, model, tx, devices_mesh(), shardings).trace(state, batch)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
-    found = _DOT.findall(text)
-    assert len(found) == text.count("stablehlo.dot_general") > 20
-    return found
+    products = _DOT.findall(text)
+    assert len(products) == text.count("stablehlo.dot_general") > 20
+    return products
 
 
 @pytest.mark.parametrize("mixer", ["attention", "gru", "conv"])

@@ -1,4 +1,4 @@
-"""The encoder-decoder: what it may see, what it must not, and that caching changes nothing."""
+"""The encoder-decoder: what each output depends on, and cached decoding."""
 
 import functools
 
@@ -27,16 +27,16 @@ def logits_of(model, params, batch):
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda k: "-".join(map(str, k.values())))
-def trained_like(request):
+def model_and_params(request):
     config = small_config(model=request.param | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2))
     model, _, state, _ = model_and_state(config)
-    # Fresh parameters leave LayerNorm and biases at 1 and 0: shake them so that a forgotten one shows.
+    # New norms and biases are 1 and 0: noise on them exposes a missing one.
     noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
     return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
 
 
-def test_prediction_depends_on_no_later_target(trained_like):
-    model, params = trained_like
+def test_prediction_depends_on_no_later_target(model_and_params):
+    model, params = model_and_params
     batch = rows_alone(random_pairs(3, longest=20), 24)
     full = logits_of(model, params, batch)
     for position in (0, 5, 11):
@@ -47,8 +47,8 @@ def test_prediction_depends_on_no_later_target(trained_like):
     assert not np.allclose(full[:, 1], logits_of(model, params, changed)[:, 1])
 
 
-def test_encoder_sees_every_source_token_and_no_padding(trained_like):
-    model, params = trained_like
+def test_encoder_sees_every_source_token_and_no_padding(model_and_params):
+    model, params = model_and_params
     batch = rows_alone(random_pairs(1, longest=20), 24)
     length = int((batch["source"] > 0).sum())
 
@@ -59,23 +59,23 @@ def test_encoder_sees_every_source_token_and_no_padding(trained_like):
         )
 
     first = encode(batch["source"])[0, 0]
-    for place in range(24):
+    for index in range(24):
         changed = batch["source"].copy()
-        changed[0, place] = 3 + (changed[0, place] + 4) % (VOCAB - 3)
+        changed[0, index] = 3 + (changed[0, index] + 4) % (VOCAB - 3)
         same = bool(jnp.array_equal(first, encode(changed)[0, 0]))
-        assert same == (place >= length)
+        assert same == (index >= length)
 
 
-def test_padding_changes_no_real_position(trained_like):
-    model, params = trained_like
+def test_padding_changes_no_real_position(model_and_params):
+    model, params = model_and_params
     pairs = random_pairs(4, longest=20)
     short, long = (logits_of(model, params, rows_alone(pairs, length)) for length in (24, 40))
     for i, (_, target) in enumerate(pairs):
         np.testing.assert_allclose(short[i, : len(target)], long[i, : len(target)], atol=2e-5)
 
 
-def test_cached_decoding_equals_recomputing_the_prefix(trained_like):
-    model, params = trained_like
+def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
+    model, params = model_and_params
     pairs = random_pairs(4, longest=12)
     batch = rows_alone(pairs, 16)
     full = logits_of(model, params, batch)
@@ -92,8 +92,8 @@ def test_cached_decoding_equals_recomputing_the_prefix(trained_like):
                 np.testing.assert_array_equal(step[i, 0], step[i, 1])
 
 
-def test_gradient_reaches_every_parameter(trained_like):
-    model, params = trained_like
+def test_gradient_reaches_every_parameter(model_and_params):
+    model, params = model_and_params
     batch = rows_alone(random_pairs(8, longest=20), 24)
 
     def loss(params):
@@ -125,7 +125,7 @@ def test_base_model_has_the_papers_parameters():
 
 
 def test_bfloat16_products_keep_float32_where_it_matters():
-    """Parameters and logits stay float32; softmax and norm statistics too, so that results stay close."""
+    """Parameters, logits, softmax and norm statistics are float32."""
     batch = rows_alone(random_pairs(4), 24)
     config32, config16 = (
         small_config(train=dict(precision=p), model=dict(dropout=0.0)) for p in ("float32", "bfloat16")

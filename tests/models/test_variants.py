@@ -27,13 +27,13 @@ def losses(model: dict, *, shape=(1, 1, 1), mesh_keys=(), **train) -> np.ndarray
     mesh = devices_mesh(*shape)
     mesh_lib.check_divisibility(config, mesh)
     module, tx, state, shardings = model_and_state(config, mesh)
-    step, found = make_train_step(config, module, tx, mesh, shardings), []
+    step, values = make_train_step(config, module, tx, mesh, shardings), []
     batch = {name: jnp.asarray(x) for name, x in BATCH.items()}
     with mesh_lib.use(mesh):
         for _ in range(3):
             state, metrics = step(state, batch)
-            found.append(float(metrics["loss"]))
-    return np.array(found)
+            values.append(float(metrics["loss"]))
+    return np.array(values)
 
 
 @functools.cache
@@ -47,9 +47,9 @@ def test_grouped_heads_train_the_same_on_any_mesh(shape):
 
 
 @pytest.mark.slow
-def test_multi_query_attention_keeps_its_head_whole_over_a_tensor_axis():
-    found = losses(MULTI_QUERY, shape=(1, 2, 4), mesh_keys=KV_HEADS_WHOLE)
-    np.testing.assert_allclose(found, reference("multi-query"), rtol=1e-5)
+def test_multi_query_head_is_replicated_over_a_tensor_axis():
+    actual = losses(MULTI_QUERY, shape=(1, 2, 4), mesh_keys=KV_HEADS_WHOLE)
+    np.testing.assert_allclose(actual, reference("multi-query"), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["grouped", pytest.param("multi-query", marks=pytest.mark.slow)])

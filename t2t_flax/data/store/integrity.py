@@ -1,4 +1,4 @@
-"""Whether a token store's files hold what was written: after a copy, a power cut, or on a failing disk.
+"""Checksums of token stores: detects files that changed after a copy, a power cut, or on a failing disk.
 
 meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s a core;
 after that, files of the same size, times and inode are trusted.
@@ -44,7 +44,7 @@ def crc32(path: Path) -> int:
 def verify(folder: Path, meta: dict[str, Any]) -> None:
     """Compares every file with its checksum in `meta`, offsets with lengths, and ids with the vocabulary size.
 
-    Reads in constant memory, and nothing where the files are as they were when they were last verified. Raises UserError
+    Reads in constant memory, and nothing if the files are unchanged since they were last verified. Raises UserError
     that names the first damaged file.
     """
     state = {name: [meta["crc32"][name], *_identity(folder / name)] for name in FILES}
@@ -62,7 +62,7 @@ def verify(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def _identity(path: Path) -> list[int]:
-    """The change time tells a file that was restored with its old modification time from the one that was verified."""
+    """Size, times and inode. The change time exposes a file restored with its old modification time."""
     about = path.stat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
 
@@ -90,9 +90,9 @@ def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
     if largest >= about["vocab_size"]:
         raise damaged(folder, f"{side}.ids has id {largest}, the vocabulary {about['vocab_size']} ids")
     if not consistent or (end, longest) != (about["tokens"], about["longest"]):
-        raise damaged(folder, f"{side}.offsets and {side}.lengths do not fit together")
+        raise damaged(folder, f"{side}.offsets and {side}.lengths contradict each other")
 
 
 def damaged(folder: os.PathLike | str, what: str) -> UserError:
-    """The error of a store whose files are not as they were written."""
+    """The error of a store whose files have changed."""
     return UserError(f"the token store {folder} is damaged: {what}; delete the folder and run prepare again")

@@ -1,4 +1,4 @@
-"""Tokenised sentence pairs on local disk, memory-mapped: constant memory however large the corpus.
+"""Tokenized sentence pairs on local disk, memory-mapped: constant memory for any size of corpus.
 
 A folder with, for each side, all ids in one flat file, the length of each sentence (int32, EOS counted) and its offset
 into the ids (int64), all little-endian, plus meta.json with a checksum of each. A folder under its own name is always
@@ -18,7 +18,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 
 FORMAT_VERSION = 2
-"""2 has checksums; a store of another version is made again."""
+"""2 has checksums; a store of another version is written again."""
 
 
 class TokenStore:
@@ -27,7 +27,7 @@ class TokenStore:
     def __init__(self, folder: Path, meta: dict, origin: epath.Path | None = None):
         self.folder, self.meta = folder, meta
         self.origin = origin or epath.Path(folder)
-        """Where all hosts see it: an object store, of which `folder` is this host's copy, or `folder` itself."""
+        """The location that all hosts share: an object store, of which `folder` is a local copy, or `folder` itself."""
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
         """Identifies what the store was made from: corpus, tokenizers, policies."""
@@ -59,8 +59,8 @@ class TokenStore:
         return self._sides[side]
 
     def release(self) -> None:
-        """Takes the pages that were read so far out of this process's memory; the system's file cache keeps them. Without
-        it a process that visits a whole corpus would in time seem as large as the corpus.
+        """Unmaps the pages read so far from this process; they stay in the file cache. Otherwise the resident size of a
+        process that visits the whole corpus would grow to the size of the corpus.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
@@ -68,7 +68,7 @@ class TokenStore:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest side of a pair, from meta.json: nothing is read."""
+        """Tokens of the longest side of a pair, from meta.json."""
         return max(self.meta[side]["longest"] for side in SIDES)
 
     @property
@@ -82,7 +82,7 @@ class TokenStore:
         return self.source_lengths, self.target_lengths
 
     def describe(self) -> str:
-        """Pairs and tokens in words, and what was dropped or cut."""
+        """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
         counts = [
             f"{self.meta.get(name, 0):,} {name}" for name in ("dropped", "truncated", "empty") if self.meta.get(name)

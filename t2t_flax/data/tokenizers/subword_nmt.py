@@ -1,4 +1,4 @@
-"""Byte-pair codes of subword-nmt over text that is tokenised already, as fairseq, Marian and others prepare it.
+"""Byte-pair codes of subword-nmt over text that is tokenized already, as fairseq, Marian and others prepare it.
 
 The vocabulary is what the segmented training text holds, most frequent piece first. One file keeps codes and vocabulary.
 """
@@ -40,7 +40,7 @@ class SubwordNmtTokenizer(ListTokenizer):
 
 
 def read_codes(path: epath.Path) -> str:
-    """The codes file (plain or .gz) of subword-nmt. Raises UserError where it is not there or something else."""
+    """The codes file (plain or .gz) of subword-nmt. Raises UserError if it is missing or not a codes file."""
     if not path.is_file():
         raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
     try:
@@ -50,14 +50,16 @@ def read_codes(path: epath.Path) -> str:
         raise UserError(f"config.data.tokenizer_model: {path} cannot be read as BPE codes ({error}).") from None
     merges = [line for line in codes.splitlines() if not line.startswith("#version")]
     if not merges or any(len(line.split(" ")) != 2 for line in merges):
-        raise UserError(f"config.data.tokenizer_model: {path} is no file of BPE codes: two pieces on each line.")
+        raise UserError(
+            f"config.data.tokenizer_model: {path} is not a file of BPE codes, which has two pieces on each line."
+        )
     return codes
 
 
 def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:
     """The tokenizer whose vocabulary is all pieces that the codes make of `sentences`.
 
-    Warns where the text does not look Moses-tokenised. Raises UserError if there is no text.
+    Warns where the text does not look Moses-tokenized. Raises UserError if there is no text.
     """
     from subword_nmt.apply_bpe import BPE
 
