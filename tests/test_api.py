@@ -28,7 +28,7 @@ def test_train_returns_the_records_it_wrote(result):
     assert record["counts"]["sentences"] == 10 and "signature" in record["scores"]["sacrebleu"]
 
 
-def test_complete_run_is_returned_as_it_is(result):
+def test_complete_run_is_returned_unchanged(result):
     again = t2t_flax.train("aiayn_base", result.workdir, KEYS)
     assert again == result
 
@@ -49,7 +49,7 @@ def test_prepare_returns_the_pairs_of_each_split(tmp_path):
     assert t2t_flax.prepare("aiayn_base", tmp_path / "run", KEYS) == {"train": 300, "valid": 20}
 
 
-def test_explain_takes_every_form_of_a_config(tmp_path):
+def test_explain_accepts_every_form_of_a_config(tmp_path):
     config = load_config("aiayn_base")
     edited = default_config()
     edited.train.steps = config.train.steps
@@ -58,7 +58,7 @@ def test_explain_takes_every_form_of_a_config(tmp_path):
     assert "parameters" in t2t_flax.explain(edited, {"model.d_model": 64})
 
 
-def test_mistakes_name_the_key(tmp_path):
+def test_user_errors_name_the_key(tmp_path):
     with pytest.raises(UserError, match="unknown config key 'model.dropuot'. Did you mean 'model.dropout'"):
         t2t_flax.train("aiayn_base", tmp_path / "run", {"model.dropuot": 0.1})
     with pytest.raises(UserError, match="expected one of"):

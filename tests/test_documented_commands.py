@@ -171,7 +171,7 @@ def test_documented_outputs_exist(folder):
         assert (folder / name).exists(), name
 
 
-def test_commands_are_found_in_the_pages():
+def test_pages_contain_commands():
     """So that a change of their form does not empty this test."""
     found = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
     assert found >= {

@@ -19,7 +19,7 @@ def test_atomic_write_writes_text_and_bytes_and_creates_folders(tmp_path):
     assert path.read_bytes() == b"\x00" and [p.name for p in path.parent.iterdir()] == ["b"]
 
 
-def test_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a"
     atomic_write(path, "before")
     kind = type(epath.Path(path))
@@ -104,7 +104,7 @@ def fill(folder, text):
         assert not folder.exists() or files_in(folder) != {"a": text}
 
 
-def test_atomic_directory_appears_complete_and_replaces_an_old_one(tmp_path):
+def test_atomic_directory_replaces_an_old_one(tmp_path):
     folder = tmp_path / "parent" / "store"
     fill(folder, "one")
     assert files_in(folder) == {"a": "one"}
@@ -112,7 +112,7 @@ def test_atomic_directory_appears_complete_and_replaces_an_old_one(tmp_path):
     assert files_in(folder) == {"a": "two"} and [p.name for p in folder.parent.iterdir()] == ["store"]
 
 
-def test_failed_atomic_directory_leaves_the_old_one_alone(tmp_path):
+def test_failed_atomic_directory_keeps_the_old_one(tmp_path):
     fill(tmp_path / "store", "one")
     with pytest.raises(OSError, match="full"), atomic_directory(tmp_path / "store") as partial:
         (partial / "a").write_text("two")
@@ -120,7 +120,7 @@ def test_failed_atomic_directory_leaves_the_old_one_alone(tmp_path):
     assert files_in(tmp_path / "store") == {"a": "one"} and [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
-def test_atomic_directory_keeps_one_that_appeared_meanwhile(tmp_path):
+def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
     folder = tmp_path / "store"
     with atomic_directory(folder, tag="host", keep=lambda: files_in(folder) == {"a": "theirs"}) as partial:
         assert partial.name.startswith("store.partial-host-")

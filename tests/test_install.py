@@ -43,7 +43,7 @@ def imported(folder: str) -> set[str]:
     return found - set(sys.stdlib_module_names) - own
 
 
-def test_requirements_of_the_package_hold_no_test_tools():
+def test_package_requirements_contain_no_test_tools():
     assert not names("requirements-run.txt") & TOOLS
     assert names("requirements.txt") == TOOLS, "what runs is listed once, in requirements-run.txt"
     assert "-r requirements-run.txt" in (ROOT / "requirements.txt").read_text().splitlines()
@@ -66,14 +66,14 @@ def test_install_hints_name_an_extra_and_its_packages(extra):
     assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
 
 
-def test_no_text_installs_an_unpublished_package():
+def test_no_documentation_installs_an_unpublished_package():
     files = [path for kind in ("py", "md", "sh", "yaml") for path in ROOT.rglob(f"*.{kind}")]
     for path in files:
         if ".venv" not in path.parts and path != Path(__file__):
             assert not re.search(r"pip install \S*t2t[-_]flax", path.read_text()), path
 
 
-def test_extras_that_texts_name_exist():
+def test_documented_extras_exist():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*"), *ROOT.glob("t2t_flax/**/*.py")]:
         for extra in re.findall(r"-e '?\.\[(\w+)\]", path.read_text()) if path.is_file() else ():
             assert extra in extras(), f"{path.name} names the extra {extra}"

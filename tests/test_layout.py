@@ -92,7 +92,7 @@ def room(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_run_one_way(path):
+def test_imports_follow_the_layers(path):
     own = room(path)
     if own not in BELOW:
         assert own in ("api", "cli", "jobs", "__main__", "__init__")
@@ -105,7 +105,7 @@ def test_imports_run_one_way(path):
             assert name.split(".")[0] not in ("jax", "flax", "optax", "orbax"), f"{path.name} imports {name}"
 
 
-def test_only_one_file_knows_orbax():
+def test_only_one_module_imports_orbax():
     assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoints.py"]
 
 

@@ -45,7 +45,7 @@ def test_full_disk_is_reported_without_traceback(number, code):
     assert ("Free disk space or fix the permissions, then rerun the same command." in done.stderr) == (code == 2)
 
 
-def test_usage(capsys):
+def test_help_lists_commands_and_unknown_ones_are_refused(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in COMMANDS)

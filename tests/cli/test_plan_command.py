@@ -57,6 +57,6 @@ def test_python_api_plans_in_a_child_process():
         ([], "--topology"),
     ],
 )
-def test_mistakes_exit_with_2(flags, message, capsys):
+def test_user_errors_exit_with_2(flags, message, capsys):
     assert main(["plan", *SMALL, *flags]) == 2
     assert message in capsys.readouterr().err

@@ -62,13 +62,13 @@ def holds(config: Config) -> None:
 
 
 @given(st.dictionaries(KEYS, TEXTS, max_size=3))
-def test_any_text_for_any_key(keys):
+def test_random_text_for_every_key(keys):
     if config := refused(lambda: resolve(override(default_config(), keys))):
         holds(config)
 
 
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=2), VALUES)
-def test_any_value_that_a_config_file_sets(keys, group):
+def test_random_values_set_by_a_config_file(keys, group):
     values = default_config().to_dict()
     for name, value in keys.items():
         values[name.split(".")[0]][name.split(".")[1]] = value
@@ -87,7 +87,7 @@ JSON = st.recursive(
 
 
 @given(KEYS, JSON, st.integers(0, 6000))
-def test_any_stored_config(name, value, cut):
+def test_random_stored_configs(name, value, cut):
     values = json.loads(to_json(Config()))
     refused(lambda: from_json(json.dumps(values)[:cut]))
     values[name.split(".")[0]][name.split(".")[1]] = value
@@ -140,7 +140,7 @@ def test_stored_seeds_above_32_bits_wrap_around():
         ({"checkpoint.keep_best": "3"}, "config.checkpoint.keep_best = 3 goes by eval.metric = nll"),
     ],
 )
-def test_impossible_evaluations_are_refused_before_training(keys, message, tmp_path):
+def test_impossible_evaluation_settings_are_refused_before_training(keys, message, tmp_path):
     path = tmp_path / "c.py"
     path.write_text("from t2t_flax.config import default_config as get_config\n")
     with pytest.raises(UserError, match=re.escape(message)):
@@ -204,7 +204,7 @@ def test_flags_have_ranges(argv, message):
         st.text(max_size=12) | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]), max_size=4
     )
 )
-def test_any_command_line_is_parsed_or_refused(argv):
+def test_random_command_lines_are_parsed_or_refused(argv):
     if any(arg in ("-h", "--help") for arg in argv):
         return
     refused(lambda: parsed(*argv))

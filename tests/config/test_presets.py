@@ -139,7 +139,7 @@ def test_parsing_has_the_papers_values():
     assert (c.data.vocab_size, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == (16_000, 21, 0.3, 300)
 
 
-def test_the_large_batch_recipe_has_the_published_values():
+def test_large_batch_recipe_has_the_published_values():
     c = config_lib.resolve(preset("mlperf_big"))
     assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
     assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)

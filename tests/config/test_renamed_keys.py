@@ -36,7 +36,7 @@ def value_of(config, name: str):
     return getattr(getattr(config, group), item)
 
 
-def test_old_names_are_not_given_to_other_keys():
+def test_old_names_are_not_reused_for_other_keys():
     assert not renamed.KEYS.keys() & fields().keys()
     assert set(renamed.KEYS.values()) <= fields().keys()
     for key, values in renamed.VALUES.items():
@@ -51,17 +51,17 @@ def test_renamed_keys_stay_in_their_group_and_have_unique_names():
 
 
 @pytest.mark.parametrize("name", STORED["presets"])
-def test_stored_version_1_configs_are_the_presets_of_today(name):
+def test_stored_version_1_configs_equal_current_presets(name):
     assert config_lib.from_json(json.dumps(stored_preset(name))) == resolve(preset(name))
 
 
-def test_every_old_key_of_a_stored_config_is_known_today():
+def test_every_old_key_of_a_stored_config_is_known():
     for group, items in STORED["default"].items():
         for item in items if isinstance(items, dict) else ():
             assert renamed.current_key(f"{group}.{item}") in fields() | renamed.REMOVED
 
 
-def test_a_stored_version_1_config_can_be_given_as_config(tmp_path):
+def test_stored_version_1_config_can_be_passed_as_config(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(stored_preset("flax_wmt")))
     assert load_config(str(file)) == resolve(preset("flax_wmt"))
@@ -73,7 +73,7 @@ def test_new_configs_are_stored_as_version_2():
     assert "lr_scale" in values["optimizer"] and "constant" not in values["optimizer"]
 
 
-def test_upgrading_changes_neither_unknown_parts_nor_its_argument():
+def test_upgrade_preserves_unknown_parts_and_its_argument():
     stored = {"optimizer": {"constant": 2.0, "other": 1}, "notes": "text", "old_group": {"norm": "pre"}}
     before = json.dumps(stored)
     assert renamed.upgraded(stored) == {
@@ -121,7 +121,7 @@ def test_commands_note_renamed_keys_on_standard_error(capsys):
     ]
 
 
-def test_a_key_given_under_both_names_is_refused():
+def test_key_under_both_names_is_refused():
     with pytest.raises(UserError, match="optimizer.constant is the old name of optimizer.lr_scale"):
         override(default_config(), {"optimizer.constant": "2", "optimizer.lr_scale": "2"})
     with pytest.raises(UserError, match="model.norm is the old name of config.model.norm_placement"):
@@ -178,7 +178,7 @@ def test_plain_dicts_of_old_keys_resolve():
     assert config.mesh.fsdp_mode == "zero1"
 
 
-def test_old_records_compare_with_new_ones_and_answer_the_same_question(tmp_path):
+def test_old_records_are_comparable_with_new_ones(tmp_path):
     old = VERSION_1 / "test-6-mean2.json"
     record = read_record(old)
     assert record["config"]["decode"]["early_stopping"] == "exact" and record["config"]["schema_version"] == 2
@@ -195,7 +195,7 @@ def test_old_records_compare_with_new_ones_and_answer_the_same_question(tmp_path
     assert compare(old, new)["difference"] == 0.0
 
 
-def test_stores_are_found_by_the_digests_that_old_names_gave():
+def test_stores_with_digests_of_old_names_are_reused():
     tokenizers = SimpleNamespace(digest="t")
     recipe, digest = recipe_of("f", tokenizers, Policies(24, "truncate", "drop"))
     before = {"format_version": 1, "source_fingerprint": "f", "tokenizer_digest": "t"}

@@ -27,7 +27,7 @@ def plan(request, monkeypatch):
     return made, source, target
 
 
-def test_an_epoch_holds_every_pair_once(plan):
+def test_epoch_contains_every_pair_once(plan):
     made, source, _ = plan
     for epoch in (0, 1, 5):
         updates = range(epoch * made.updates_per_epoch, (epoch + 1) * made.updates_per_epoch)
@@ -36,14 +36,14 @@ def test_an_epoch_holds_every_pair_once(plan):
         np.testing.assert_array_equal(np.sort(pairs), np.arange(len(source)))
 
 
-def test_batch_tokens_is_a_bound_that_is_nearly_reached(plan):
+def test_batches_nearly_fill_batch_tokens(plan):
     made, source, target = plan
     sums = [(source[p].sum(), target[p].sum()) for p in (pairs_of(made, k) for k in range(2 * made.updates_per_epoch))]
     assert np.max(sums) <= 1500
     assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
 
 
-def test_order_of_asking_does_not_matter(plan):
+def test_batches_do_not_depend_on_access_order(plan):
     made, source, target = plan
     asked = [pairs_of(made, k) for k in range(60)]
     again = BatchSampler(source, target, batch_tokens=1500, by_length=made._by_length, seed=3)
@@ -59,7 +59,7 @@ def test_epochs_and_seeds_differ(plan):
     assert not np.array_equal(first, pairs_of(other, 0))
 
 
-def test_by_length_puts_similar_lengths_together():
+def test_by_length_groups_similar_lengths():
     source, target = lengths(5000)
     spread = {}
     for by_length in (False, True):
@@ -69,7 +69,7 @@ def test_by_length_puts_similar_lengths_together():
     assert spread[True] < 0.2 * spread[False]
 
 
-def test_even_cut_is_the_least_possible():
+def test_even_split_minimizes_the_largest_part():
     """Against brute force over all ways to cut a short list into three pieces."""
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -82,7 +82,7 @@ def test_even_cut_is_the_least_possible():
         assert cut_evenly(*sums, count=3, cap=best - 1) is None
 
 
-def test_a_pair_over_the_batch_size_is_named():
+def test_pair_longer_than_the_batch_is_reported():
     sums = np.array([0, 5, 30])
     with pytest.raises(UserError, match="config.data.batch_tokens = 20"):
         cut(sums, sums, cap=20)
@@ -95,7 +95,7 @@ def test_bijection_hits_every_index_once(size):
     np.testing.assert_array_equal(bijection(np.arange(size)[::-1], size, key=11), out[::-1])
 
 
-def test_orders_are_fixed_for_ever():
+def test_orders_match_recorded_ones():
     """Resuming with another NumPy or Python must find the same order."""
     np.testing.assert_array_equal(permutation(8, 5), [6, 0, 2, 1, 4, 7, 3, 5])
     np.testing.assert_array_equal(bijection(np.arange(8), 8, 5), [0, 5, 6, 7, 2, 3, 4, 1])

@@ -44,7 +44,7 @@ def pairs_in(arrays) -> list:
 
 @pytest.mark.parametrize("batching", KINDS)
 @pytest.mark.parametrize("microbatch_tokens", [0, 48])
-def test_an_epoch_of_batches_holds_every_pair_whole(store, pairs, batching, microbatch_tokens):
+def test_epoch_of_batches_contains_every_pair_whole(store, pairs, batching, microbatch_tokens):
     config = dataclasses.replace(DATA, batching=batching, microbatch_tokens=microbatch_tokens)
     batches = Batches(store, config, seed=0)
     shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
@@ -76,7 +76,7 @@ def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
             np.testing.assert_array_equal(x, other[name])
 
 
-def test_batch_k_needs_no_history(store):
+def test_batch_k_does_not_depend_on_earlier_batches(store):
     batches = [Batches(store, DATA, seed=0) for _ in range(2)]
     in_order = [batches[0].batch(k).arrays for k in range(30)]
     for k in (29, 4, 11):
@@ -84,7 +84,7 @@ def test_batch_k_needs_no_history(store):
             np.testing.assert_array_equal(x, in_order[k][name])
 
 
-def test_accumulation_follows_from_the_tokens_a_device_holds(store):
+def test_accumulation_follows_from_tokens_per_device(store):
     for tokens, shards in ((0, 1), (24, 1), (48, 1), (48, 2), (23, 1), (1, 2)):
         config = dataclasses.replace(DATA, microbatch_tokens=tokens)
         (shape,) = Batches(store, config, seed=0, shards=shards).shapes
@@ -93,12 +93,12 @@ def test_accumulation_follows_from_the_tokens_a_device_holds(store):
             assert shape.micro > 1
 
 
-def test_a_microbatch_is_one_row_where_the_tokens_are_fewer_than_a_row():
+def test_microbatch_is_at_least_one_row():
     assert shape_of(256, 33, 255, 1) == shape_of(256, 33, 256, 1) == Shape(256, 1, 33)
     assert shape_of(256, 33, 0, 1) == Shape(256, 33, 1) and shape_of(256, 33, 1, 8) == Shape(256, 8, 5)
 
 
-def test_validation_rows_hold_every_pair_however_long(tmp_path):
+def test_validation_rows_contain_pairs_of_any_length(tmp_path):
     pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1]), ([5] * 30, [6] * 41)]
     store = write_store(tmp_path / "valid", pairs)
     found = []
@@ -110,7 +110,7 @@ def test_validation_rows_hold_every_pair_however_long(tmp_path):
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_one_long_validation_pair_does_not_lengthen_the_rows_of_the_others(tmp_path, shards):
+def test_long_validation_pair_does_not_lengthen_other_rows(tmp_path, shards):
     """Attention takes rows * length^2: as much as for the usual rows, until a shard has a single row."""
     usual = random_pairs(50, longest=22)
     before = [shape for shape, _ in validation_batches(write_store(tmp_path / "a", usual), DATA, shards=shards)]
@@ -123,7 +123,7 @@ def test_one_long_validation_pair_does_not_lengthen_the_rows_of_the_others(tmp_p
         assert sum(len(batch.pairs) for batch in batches()) == {24: 50}.get(shape.length, 1)
 
 
-def test_first_fit_fills_and_respects_the_row():
+def test_first_fit_fills_rows_within_their_length():
     rng = np.random.default_rng(0)
     source, target = rng.integers(2, 40, (2, 500))
     row, source_start, target_start = first_fit(source, target, 64)
@@ -136,13 +136,13 @@ def test_first_fit_fills_and_respects_the_row():
     assert max(source.sum(), target.sum()) / ((row.max() + 1) * 64) > 0.85
 
 
-def test_bucket_edges_grow_and_reach():
+def test_bucket_edges_grow_to_the_maximum():
     edges = bucket_edges(256)
     assert edges[-1] >= 256 and all(b > a for a, b in zip(edges, edges[1:], strict=False))
     assert all(b / a <= 1.51 for a, b in zip(edges, edges[1:], strict=False))
 
 
-def test_a_pair_longer_than_a_packed_row_is_refused(tmp_path):
+def test_pair_longer_than_a_packed_row_is_refused(tmp_path):
     store = write_store(tmp_path / "store", [([5] * 30 + [1], [6, 1])])
     with pytest.raises(UserError, match="has 31 tokens, config.data.pack_length = 24: a pair must fit"):
         Batches(store, small_config().data, seed=0)

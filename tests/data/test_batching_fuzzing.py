@@ -136,7 +136,7 @@ def small_windows():
 
 @hypothesis.settings(max_examples=60)
 @given(run=runs())
-def test_three_epochs_of_any_batching_of_any_corpus(run):
+def test_three_epochs_of_random_corpora_and_settings(run):
     walk(*run)
 
 
@@ -150,7 +150,7 @@ def test_three_epochs_of_any_batching_of_any_corpus(run):
     ],
     ids=lambda keys: "-".join(map(str, keys.values())) or "packed",
 )
-def test_updates_that_the_first_ones_are_no_sample_of(keys):
+def test_later_updates_with_other_lengths_keep_their_bounds(keys):
     """Of hundreds of updates some need more than any of the first ones."""
     tokens = 240 * keys.get("batch_groups", 1)
     walk(corpus(two_humps, 6000, 60), Data(max_length=60, pack_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
@@ -158,7 +158,7 @@ def test_updates_that_the_first_ones_are_no_sample_of(keys):
 
 @hypothesis.settings(max_examples=15)
 @given(run=runs(), order=st.lists(st.integers(0, 200), min_size=1, max_size=4))
-def test_an_update_is_the_same_whatever_was_asked_for_before(run, order):
+def test_updates_do_not_depend_on_access_order(run, order):
     store, config, seed = run
     one, other = (Batches(store, config, seed=seed) for _ in range(2))
     for k in order:
@@ -169,7 +169,7 @@ def test_an_update_is_the_same_whatever_was_asked_for_before(run, order):
 
 @hypothesis.settings(max_examples=15)
 @given(run=runs(), shards=st.integers(1, 8))
-def test_rows_are_the_same_on_every_mesh_and_in_every_microbatch(run, shards):
+def test_rows_do_not_depend_on_mesh_and_microbatches(run, shards):
     store, config, seed = run
     one = Batches(store, config, seed=seed)
     other = Batches(store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards)
@@ -197,7 +197,7 @@ def test_fewer_microbatch_tokens_never_hold_more_at_once(run, shards):
 @hypothesis.settings(max_examples=200)
 @hypothesis.example([10] * 15 + [100] + [11] * 30, 200)
 @given(st.lists(st.integers(1, 40), max_size=300), st.integers(40, 400))
-def test_no_group_is_over_its_bound_whatever_the_order_of_lengths(lengths, cap):
+def test_groups_keep_their_bound_for_any_length_order(lengths, cap):
     lengths = np.array(lengths, int)
     groups = np.split(lengths, group_starts(lengths, cap))
     assert np.concatenate(groups).tolist() == lengths.tolist()

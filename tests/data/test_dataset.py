@@ -73,7 +73,7 @@ def test_prepared_data_is_reused(tmp_path, encoded):
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
-def test_test_set_of_many_processes_is_prepared_once(tmp_path, alone, encoded):
+def test_processes_prepare_a_test_set_once(tmp_path, alone, encoded):
     config = config_of(test="toy:test:15")
     work = lambda group: split_store(task_of(config), tmp_path, "test", alone.tokenizers, group)  # noqa: E731
     assert [store.num_pairs for store in run_processes(3, work)] == [15] * 3 and len(encoded) == 1
@@ -87,7 +87,7 @@ def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     assert all("aborted" in str(error) for error in failed[1:])
 
 
-def test_cache_that_is_not_shared_is_an_error(tmp_path, alone, monkeypatch):
+def test_unshared_cache_is_an_error(tmp_path, alone, monkeypatch):
     real = dataset.find_store
 
     def hidden(folder, digest):

@@ -52,7 +52,7 @@ def batches_of(kind, store, hosts=4):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_hosts_together_make_the_whole(store, kind):
+def test_rows_of_all_hosts_form_the_batch(store, kind):
     batches, hosts = batches_of(kind, store), 4
     for k in range(0, batches.updates_per_epoch, 3):
         batch = batches.batch(k)
@@ -93,7 +93,7 @@ def test_validation_rows_of_hosts(store):
 
 
 @pytest.mark.parametrize("spec", [mesh_lib.MICRO_ROWS, mesh_lib.ROWS])
-def test_global_arrays_ask_once_for_rows_that_follow_each_other(spec):
+def test_global_arrays_read_contiguous_rows_once(spec):
     mesh = devices_mesh(2, 2, 2)
     shape = (3, 8, 5) if spec == mesh_lib.MICRO_ROWS else (8, 5)
     whole, asked = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
@@ -107,7 +107,7 @@ def test_global_arrays_ask_once_for_rows_that_follow_each_other(spec):
     assert made.sharding.spec == spec and asked == [(0, 8)]
 
 
-def test_global_arrays_ask_for_no_row_of_another_host():
+def test_global_arrays_read_no_row_of_another_host():
     """Of a sharding whose addressable devices hold rows 2-3 and 6-7, no other row is made."""
     whole, asked = np.arange(16, dtype=np.int32).reshape(8, 2), []
 

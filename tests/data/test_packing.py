@@ -42,11 +42,11 @@ def test_rows_match_a_plain_first_fit(kind, seed):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_no_pairs_need_no_row():
+def test_no_pairs_give_no_rows():
     assert [len(x) for x in first_fit(np.zeros(0, np.int32), np.zeros(0, np.int32), 8)] == [0, 0, 0]
 
 
-def test_time_is_not_quadratic_in_the_pairs():
+def test_packing_time_is_not_quadratic():
     rng = np.random.default_rng(0)
     seconds = []
     for count in (4000, 32000):

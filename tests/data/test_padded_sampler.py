@@ -33,7 +33,7 @@ def lengths():
     return rng.integers(1, 30, 3000), rng.integers(1, 30, 3000)
 
 
-def test_an_epoch_holds_every_pair_once_in_groups_that_stay(lengths):
+def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
     plan = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
     n = plan.updates_per_epoch
     for epoch in range(2):
@@ -54,7 +54,7 @@ def test_an_epoch_holds_every_pair_once_in_groups_that_stay(lengths):
     assert all(len(g) * max(longer[i] for i in g) <= 400 for g in groups[0])
 
 
-def test_batches_of_groups_are_packed_into_the_closed_list(tmp_path):
+def test_batches_of_groups_have_shapes_of_the_closed_list(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(600))
     config = small_config(data=dict(batch_tokens=400, batch_size_counts="padded_tokens", batch_groups=2))
     batches = Batches(store, config.data, seed=0)

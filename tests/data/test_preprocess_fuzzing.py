@@ -91,7 +91,7 @@ POLICIES = Policies(max_length=10_000, on_too_long="drop", empty_lines="drop")
 
 @settings(max_examples=60)
 @given(st.data())
-def test_two_files_of_any_bytes(tokenizers, data):
+def test_parallel_files_of_random_bytes(tokenizers, data):
     suffixes = [data.draw(st.sampled_from(["", ".gz"])) for _ in range(2)]
     kind = data.draw(st.sampled_from([ANY, VALID]))
     sides = [data.draw(kind), data.draw(kind)]
@@ -117,7 +117,7 @@ def test_two_files_of_any_bytes(tokenizers, data):
 
 @settings(max_examples=60)
 @given(content=ANY | VALID, packed=st.booleans(), well_formed=st.booleans())
-def test_tsv_file_of_any_bytes(tokenizers, content, packed, well_formed):
+def test_tsv_file_of_random_bytes(tokenizers, content, packed, well_formed):
     if well_formed:
         content = b"\n".join(line.replace(b"\t", b" ") + b"\tx" for line in content.split(b"\n"))
     name = "t.tsv.gz" if packed else "t.tsv"
@@ -158,7 +158,7 @@ def test_damaged_gzip_is_reported_or_harmless(content, place, damage, byte):
 
 
 @given(content=ANY, standard_input=st.booleans())
-def test_lines_to_translate_of_any_bytes(content, standard_input):
+def test_translation_input_of_random_bytes(content, standard_input):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "lines.txt"
         path.write_bytes(content)

@@ -24,7 +24,7 @@ def test_levels_pad_within_tolerance_of_the_best_choice(seed):
     assert len(chosen) <= 3 and chosen[-1] == top and slots(rows, chosen) <= 1.003 * least
 
 
-def test_as_few_levels_as_useful():
+def test_few_levels_suffice():
     assert levels(Counter({7: 5}), 4) == [7]
     assert levels(Counter({1000: 1, 1001: 1, 1002: 1, 1003: 1}), 4) == [1003]
     wide = Counter(range(1, 4_000))

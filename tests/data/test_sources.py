@@ -57,7 +57,7 @@ def test_absolute_paths_ignore_root(corpora):
     assert list(open_en_de(spec, "/elsewhere").pairs()) == PAIRS
 
 
-def test_windows_line_ends_and_a_missing_last_newline(tmp_path):
+def test_crlf_and_missing_final_newline(tmp_path):
     (tmp_path / "t.en").write_bytes(b"one\r\ntwo\r\r\nthree")
     (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
     assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [("one", "eins"), ("two\r", "zwei"), ("three", "drei")]
@@ -116,7 +116,7 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({}, "tfds:somebody:x/de-en:1.0.0:train", r"not those of a namespace"),
     ],
 )
-def test_errors_name_their_place(tmp_path, files, spec, message):
+def test_errors_name_file_and_line(tmp_path, files, spec, message):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=message):
@@ -146,7 +146,7 @@ JSON_LINES = [
 ]
 
 
-def test_json_lines_give_the_texts_of_both_languages(tmp_path):
+def test_json_lines_are_read_in_both_languages(tmp_path):
     for name in ("t.jsonl", "t.jsonl.gz", "other"):
         (tmp_path / name).write_bytes("".join(f"{line}\n" for line in JSON_LINES).encode())
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
@@ -169,19 +169,19 @@ def test_json_lines_give_the_texts_of_both_languages(tmp_path):
         ('{"translation": "x"}', "line 2: expected an object"),
     ],
 )
-def test_malformed_json_lines_are_errors_with_their_line(tmp_path, line, message):
+def test_malformed_json_is_reported_with_its_line(tmp_path, line, message):
     (tmp_path / "t.jsonl").write_text(f"{JSON_LINES[0]}\n{line}\n")
     with pytest.raises(UserError, match=message):
         list(open_en_de("t.jsonl", tmp_path).pairs())
 
 
-def test_every_form_is_named_in_the_error_of_an_unknown_one(tmp_path):
+def test_unknown_source_form_error_lists_every_form(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("hf:wmt14", tmp_path)
     assert all(form.shown in str(error.value) for form in SOURCES.values())
 
 
-def test_files_that_a_spec_names():
+def test_files_of_a_source_spec():
     specs = {"a.en, a.de": ["a.en", "a.de"], "t.tsv": ["t.tsv"], "jsonl:x/t": ["x/t"], "t.jsonl.gz": ["t.jsonl.gz"]}
     specs |= {"toy:train:9": [], "tfds:wmt14_translate/de-en:train": [], "trees.mrg": ["trees.mrg"]}
     assert {spec: files_of(spec) for spec in specs} == specs
@@ -299,7 +299,7 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
         ),
     ],
 )
-def test_tfds_mistakes(tfds_dir, spec, message):
+def test_invalid_tfds_specs_are_rejected(tfds_dir, spec, message):
     with pytest.raises(UserError, match=message):
         open_en_de(spec, tfds_dir)
 

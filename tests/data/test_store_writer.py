@@ -68,7 +68,7 @@ def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_pa
     assert names(tmp_path) == ["s"]
 
 
-def test_without_file_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
+def test_first_writer_wins_without_file_locks(tmp_path, monkeypatch):
     remove_locks(monkeypatch.setattr)
     written, go_on = PROCESSES.Event(), PROCESSES.Event()
     slow = start(write_and_wait, tmp_path / "s", written, go_on, False)
@@ -83,7 +83,7 @@ def test_without_file_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
     assert names(tmp_path) == ["s"]
 
 
-def test_store_that_appears_before_the_rename_is_kept(tmp_path, monkeypatch):
+def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
     remove_locks(monkeypatch.setattr)
     real = writer.read_meta
     looks = []

@@ -33,7 +33,7 @@ def test_codes_split_words_and_decoding_joins_them(tmp_path):
         tokenizer.decode([999])
 
 
-def test_text_that_was_not_tokenised_is_warned_of(caplog):
+def test_untokenized_text_gives_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "t2t_flax"):
         with_vocabulary(CODES, ["a dog .", "and a dog , and a dog ."])
         assert not caplog.records
@@ -42,7 +42,7 @@ def test_text_that_was_not_tokenised_is_warned_of(caplog):
     assert "2 of the first 2 sentences" in caplog.text
 
 
-def test_mistakes_are_named(tmp_path):
+def test_invalid_codes_are_rejected(tmp_path):
     with pytest.raises(UserError, match="there is no file .*none"):
         read_codes(epath.Path(tmp_path / "none"))
     (tmp_path / "text").write_text("not a list of merges\n")
@@ -56,7 +56,7 @@ def test_mistakes_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_a_run_takes_codes_and_its_own_vocabulary(tmp_path, joint):
+def test_run_prepares_with_given_codes_and_own_vocabulary(tmp_path, joint):
     (tmp_path / "codes").write_text(CODES)
     (tmp_path / "a.en").write_text("a dog and a dog\nand a sand\n")
     (tmp_path / "a.de").write_text("ein dog\nund sand\n")
@@ -72,7 +72,7 @@ def test_a_run_takes_codes_and_its_own_vocabulary(tmp_path, joint):
         prepare_corpus(task_of(small), tmp_path / "other")
 
 
-def test_the_published_codes_give_the_published_vocabulary(real_data):
+def test_published_codes_give_the_published_vocabulary(real_data):
     """Wu et al. 2021: 9,708 types over both sides of the training text, longest 45 and 51 pieces."""
     folder = epath.Path(real_data) / "multi30k"
     codes = read_codes(folder / "wu2021" / "bpe10k.en-de.code.gz")

@@ -31,7 +31,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
 
 
-def test_sentences_come_back_with_lengths_and_counts(tmp_path):
+def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
     write(tmp_path / "s", digest="abc", dropped=4)
     store = TokenStore.open(tmp_path / "s")
     assert store.num_pairs == 3 and store.digest == "abc"
@@ -50,13 +50,13 @@ def test_sentences_come_back_with_lengths_and_counts(tmp_path):
         store.source(3)
 
 
-def test_arrays_are_mapped_not_read(tmp_path):
+def test_arrays_are_memory_mapped(tmp_path):
     write(tmp_path / "s")
     for array in TokenStore.open(tmp_path / "s").side("source"):
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 
-def test_bytes_do_not_depend_on_the_chunks(tmp_path):
+def test_bytes_do_not_depend_on_chunk_size(tmp_path):
     write(tmp_path / "a", chunk=1)
     write(tmp_path / "b", chunk=3)
     assert content(tmp_path / "a") == content(tmp_path / "b")
@@ -65,7 +65,7 @@ def test_bytes_do_not_depend_on_the_chunks(tmp_path):
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
 @pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
-def test_damage_is_noticed(tmp_path, side, part, damage):
+def test_damage_is_detected(tmp_path, side, part, damage):
     write(tmp_path / "s")
     path = tmp_path / "s" / f"{side}.{part}"
     data = path.read_bytes()
@@ -76,7 +76,7 @@ def test_damage_is_noticed(tmp_path, side, part, damage):
 
 @pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
 @pytest.mark.parametrize("opened", [False, True], ids=["never opened", "opened before"])
-def test_a_changed_byte_is_found_at_the_next_opening(tmp_path, part, opened):
+def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     write(tmp_path / "s")
     if opened:
         TokenStore.open(tmp_path / "s")
@@ -98,7 +98,7 @@ def test_a_changed_byte_is_found_at_the_next_opening(tmp_path, part, opened):
     ("target.lengths", np.array([2, 3, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
     ("target.ids", np.array([9, 1, 3, 3, 1, -7, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
 ], ids=lambda x: x if isinstance(x, str) and " " not in x else "")  # fmt: skip
-def test_files_that_contradict_each_other_are_damage_whatever_the_checksum(tmp_path, name, data, told):
+def test_inconsistent_files_are_damage_despite_valid_checksums(tmp_path, name, data, told):
     write(tmp_path / "s")
     (tmp_path / "s" / name).write_bytes(data.tobytes())
     meta = json.loads((tmp_path / "s" / "meta.json").read_text())
@@ -109,7 +109,7 @@ def test_files_that_contradict_each_other_are_damage_whatever_the_checksum(tmp_p
         TokenStore.open(tmp_path / "s")
 
 
-def test_a_verified_store_is_not_read_again(tmp_path, monkeypatch):
+def test_verified_store_is_not_read_again(tmp_path, monkeypatch):
     write(tmp_path / "s", digest="abc")
     TokenStore.open(tmp_path / "s")
     monkeypatch.setattr("t2t_flax.data.store.integrity._verify_side", None)
@@ -119,7 +119,7 @@ def test_a_verified_store_is_not_read_again(tmp_path, monkeypatch):
         TokenStore.open(tmp_path / "s")
 
 
-def test_a_store_that_may_only_be_read_opens(tmp_path, monkeypatch):
+def test_read_only_store_opens(tmp_path, monkeypatch):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied")
 
@@ -128,14 +128,14 @@ def test_a_store_that_may_only_be_read_opens(tmp_path, monkeypatch):
     assert TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
 
 
-def test_ids_outside_of_the_vocabulary_are_not_written(tmp_path):
+def test_ids_outside_the_vocabulary_are_rejected(tmp_path):
     for ids in ([65_536, 1], [-1, 1]):
         with pytest.raises(ValueError, match="source: ids .* a vocabulary of 65536"):
             write(tmp_path / "s", [(ids, [1])])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_store(tmp_path):
+def test_missing_or_unreadable_store_is_reported(tmp_path):
     with pytest.raises(UserError, match="there is no token store at .*s; run prepare"):
         TokenStore.open(tmp_path / "s")
     write(tmp_path / "s")
@@ -148,7 +148,7 @@ def test_what_is_no_store(tmp_path):
         TokenStore.open(tmp_path / "s")
 
 
-def test_an_error_leaves_nothing_new(tmp_path):
+def test_failed_write_keeps_the_old_store(tmp_path):
     with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)) as writer:
         writer.write(flat([[1]]), flat([[1]]))
         raise KeyError
@@ -160,7 +160,7 @@ def test_an_error_leaves_nothing_new(tmp_path):
     assert content(tmp_path / "s") == before and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_new_store_replaces_the_old_one_which_stays_readable(tmp_path):
+def test_replaced_store_stays_readable_while_open(tmp_path):
     write(tmp_path / "s", digest="old")
     old = TokenStore.open(tmp_path / "s")
     write(tmp_path / "s", PAIRS[:1], digest="new")
@@ -169,7 +169,7 @@ def test_a_new_store_replaces_the_old_one_which_stays_readable(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+def test_foreign_folder_is_not_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="is not a token store"):
         write(tmp_path)
@@ -177,7 +177,7 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system has no madvise")
-def test_released_pages_leave_the_process_and_can_be_read_again(tmp_path):
+def test_released_pages_free_memory_and_can_be_reread(tmp_path):
     ids = np.arange(2_000_000, dtype=np.int32) % 60_000
     with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
         writer.write((ids, np.full(200_000, 10)), (ids, np.full(200_000, 10)))

@@ -29,13 +29,13 @@ def test_special_ids_and_size(tokenizer):
 
 
 @pytest.mark.parametrize("text", [TEXT[0], "", "  two  spaces ", "Straße 😀\t½ ＡＢＣ", "a\u2028b"])
-def test_identity_with_byte_fallback_gives_any_text_back(tokenizer, text):
+def test_byte_fallback_round_trips_any_text(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode([PAD, *ids, EOS, PAD]) == text
 
 
-def test_pieces_spell_the_text(tokenizer):
+def test_pieces_concatenate_to_the_text(tokenizer):
     ids = tokenizer.encode(TEXT[0])
     assert "".join(tokenizer.pieces(ids)).replace("▁", " ").strip() == TEXT[0]
     with pytest.raises(IndexError, match="token id 320 is outside the vocabulary of 320"):
@@ -57,7 +57,7 @@ def test_normalization_and_byte_fallback_act():
     assert UNK in plain.encode("ß")
 
 
-def test_the_cap_takes_the_same_uniform_sample_each_time():
+def test_capped_training_sample_is_uniform_and_deterministic():
     def stream(count):
         for i in range(count):
             yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
@@ -77,13 +77,13 @@ def test_the_cap_takes_the_same_uniform_sample_each_time():
     assert capped.digest != train_sentencepiece(stream(5000), Data(**settings)).digest
 
 
-def test_a_long_sentence_is_not_skipped():
+def test_long_sentence_is_not_skipped():
     tokenizer = train_sentencepiece(["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264}))
     assert "y" in "".join(tokenizer.pieces(tokenizer.encode("y"))) and len(tokenizer.encode("x" * 50_000)) < 50_000
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_vocabularies_that_do_not_fit_the_text(kind):
+def test_impossible_vocabulary_sizes_are_rejected(kind):
     with pytest.raises(UserError, match=r"data\.vocab_size = 5000 is too large: .* at most (\d+) ") as caught:
         train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
     maximum = int(str(caught.value).split("at most ")[1].split()[0])
@@ -94,12 +94,12 @@ def test_vocabularies_that_do_not_fit_the_text(kind):
     assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size == minimum
 
 
-def test_text_must_not_be_empty():
+def test_empty_training_text_is_rejected():
     with pytest.raises(UserError, match="no text to train a tokenizer on"):
         train_sentencepiece(["", "  "], Data(tokenizer="bpe", **SETTINGS))
 
 
-def test_a_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
+def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "new" / "t.model")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
     for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
@@ -110,7 +110,7 @@ def test_a_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("ids", [{}, dict(pad_id=3), dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)])
-def test_a_model_with_other_special_ids_is_renumbered(tmp_path, ids):
+def test_model_with_other_special_ids_is_renumbered(tmp_path, ids):
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT), model_writer=model, vocab_size=60, model_type="bpe", minloglevel=2, **ids
@@ -127,7 +127,7 @@ def test_a_model_with_other_special_ids_is_renumbered(tmp_path, ids):
     assert every[:3] == ["<pad>", "</s>", "<unk>"] and len(set(every)) == len(every) and "<s>" not in every
 
 
-def test_what_is_no_tokenizer(tmp_path):
+def test_invalid_tokenizer_files_are_rejected(tmp_path):
     with pytest.raises(UserError, match="there is no tokenizer at .*none.model"):
         load_tokenizer(tmp_path / "none.model")
     for content in (b"", b"some text\n"):

@@ -49,7 +49,7 @@ def _wrong(outputs, pairs) -> list[str]:
     return [f"{en} -> {outputs[en]} (not: {de})" for en, de in pairs if outputs[en] != de]
 
 
-def test_every_sentence_in_the_documents_is_translated_right(outputs):
+def test_documented_sentences_are_translated_correctly(outputs):
     texts = [
         path.read_text()
         for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "t2t_flax").rglob("*.py"))
@@ -59,7 +59,7 @@ def test_every_sentence_in_the_documents_is_translated_right(outputs):
     assert not _wrong(outputs, shown)
 
 
-def test_nine_of_ten_unseen_combinations_of_known_words_are_exactly_right(outputs):
+def test_unseen_word_combinations_are_90_percent_correct(outputs):
     seen = {english for english, _ in toy.pairs("train")}
     unseen = [pair for pair in NEWCOMER if pair[0] not in seen]
     wrong = _wrong(outputs, unseen)
@@ -68,7 +68,7 @@ def test_nine_of_ten_unseen_combinations_of_known_words_are_exactly_right(output
     print(f"{len(unseen) - len(wrong)} of {len(unseen)} unseen sentences right; wrong:", *wrong, sep="\n")
 
 
-def test_nine_of_ten_sentences_of_the_training_text_are_exactly_right(outputs):
+def test_training_sentences_are_90_percent_correct(outputs):
     seen = {english for english, _ in toy.pairs("train")}
     known = [pair for pair in NEWCOMER if pair[0] in seen]
     wrong = _wrong(outputs, known)

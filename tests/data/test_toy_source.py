@@ -33,14 +33,14 @@ def training() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("split", toy.COUNTS)
-def test_pairs_are_those_of_the_published_numbers(split):
+def test_pairs_match_the_recorded_digests(split):
     pairs = list(open_toy(f"toy:{split}").pairs())
     assert len(pairs) == toy.COUNTS[split] == open_toy(f"toy:{split}").count
     text = "".join(f"{english}\t{german}\n" for english, german in pairs)
     assert hashlib.sha256(text.encode()).hexdigest() == SHA256[split]
 
 
-def test_count_takes_the_first_pairs():
+def test_count_selects_the_first_pairs():
     assert list(open_toy("toy:train:20").pairs()) == list(open_toy("toy:train:30").pairs())[:20]
 
 
@@ -80,7 +80,7 @@ def test_fingerprint_identifies_the_pairs():
     assert open_toy("toy:valid:20", seed=1).fingerprint() == sources[0].fingerprint(), "the text has no seed"
 
 
-def test_fingerprint_is_that_of_earlier_versions():
+def test_fingerprint_is_stable_across_versions():
     """Values of the version that generated the text at run time: with seed 0, and with seed.data = 3."""
     assert open_toy("toy:train").fingerprint() == "4d9740fdb4ae2001a0fba732cc36e417e7bc21ae480fc682595b02032de2a8a1"
     earlier = "bf2e74f2f8f766be1d458b793d42075fd9822d2bc7fad04c5902ad2d45d64889"
@@ -94,7 +94,7 @@ def test_newcomer_references_agree_with_the_corpus(training):
     assert sum(english not in training for english, _ in NEWCOMER) >= 80
 
 
-def test_sentences_in_the_documents_are_tested_ones():
+def test_documented_sentences_are_tested():
     shown = set()
     for path in (
         ROOT / "README.md",

@@ -13,7 +13,7 @@ def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"
         monkeypatch.setenv(name, value)
 
 
-def test_trial_of_a_sweep_is_a_process_of_its_own(monkeypatch):
+def test_sweep_trial_ignores_the_cluster(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
     with pytest.raises(UserError, match="sweep runs as one process, this is SLURM"):

@@ -104,7 +104,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("call", CASES, ids=" ".join)
-def test_dry_runs(call, tmp_path):
+def test_dry_run_commands_match_recorded_ones(call, tmp_path):
     assert dry(*call, cwd=tmp_path) == [shlex.split(line) for line in CASES[call]]
     assert not list(tmp_path.iterdir())
 
@@ -209,7 +209,7 @@ def test_restarts_is_a_whole_number(script, value, tmp_path):
     assert f"--restarts={value}: expected a whole number, 0 or more" in err
 
 
-def test_choices_are_named(tmp_path):
+def test_invalid_choices_and_missing_flags_are_reported(tmp_path):
     assert (
         "expected yes or no"
         in launch("skypilot", "run", "--name=n", "--spot=maybe", "--", "x", cwd=tmp_path, code=2).stderr

@@ -33,7 +33,7 @@ def test_shellcheck(path):
     assert done.returncode == 0, done.stdout
 
 
-def test_no_launcher_knows_the_model():
+def test_launchers_do_not_depend_on_the_model():
     for path in (p for p in LAUNCH.iterdir() if p.is_file() and p.name != "README.md"):
         text = "\n".join(
             line for line in path.read_text().splitlines() if not line.lstrip().startswith(("#", "usage_error"))

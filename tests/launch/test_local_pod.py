@@ -73,7 +73,7 @@ def test_exit_code_of_a_pod(codes, expected):
     assert local_pod.pod_exit_code(codes) == expected
 
 
-def test_processes_know_their_place_and_their_lines_are_labelled(tmp_path):
+def test_processes_have_ranks_and_labelled_output(tmp_path):
     command = (
         r"""echo "$T2T_PROCESS_ID of $T2T_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS on $JAX_PLATFORMS"; echo err >&2; """
         r"""printf '[Gloo] Rank 0 is connected.\n  "spaces"  and \\ kept\nno end'; printf ' <%s>' "$@"; exit $T2T_PROCESS_ID"""
@@ -129,7 +129,7 @@ def test_user_errors_end_with_code_2_and_the_usage(arguments, message, capsys):
 class TestSlow:
     """Restarts, kills and signals at awkward moments."""
 
-    def test_lines_appear_as_soon_as_they_are_whole(self, tmp_path):
+    def test_complete_lines_appear_at_once(self, tmp_path):
         command = "printf 'half '; sleep 0.2; printf 'a line\\n'; until [ -e go ]; do sleep 0.05; done"
         process = start(2, "--", "bash", "-c", command, cwd=tmp_path)
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] half a line\n", "[1] half a line\n"]
@@ -153,7 +153,7 @@ class TestSlow:
         _, err = pod(2, "--restarts=2", "--", "bash", "-c", command, cwd=tmp_path, code=expected)
         assert (tmp_path / "ran.0").read_text() == "x\n" * starts and err.count("local_pod: restart ") == starts - 1
 
-    def test_others_are_killed_after_the_grace_period(self, tmp_path):
+    def test_other_processes_are_killed_after_the_grace_period(self, tmp_path):
         command = f'[ "$T2T_PROCESS_ID" = 0 ] || {{ until [ -s pid.0 ]; do sleep 0.05; done; kill -9 $$; }}; {WAITS}'
         began = time.monotonic()
         _, err = pod(2, "--grace=2", "--", "bash", "-c", command, cwd=tmp_path, code=1)
@@ -161,7 +161,7 @@ class TestSlow:
         assert err.splitlines()[0] == "local_pod: process 1 of 2 ended with exit code 137"
         assert "killing the rest: 0" in err and len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
 
-    def test_others_may_end_within_the_grace_period(self, tmp_path):
+    def test_other_processes_may_finish_within_the_grace_period(self, tmp_path):
         command = '[ "$T2T_PROCESS_ID" = 1 ] && exit 75; sleep 1; echo saved; exit 75'
         out, err = pod(2, "--grace=20", "--", "bash", "-c", command, cwd=tmp_path, code=75)
         assert out == "[0] saved\n" and "killing" not in err

@@ -205,7 +205,7 @@ def test_user_error_is_not_requeued(slurm, tmp_path):
     assert state(slurm, job) in ("FAILED", "")
 
 
-def test_delete_is_final_and_resume_waits(slurm, tmp_path):
+def test_deleted_job_is_not_requeued_and_resume_waits(slurm, tmp_path):
     job = submit(slurm, tmp_path, "run", "--name=stays", "--", sys.executable, "-c", SAVES)
     wait_for(lambda: "up" in ((p := tmp_path / "stays.log").exists() and p.read_text() or ""), "it runs")
     behind = submit(slurm, tmp_path, "resume", "--name=stays", "--", "true")

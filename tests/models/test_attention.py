@@ -35,7 +35,7 @@ def whole_rows(length: int) -> MixerInputs:
     return MixerInputs(jnp.ones((ROWS, length), jnp.int32), positions)
 
 
-def test_whole_matrix_bands_and_decoding_steps_agree(causal_attention):
+def test_full_banded_and_stepwise_attention_agree(causal_attention):
     module, variables, x = causal_attention
     rows = whole_rows(LENGTH)
     bands = jax.jit(module.apply)(variables, x, rows)

@@ -30,7 +30,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("key", TABLES)
-def test_choices_of_a_key_are_the_rows_of_its_table(key):
+def test_config_choices_match_the_tables(key):
     assert set(schema.fields()[f"model.{key}"].metadata["choices"]) == set(TABLES[key])
 
 

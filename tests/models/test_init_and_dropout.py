@@ -80,6 +80,6 @@ def test_random_bits_depend_on_every_index():
     assert len(np.unique(bits)) == bits.size
 
 
-def test_no_dropout_without_noise():
+def test_no_dropout_without_random_key():
     x = jax.random.normal(jax.random.key(0), (2, 3))
     np.testing.assert_array_equal(Dropout(0.5).apply({}, x, None), x)

@@ -76,7 +76,7 @@ def test_bands_equal_the_masked_full_matrix(score, causal, window, length):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("window", "layers"), [(3, 4), (7, 3), (17, 2)])
-def test_reach_of_a_stack_is_layers_times_half_a_window(window, layers, causal):
+def test_receptive_field_is_layers_times_half_a_window(window, layers, causal):
     length, reach = 64, (window - 1) // 2 * layers
     module = layer(window, causal=causal)
     params = parameters(module)
@@ -94,7 +94,7 @@ def test_reach_of_a_stack_is_layers_times_half_a_window(window, layers, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_window_over_the_whole_row_is_full_attention_bit_for_bit(causal):
+def test_window_over_the_whole_row_equals_full_attention(causal):
     """r >= 2n - 1, with dropout of the weights and gradients; one position less is something else."""
     length = 33
     x, segments = rows(3, length)

@@ -69,7 +69,7 @@ def scored(model, params, batch):
     return total, gold, logits, grads
 
 
-def test_packed_pairs_score_and_learn_as_alone(model_and_params, tmp_path):
+def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_params, tmp_path):
     model, params = model_and_params
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)

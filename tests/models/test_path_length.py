@@ -29,7 +29,7 @@ def test_measured_path_length_equals_the_formula(keys, n, path):
     assert path_formula(shape(**keys), n) == path == path_length(shape(**keys), n)
 
 
-def test_layers_that_a_window_needs_for_256_positions():
+def test_local_layers_needed_for_256_positions():
     """Section 4: r positions of 256 connect in ceil(255 / ((r - 1) / 2)) layers."""
     assert [path_formula(shape(attention_window=r), 256) for r in (9, 17, 65)] == [64, 32, 8]
 

@@ -26,7 +26,7 @@ def test_learned_positions_beyond_the_table_give_nan():
 
 
 @pytest.mark.parametrize("theta", [100.0, 10_000.0])
-def test_rotary_scores_depend_on_the_distance_alone(theta):
+def test_rotary_scores_depend_only_on_distance(theta):
     q, k = (jax.random.normal(jax.random.key(i), (5, 2, 8)) for i in (0, 1))
 
     def scores(shift):
@@ -50,7 +50,7 @@ def test_rotary_is_a_rotation_by_position_times_frequency():
     np.testing.assert_allclose(low.astype(jnp.float32), positions.rotary(x, jnp.array([1007]), 1000.0), atol=0.03)
 
 
-def test_alibi_slopes_of_any_number_of_heads():
+def test_alibi_slopes_for_any_number_of_heads():
     """1/2 ... 1/256 for eight heads; twelve take the eight and four of those of sixteen (Press et al. 2022)."""
     np.testing.assert_array_equal(positions.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     twelve = positions.alibi_slopes(12)

@@ -12,7 +12,7 @@ def reports(*rows):
     return {i: dict(zip(("data", "interval", "product"), row, strict=True)) for i, row in enumerate(rows)}
 
 
-def test_share_decides_who_is_named():
+def test_straggler_share_sets_the_threshold():
     rows = reports((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
     assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]
@@ -56,7 +56,7 @@ def test_comparing_compiles_nothing():
     assert compiled == []
 
 
-def test_lasting_straggler_is_named_and_again_later():
+def test_persistent_straggler_is_reported_repeatedly():
     slow = dict(data=50.0, interval=100.0, product=1e9)
     detector = StragglerDetector(Lead({1: slow, 2: slow | dict(data=0.0)}), 0.2)
     said = [detector.compare({"data": 0.0}) for _ in range(14)]

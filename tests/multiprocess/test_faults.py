@@ -84,7 +84,7 @@ def test_straggler_is_named_with_its_share(tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_folder_that_is_not_shared_is_refused(tmp_path, cache):
+def test_unshared_folder_is_refused(tmp_path, cache):
     arguments = [command(tmp_path / name, cache, **TWO) for name in ("a", "b")]
     with Processes(tmp_path / "logs", 2, arguments) as processes:
         assert processes.wait(120) == [2, 2], processes.outputs()

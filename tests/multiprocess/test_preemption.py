@@ -38,7 +38,7 @@ TWO = dict(mesh_cpu_devices=1)
     ],
     ids=["process 1, then one", "process 0, then two", "process 1, then four"],
 )
-def test_sigterm_to_one_stops_all_and_the_run_resumes(undisturbed, tmp_path, cache, signalled, resumed_on):
+def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_path, cache, signalled, resumed_on):
     workdir = tmp_path / "run"
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **TWO)) as processes:
         processes.until_step(workdir, 4)
@@ -190,7 +190,7 @@ def wait_until(condition, process, log, seconds: float = 180.0, every: float = 0
 
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
-def test_kill_9_ten_times(undisturbed, tmp_path, cache):
+def test_run_survives_ten_kills(undisturbed, tmp_path, cache):
     """At ten updates, either process."""
     for n in range(10):
         kill_and_restart(

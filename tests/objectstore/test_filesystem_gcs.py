@@ -125,7 +125,7 @@ def test_temporary_outage_does_not_stop_the_run(gcs, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_tokenizers_are_complete_once_the_last_file_exists(gcs, tmp_path, joint):
+def test_tokenizer_folder_is_complete_with_its_last_file(gcs, tmp_path, joint):
     (tmp_path / "t.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(50)))
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
     pair = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=290, joint_vocabulary=joint))

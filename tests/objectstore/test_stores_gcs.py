@@ -59,7 +59,7 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
     assert max(gcs.objects[key][0] for key in gcs.objects) == gcs.objects["bucket", "cache/train/meta.json"][0], "last"
 
 
-def test_other_host_copies_the_store_and_reads_no_text(gcs, source, tokenizers, tmp_path, monkeypatch):
+def test_other_host_downloads_the_store_instead_of_preparing(gcs, source, tokenizers, tmp_path, monkeypatch):
     prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert downloads(gcs) == 0, "the host that made it has it"
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)

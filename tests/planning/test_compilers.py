@@ -119,7 +119,7 @@ def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
 
 @gpu
 @pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200"])
-def test_every_gpu_of_the_table_is_compiled_for(plan, gpu_name):
+def test_every_gpu_of_the_table_compiles(plan, gpu_name):
     assert plan(f"{gpu_name}-1", "--no-decode")["train"]["memory"]["temp"] > 0
 
 

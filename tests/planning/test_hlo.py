@@ -174,7 +174,7 @@ def test_unknown_group_notation_is_an_error():
         first_group("channel_id=1, replica_groups=devices<0-7>, dimensions={0}", 8)
 
 
-def test_groups_of_one_device_are_no_collective():
+def test_groups_of_one_device_do_not_count_as_collectives():
     body = "  %p = f32[8,4] parameter(0)\n  ROOT %r = f32[8,4] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add"
     assert collectives_of(body) == []
 
@@ -226,7 +226,7 @@ def test_gpu_program_overlaps_calls_cublas_and_counts_collective_memory():
     assert hlo.hbm_traffic(program(GPU_STEP, platform="tpu")) == hlo.hbm_traffic(gpu) - 64
 
 
-def test_bookkeeping_calls_of_the_tpu_compiler_are_no_kernels():
+def test_tpu_bookkeeping_calls_do_not_count_as_kernels():
     body = (
         "  %p = f32[8,4] parameter(0)\n"
         '  %c = f32[16,4] custom-call(%p, %p), custom_call_target="ConcatBitcast"\n'

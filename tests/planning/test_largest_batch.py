@@ -26,7 +26,7 @@ def compiler(limit: float, fixed: float, per_row: float, bend: float = 0.0):
     return compile_rows, compiled
 
 
-def test_line_through_two_peaks_is_confirmed(monkeypatch):
+def test_linear_memory_estimate_is_confirmed(monkeypatch):
     compile_rows, compiled = compiler(15.75 * GIB, 2 * GIB, 0.1 * GIB)
     monkeypatch.setattr(plan_lib, "_compile_rows", compile_rows)
     largest = plan_lib.largest_batch(small_config(), V5E)

@@ -78,14 +78,14 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
 
 
-def test_ideal_is_the_longer_of_products_and_one_pass_over_the_state():
+def test_ideal_time_is_the_larger_of_compute_and_state_pass():
     v5e = parse("v5e-8")
     assert ideal(v5e, 197e12, 0)["seconds"] == pytest.approx(1.0)
     assert ideal(v5e, 197e10, 819e9)["seconds"] == pytest.approx(2.0)
     assert ideal(parse("cpu:8"), 1.0, 1) is None
 
 
-def test_program_that_does_not_fit_is_an_answer(monkeypatch):
+def test_plan_of_an_oversized_program_is_reported(monkeypatch):
     refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30, "products": []}
     monkeypatch.setattr("t2t_flax.planning.plan.compile_train_step", lambda run, shape: refusal)
     plan = make_plan(config_of(), parse("cpu:8"), decode=False)
@@ -102,11 +102,11 @@ def test_program_that_does_not_fit_is_an_answer(monkeypatch):
         "available HBM (15.75G).",
     ],
 )
-def test_sizes_are_read_from_the_tpu_compilers_refusal(message):
+def test_sizes_are_parsed_from_the_tpu_out_of_memory_error(message):
     assert runs._REFUSAL.search(message).groups() == ("20.50", "G", "15.75", "G")
 
 
-def test_shape_of_a_store_is_one_that_training_uses(tmp_path):
+def test_planned_shape_is_one_that_training_uses(tmp_path):
     config = small_config()
     store = write_store(tmp_path / "store", random_pairs(300))
     shape = batch_shape(config, 2, store=str(tmp_path / "store"))

@@ -16,7 +16,7 @@ def row(kind="all-reduce", devices=4, slices=1, links=2, hops=0, runs=1, size=8e
     )
 
 
-def test_sent_bytes_are_the_least_any_algorithm_needs():
+def test_sent_bytes_are_the_algorithmic_minimum():
     assert sent_bytes(row()) == (2 * 3 / 4 * 8e9, 0)
     assert sent_bytes(row("all-gather")) == (3 / 4 * 8e9, 0)
     assert sent_bytes(row("reduce-scatter")) == (3 / 4 * 8e9, 0)

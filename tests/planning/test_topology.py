@@ -34,7 +34,7 @@ from t2t_flax.planning.topology import parse, parse_all, vendor_names
         ("gpu:h200", 1, 1, (1,), 1),
     ],
 )
-def test_names_and_shapes(name, chips, devices, shape, slices):
+def test_topology_names_give_device_shapes(name, chips, devices, shape, slices):
     topology = parse(name)
     assert (topology.chips, topology.devices, topology.shape, topology.slices) == (chips, devices, shape, slices)
     assert str(chips if topology.chip else devices) in topology.describe()
@@ -74,14 +74,14 @@ def test_several_names_by_comma_or_repetition():
         ("gpu:h100x12", "hosts of 8"),
     ],
 )
-def test_errors_name_what_is_possible(name, message):
+def test_errors_list_the_valid_choices(name, message):
     with pytest.raises(UserError) as error:
         parse(name)
     assert message in str(error.value) and name in str(error.value)
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_gpu_target_configs_state_the_facts_of_the_table(name):
+def test_gpu_target_configs_match_the_chip_table(name):
     chip = GPUS[name]
     text = target_config(chip)
     assert f"device_memory_size: {int(chip.hbm_bytes)}\n" in text and f"core_count: {chip.target.cores} " in text

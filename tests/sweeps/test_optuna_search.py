@@ -175,7 +175,7 @@ def test_missing_optuna_is_an_error(fake_search, monkeypatch):
         sweep.queue()
 
 
-def test_invalid_combinations_are_proposed_anew(fake_search):
+def test_invalid_proposals_are_replaced(fake_search):
     """Three heads do not divide d_model = 128."""
     sweep = fake_search(Search({"model.num_heads": choice(3, 4)}, 4, "valid_nll", method="tpe"))
     queue = sweep.queue()

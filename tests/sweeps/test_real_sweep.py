@@ -31,7 +31,7 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_repeatedly_killed_sweep_has_the_results_of_an_undisturbed_one(tmp_path, capsys):
+def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     """kill -9 of the worker, kill -9 of a training, then SIGTERM."""
     arguments = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -72,7 +72,7 @@ def test_repeatedly_killed_sweep_has_the_results_of_an_undisturbed_one(tmp_path,
 
 
 @pytest.mark.slow
-def test_stacked_sweep_has_the_results_of_separate_trainings(tmp_path):
+def test_stacked_sweep_equals_separate_trainings(tmp_path):
     """Three rows in one program, one of which diverges: only that one fails."""
     arguments = [
         f"--config={TOY}",

@@ -100,7 +100,7 @@ def test_draws_stay_in_their_range(low, width, kind, seed):
 @pytest.mark.parametrize("values, value", [
     (choice(1, "a", 0.5, None), None), (choice(1, "a", 0.5), 0.5), (integers(1, 9), 7), (log_uniform(1e-9, 1), 1.234e-7),
 ])  # fmt: skip
-def test_values_survive_their_text(values, value):
+def test_values_round_trip_as_text(values, value):
     assert values.parse(space.as_text(values.rounded(value))) == value
 
 

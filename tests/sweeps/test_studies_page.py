@@ -12,7 +12,7 @@ from benchmarks.studies_page import Effect, effect, to_base
 ROOT = Path(__file__).parents[2]
 
 
-def test_page_is_up_to_date(tmp_path):
+def test_studies_page_is_up_to_date(tmp_path):
     page = tmp_path / "studies.md"
     subprocess.run([sys.executable, "-m", "benchmarks.studies", f"--page={page}"], check=True, cwd=ROOT)
     assert page.read_text() == (ROOT / "docs" / "studies.md").read_text(), "run python -m benchmarks.studies"

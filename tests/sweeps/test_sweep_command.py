@@ -100,7 +100,7 @@ def test_default_score_depends_on_the_task():
     )
 
 
-def test_existing_sweep_is_compared_and_its_code_checked(tmp_path, capsys, no_training):
+def test_existing_sweep_must_match_settings_and_code(tmp_path, capsys, no_training):
     arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set"]
     assert sweep(*arguments, "model.dropout=0.1,0.2") == 0
     content = (tmp_path / "s" / "sweep.json").read_text()

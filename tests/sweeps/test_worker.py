@@ -161,7 +161,7 @@ def test_stop_saves_running_trials_and_they_resume_first(fake_sweep):
     assert sweep.states() == ["complete"] * 3 and sweep.folder.status("slow,seed=0").failures == 0
 
 
-def test_training_holds_the_claim_when_its_worker_is_gone(fake_sweep):
+def test_training_keeps_the_claim_after_its_worker_dies(fake_sweep):
     sweep = fake_sweep({"one": "ok"})
     name = sweep.names[0]
     claim = sweep.folder.claim(name)

@@ -153,7 +153,7 @@ def test_changed_metadata_is_detected(three, made, tmp_path, word, caplog):
     assert restored(tmp_path / "checkpoints", made)[1] == 2 and "checkpoint 3" in caplog.text
 
 
-def test_reading_changes_nothing(three, made, tmp_path):
+def test_reading_modifies_no_file(three, made, tmp_path):
     shutil.copytree(three, tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
     flip(tmp_path / "checkpoints" / "3" / "meta" / "metadata")
@@ -297,7 +297,7 @@ def test_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
 
 
-def test_progress_of_another_version_is_read():
+def test_progress_of_other_versions_is_read():
     """Unknown fields are ignored, missing ones get their default."""
     old = {"step": 7, "best_metric": -2.5, "best_step": 5, "evaluations_without_better": 1, "seconds": {"step": 3.5}}
     progress = TrainProgress.from_json(old)
@@ -317,7 +317,7 @@ def test_progress_of_another_version_is_read():
      (RuntimeError("something else"), False), (KeyboardInterrupt(), False)],
     ids=lambda x: repr(x)[:40],
 )  # fmt: skip
-def test_errors_that_mean_damage(error, damage):
+def test_errors_classified_as_damage(error, damage):
     assert is_damage(error) == damage
 
 

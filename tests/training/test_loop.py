@@ -172,7 +172,7 @@ def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatc
 
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_skipped_updates_leave_the_others_as_they_are(tmp_path, cache, monkeypatch, resumed):
+def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, resumed):
     """Updates 5 and 8 are not finite: batches, dropout and rates of the others are as if they had been."""
     monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
@@ -204,7 +204,7 @@ def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeyp
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
 
 
-def test_changed_optimization_is_logged_once_on_resume(tmp_path, cache, uninterrupted):
+def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, uninterrupted):
     """In metrics.jsonl once, however often the run is resumed there, and in the meta of every later checkpoint."""
     copy_at(4, uninterrupted, tmp_path)
     changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0), checkpoint=dict(every_steps=2))
@@ -225,7 +225,7 @@ def test_changed_optimization_is_logged_once_on_resume(tmp_path, cache, uninterr
 
 
 @pytest.mark.slow
-def test_advice_after_a_divergence_brings_the_run_back(tmp_path, cache, config_file):
+def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
     """Word for word: the flags that it names, then the command that takes a bad checkpoint away."""
     workdir = tmp_path / "run"
     absurd = command(
@@ -298,7 +298,7 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 
 
-def test_program_that_does_not_fit_is_refused_before_training(tmp_path, cache, monkeypatch):
+def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypatch):
     from t2t_flax.monitoring import memory
 
     monkeypatch.setattr(memory, "device_memory", lambda: 100_000)

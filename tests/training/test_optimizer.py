@@ -156,7 +156,7 @@ def abstract_state(config: Config):
     return init_state(config, model, tx, devices_mesh(), abstract=True)[0]
 
 
-def test_muon_names_a_kernel_whose_axes_it_does_not_know():
+def test_muon_reports_a_kernel_with_unknown_axes():
     with pytest.raises(ValueError, match=r"which axes of mixer/kernel \[2, 3, 4\] are inputs"):
         matrix_axes({"mixer": {"kernel": jnp.ones((2, 3, 4))}})
 
@@ -272,7 +272,7 @@ def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
             assert not leaf.sharding.is_fully_replicated
 
 
-def test_default_state_has_the_tree_of_older_checkpoints():
+def test_default_state_tree_matches_older_checkpoints():
     """Adam's moments first, then the schedule's counter; weight decay adds an empty state."""
     params = {"w": jnp.ones((2, 2))}
     for keys, middle in (({}, ()), ({"weight_decay": 0.1}, (optax.MaskedState,))):
@@ -290,7 +290,7 @@ def test_clipping_scales_the_global_norm():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_tree_of_the_state_does_not_depend_on_clipping(name):
+def test_optimizer_state_tree_does_not_depend_on_clipping(name):
     """So that clipping can begin, or end, where a run is resumed."""
     params = {"w": {"kernel": jnp.ones((2, 2))}, "b": {"bias": jnp.ones(2)}}
     trees = [
@@ -300,7 +300,7 @@ def test_tree_of_the_state_does_not_depend_on_clipping(name):
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
 
 
-def test_checkpoint_whose_chain_began_with_clipping_is_restored(tmp_path):
+def test_checkpoint_of_a_clipping_chain_is_restored(tmp_path):
     """Clipping was a part of the chain once; the tree then had an empty state before Adam's."""
     config = small_config(optimizer=dict(max_grad_norm=1.0))
     model, tx, state, _ = model_and_state(config)

@@ -62,7 +62,7 @@ def test_decay_ends_exactly_at_the_floor_and_stays_there(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_rates_may_be_traced(name):
+def test_schedules_can_be_traced(name):
     """Runs trained together differ in lr_scale, peak_lr, warmup_steps and warmup_init."""
     o, traced = CONFIGS[name], ("lr_scale", "peak_lr", "warmup_steps", "warmup_init")
 
@@ -102,7 +102,7 @@ def config_of(name: str, steps: int) -> Config:
         (1024, 4000, 4.941059e-04),
     ],
 )
-def test_noam_has_the_papers_rates(d_model, t, rate):
+def test_noam_matches_the_papers_rates(d_model, t, rate):
     assert float(learning_rate_schedule(Optimizer(), d_model)(t)) == pytest.approx(rate, rel=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_unknown_schedule_raises():
         learning_rate_schedule(Optimizer(schedule="step"), 512)
 
 
-def test_keys_and_functions_have_the_same_rows():
+def test_schedule_choices_match_the_table():
     assert list(KEYS_OF_SCHEDULE) == list(SCHEDULES) and list(KEYS_OF_OPTIMIZER) == list(OPTIMIZERS)
 
 

@@ -76,7 +76,7 @@ def assert_same_training(runs, expected):
 @pytest.mark.parametrize(
     "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
-def test_vectorized_runs_train_as_they_do_alone(tmp_path, cache, devices, monkeypatch):
+def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
     """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
     monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
@@ -180,7 +180,7 @@ def test_only_scalars_may_differ(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_at_different_updates_are_refused(tmp_path, cache):
+def test_vectorized_runs_must_be_at_the_same_update(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
     train_runs(runs[:1])
     with pytest.raises(UserError, match="at different updates: .* at 4, .* at 0"):
@@ -225,7 +225,7 @@ def test_shared_time_is_split_evenly(tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_run_that_used_up_its_patience_does_not_train_on(tmp_path, cache):
+def test_run_out_of_patience_trains_no_further(tmp_path, cache):
     """Restarted before complete.json was written."""
     hopeless = [dict(optimizer=dict(lr_scale=1e-9)), dict(optimizer=dict(lr_scale=1e-9), seed=dict(dropout=1))]
     groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
