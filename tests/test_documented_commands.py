@@ -49,11 +49,11 @@ def joined(text: str) -> str:
 
 def commands_of(page: str) -> list[str]:
     """The commands of its code blocks and of its `code`, as the reader copies them."""
-    text, found = (ROOT / page).read_text(), []
+    text, commands = (ROOT / page).read_text(), []
     for block, code in re.findall(r"^```(?:\w*)\n(.*?)^```|`([^`]+)`", text, re.M | re.S):
         lines = re.split(r"(?<!\\)\n", block) if block else [code]
-        found += [joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ") for line in lines if BEGINS.match(line)]
-    return list(dict.fromkeys(found))
+        commands += [joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ") for line in lines if BEGINS.match(line)]
+    return list(dict.fromkeys(commands))
 
 
 def programs_of(page: str) -> list[str]:
@@ -133,7 +133,7 @@ def folder(tmp_path_factory):
 
 def run(folder: Path, command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
         env=environment(PATH=path),
@@ -142,8 +142,8 @@ def run(folder: Path, command: str) -> str:
         text=True,
         timeout=800,
     )
-    assert done.returncode == 0 and "Traceback" not in done.stdout, f"{command}\n{done.stdout[-4000:]}"
-    return done.stdout
+    assert result.returncode == 0 and "Traceback" not in result.stdout, f"{command}\n{result.stdout[-4000:]}"
+    return result.stdout
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_documented_outputs_exist(folder):
 
 def test_pages_contain_commands():
     """So that a change of their form does not empty this test."""
-    found = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
-    assert found >= {
+    names = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
+    assert names >= {
         "train",
         "evaluate",
         "translate",

@@ -32,15 +32,15 @@ def extras() -> dict[str, set[str]]:
 
 def imported(folder: str) -> set[str]:
     """Top-level modules that files of a folder import, without the standard library and this repository."""
-    found = set()
+    names = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 modules = [node.module]
-            found |= {module.partition(".")[0] for module in modules}
+            names |= {module.partition(".")[0] for module in modules}
     own = {"t2t_flax", "benchmarks", "launch", "tests", "tools", *(path.stem for path in (ROOT / "tests").iterdir())}
-    return found - set(sys.stdlib_module_names) - own
+    return names - set(sys.stdlib_module_names) - own
 
 
 def test_package_requirements_contain_no_test_tools():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "t2t_flax"
-BELOW = {
+ALLOWED_IMPORTS = {
     "errors": set(),
     "version": set(),
     "tables": set(),
@@ -78,29 +78,29 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def room(path: Path) -> str:
+def package_part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_follow_the_layers(path):
-    own = room(path)
-    if own not in BELOW:
+    own = package_part(path)
+    if own not in ALLOWED_IMPORTS:
         assert own in ("api", "cli", "jobs", "__main__", "__init__")
         return
     for name in imports(path):
         if name.startswith("t2t_flax."):
             other = name.split(".")[1]
-            assert other == own or other in BELOW[own], f"{path.name} in {own} imports {name}"
+            assert other == own or other in ALLOWED_IMPORTS[own], f"{path.name} in {own} imports {name}"
         if own in NO_JAX:
             assert name.split(".")[0] not in ("jax", "flax", "optax", "orbax"), f"{path.name} imports {name}"
 

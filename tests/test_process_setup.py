@@ -76,18 +76,20 @@ def test_exit_code_of_the_child_is_returned(package, tmp_path, code):
     assert process.run_in_child(str(tmp_path / "pid"), str(code)) == code
 
 
-@pytest.mark.parametrize(("platforms", "asked"), [("cuda", True), ("cuda,cpu", True), ("cpu", False), ("tpu", False)])
+@pytest.mark.parametrize(
+    ("platforms", "requested"), [("cuda", True), ("cuda,cpu", True), ("cpu", False), ("tpu", False)]
+)
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_deterministic_kernels_are_set_on_gpu_only(monkeypatch, platforms, asked, deterministic):
+def test_deterministic_kernels_are_set_on_gpu_only(monkeypatch, platforms, requested, deterministic):
     """train.deterministic; other flags in XLA_FLAGS stay, and one that says otherwise gives way."""
-    given = "--xla_gpu_deterministic_ops=false --xla_some_flag=1"
+    flags = "--xla_gpu_deterministic_ops=false --xla_some_flag=1"
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setenv("XLA_FLAGS", given)
+    monkeypatch.setenv("XLA_FLAGS", flags)
     config = Config(train=Train(deterministic=deterministic, compile_cache="", cpu_allocator=False))
-    done = process.prepare_process(config)
-    wanted = asked and deterministic
-    assert os.environ["XLA_FLAGS"] == ("--xla_some_flag=1 --xla_gpu_deterministic_ops=true" if wanted else given)
-    assert any("deterministic" in text for text in done) == wanted
+    messages = process.prepare_process(config)
+    expected = requested and deterministic
+    assert os.environ["XLA_FLAGS"] == ("--xla_some_flag=1 --xla_gpu_deterministic_ops=true" if expected else flags)
+    assert any("deterministic" in text for text in messages) == expected
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ SMALL = [
 
 def run_process(*arguments, cwd):
     """Runs a command in its own process, as a user does; returns its standard output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "t2t_flax", *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240
     )  # fmt: skip
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    assert "Traceback" not in result.stderr, result.stderr
+    return result.stdout
 
 
 @pytest.fixture

@@ -59,12 +59,12 @@ def test_wrong_arguments_are_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [(["--presets", "--keys"], "--keys and --presets print different things"),
      (["--presets", "--config=aiayn_base"], "--presets lists all presets of any config"),
      (["--diff=aiayn_base"], "--diff needs a config"),
      (["--keys", "--config.model.dropout=0.2"], "--config.model.dropout needs a config")],
 )  # fmt: skip
-def test_flags_without_effect_are_refused(flags, said, capsys):
+def test_flags_without_effect_are_refused(flags, message, capsys):
     assert main(["explain", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -95,8 +95,8 @@ def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
 def test_complete_run_lists_the_record_of_each_set(copy):
     config = config_of(copy)
     finish(config, copy)
-    said = completed(copy, config)
-    assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in said
+    output = completed(copy, config)
+    assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in output
     marker = json.loads((copy / "complete.json").read_text())
     del marker["records"]  # as older versions wrote it
     (copy / "complete.json").write_text(json.dumps(marker))
@@ -114,17 +114,17 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
     config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
-    before, seen, original = live(), [], loading.load
+    before, sizes, original = live(), [], loading.load
 
     def counted(*arguments, **how):
-        seen.append(live() - before)
+        sizes.append(live() - before)
         loaded = original(*arguments, **how)
-        seen.append(sum(x.nbytes for x in jax.tree.leaves(loaded.params)))
+        sizes.append(sum(x.nbytes for x in jax.tree.leaves(loaded.params)))
         return loaded
 
     monkeypatch.setattr(loading, "load", counted)
     adopt_config(epath.Path(tmp_path), config)
     with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
         assert jobs._train(config, epath.Path(tmp_path), supervisor, []).finished
-    held, parameters = seen
-    assert held < parameters / 10
+    live_bytes, parameters = sizes
+    assert live_bytes < parameters / 10

@@ -26,9 +26,9 @@ def test_missing_packages_are_named_with_the_install_command(command):
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
     )
     bare = [sys.executable, "-I", "-S", "-c", start]
-    done = subprocess.run(bare, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "is not installed in" in done.stderr and "pip install -r requirements.txt" in done.stderr
+    result = subprocess.run(bare, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    assert "is not installed in" in result.stderr and "pip install -r requirements.txt" in result.stderr
 
 
 @pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EDQUOT, 2), (errno.EROFS, 2), (errno.EIO, 1)])
@@ -39,10 +39,10 @@ def test_full_disk_is_reported_without_traceback(number, code):
         f"def run(words): raise OSError({number}, 'what it says', '/runs/metrics.jsonl')\n"
         "c.run = run; sys.exit(m.main(['explain']))"
     )
-    done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == code and ("Traceback" in done.stderr) == (code == 1), done.stderr
-    assert "what it says: '/runs/metrics.jsonl'" in done.stderr
-    assert ("Free disk space or fix the permissions, then rerun the same command." in done.stderr) == (code == 2)
+    result = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code and ("Traceback" in result.stderr) == (code == 1), result.stderr
+    assert "what it says: '/runs/metrics.jsonl'" in result.stderr
+    assert ("Free disk space or fix the permissions, then rerun the same command." in result.stderr) == (code == 2)
 
 
 def test_help_lists_commands_and_unknown_ones_are_refused(capsys):

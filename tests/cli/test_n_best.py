@@ -13,13 +13,13 @@ class Loaded(Exception):
 
 
 def overrides(monkeypatch, *argv: str) -> dict[str, str]:
-    def load_run(args: types.SimpleNamespace, given: dict[str, str]):
-        raise Loaded(given)
+    def load_run(args: types.SimpleNamespace, flags: dict[str, str]):
+        raise Loaded(flags)
 
     monkeypatch.setattr(arguments, "load_run", load_run)
-    with pytest.raises(Loaded) as found:
+    with pytest.raises(Loaded) as loaded:
         translate.run(["--workdir=w", *argv])
-    return found.value.args[0]
+    return loaded.value.args[0]
 
 
 def test_flag_overrides_the_runs_own_n_best(monkeypatch):

@@ -59,17 +59,17 @@ def test_score_refuses_wrong_input(workdir, files, tmp_path, capsys):
     score = ["score", f"--workdir={workdir}", DEVICES]
     assert "no file" in refused(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
     three = files("c.de", ["Eins.", "Zwei.", "Drei."])
-    said = refused(capsys, *score, f"--source={source}", f"--target={three}")
-    assert "b.en has 2 lines" in said and "c.de has 3" in said and "line i" in said
-    said = refused(capsys, *score, f"--source={source}", f"--target={target}")
-    assert "b.de line 2: the target is empty" in said
+    error = refused(capsys, *score, f"--source={source}", f"--target={three}")
+    assert "b.en has 2 lines" in error and "c.de has 3" in error and "line i" in error
+    error = refused(capsys, *score, f"--source={source}", f"--target={target}")
+    assert "b.de line 2: the target is empty" in error
     long = files("d.de", ["Eins.", "Wort " * 2000])
-    said = refused(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
-    assert "d.de line 2: the target has" in said and "decode.max_source_length" in said
+    error = refused(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
+    assert "d.de line 2: the target has" in error and "decode.max_source_length" in error
     assert not (tmp_path / "no").exists()
     assert "--source" in refused(capsys, *score)
-    said = refused(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
-    assert "holds no run" in said
+    error = refused(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
+    assert "holds no run" in error
 
 
 def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
@@ -126,8 +126,8 @@ def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, c
     assert "mean of" in capsys.readouterr().out
     source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
     assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
-    said = refused(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
-    assert "is there already" in said
+    error = refused(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
+    assert "is there already" in error
 
 
 def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):
@@ -150,8 +150,8 @@ def test_average_refuses_duplicates(workdir, tmp_path, capsys):
 def test_older_flags_of_average_still_work(workdir, tmp_path, capsys):
     for name, flags in (("steps", ["--steps=1,2"]), ("last", ["--last=2"]), ("up_to", ["--step=2", "--average=2"])):
         assert main(["average", f"--workdir={workdir}", *flags, f"--output={tmp_path / name}", DEVICES]) == 0
-        said = capsys.readouterr().out
-        assert all(f"{workdir} step {step}" in said for step in (1, 2)), flags
+        output = capsys.readouterr().out
+        assert all(f"{workdir} step {step}" in output for step in (1, 2)), flags
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
     assert "expected step numbers" in refused(capsys, *average, "--steps=one")
     assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")

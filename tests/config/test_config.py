@@ -44,8 +44,8 @@ def test_every_key_has_a_description():
 )
 def test_overrides_have_the_type_of_their_key(key, text, value):
     group, name = key.split(".")
-    found = getattr(getattr(resolve(override(default_config(), {key: text})), group), name)
-    assert found == value and type(found) is type(value)
+    actual = getattr(getattr(resolve(override(default_config(), {key: text})), group), name)
+    assert actual == value and type(actual) is type(value)
 
 
 @pytest.mark.parametrize(

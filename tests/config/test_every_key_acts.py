@@ -229,12 +229,18 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
     data = dict(train="a.en,a.de", vocab_size=30, byte_fallback=False)
     with pytest.raises(UserError, match="there is no file"):
         prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
-    seen = []
+    num_workers = []
     real = corpus_module.prepare_split
-    monkeypatch.setattr(corpus_module, "prepare_split", lambda *a, **k: seen.append(k["num_workers"]) or real(*a, **k))
+    monkeypatch.setattr(
+        corpus_module, "prepare_split", lambda *a, **k: num_workers.append(k["num_workers"]) or real(*a, **k)
+    )
     config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
     corpus = prepare_corpus(task_of(config), tmp_path / "w")
-    assert seen == [1] and corpus.train.folder.parent == tmp_path / "shared" and not (tmp_path / "w" / "data").exists()
+    assert (
+        num_workers == [1]
+        and corpus.train.folder.parent == tmp_path / "shared"
+        and not (tmp_path / "w" / "data").exists()
+    )
 
 
 @pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])

@@ -112,9 +112,9 @@ def test_commands_note_renamed_keys_on_standard_error(capsys):
     parser = arguments.parser("train", "")
     _, overrides = arguments.parse(parser, ["--config.optimizer.constant=2", "--config.decode.stop", "bound"])
     assert overrides == {"optimizer.lr_scale": "2", "decode.early_stopping": "exact"}
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
         "note: --config.optimizer.constant is now --config.optimizer.lr_scale",
         "note: --config.decode.stop is now --config.decode.early_stopping",
         "note: --config.decode.early_stopping=bound is now --config.decode.early_stopping=exact",

@@ -18,44 +18,46 @@ def lengths(count, seed=0):
 
 
 @pytest.fixture(params=[False, True], ids=["packed", "by_length"])
-def plan(request, monkeypatch):
+def sampler_case(request, monkeypatch):
     monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 2000)
     monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 8)
     source, target = lengths(6007)
-    made = BatchSampler(source, target, batch_tokens=1500, by_length=request.param, seed=3)
-    assert len(made.counts) > 1  # several windows
-    return made, source, target
+    sampler = BatchSampler(source, target, batch_tokens=1500, by_length=request.param, seed=3)
+    assert len(sampler.counts) > 1  # several windows
+    return sampler, source, target
 
 
-def test_epoch_contains_every_pair_once(plan):
-    made, source, _ = plan
+def test_epoch_contains_every_pair_once(sampler_case):
+    sampler, source, _ = sampler_case
     for epoch in (0, 1, 5):
-        updates = range(epoch * made.updates_per_epoch, (epoch + 1) * made.updates_per_epoch)
-        pairs = np.concatenate([pairs_of(made, k) for k in updates])
-        assert {made.locate(k).epoch for k in updates} == {epoch}
+        updates = range(epoch * sampler.updates_per_epoch, (epoch + 1) * sampler.updates_per_epoch)
+        pairs = np.concatenate([pairs_of(sampler, k) for k in updates])
+        assert {sampler.locate(k).epoch for k in updates} == {epoch}
         np.testing.assert_array_equal(np.sort(pairs), np.arange(len(source)))
 
 
-def test_batches_nearly_fill_batch_tokens(plan):
-    made, source, target = plan
-    sums = [(source[p].sum(), target[p].sum()) for p in (pairs_of(made, k) for k in range(2 * made.updates_per_epoch))]
+def test_batches_nearly_fill_batch_tokens(sampler_case):
+    sampler, source, target = sampler_case
+    sums = [
+        (source[p].sum(), target[p].sum()) for p in (pairs_of(sampler, k) for k in range(2 * sampler.updates_per_epoch))
+    ]
     assert np.max(sums) <= 1500
     assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
 
 
-def test_batches_do_not_depend_on_access_order(plan):
-    made, source, target = plan
-    asked = [pairs_of(made, k) for k in range(60)]
-    again = BatchSampler(source, target, batch_tokens=1500, by_length=made._by_length, seed=3)
+def test_batches_do_not_depend_on_access_order(sampler_case):
+    sampler, source, target = sampler_case
+    in_order = [pairs_of(sampler, k) for k in range(60)]
+    again = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=3)
     for k in (59, 3, 40, 3, 0, 17):
-        np.testing.assert_array_equal(pairs_of(again, k), asked[k])
+        np.testing.assert_array_equal(pairs_of(again, k), in_order[k])
 
 
-def test_epochs_and_seeds_differ(plan):
-    made, source, target = plan
-    other = BatchSampler(source, target, batch_tokens=1500, by_length=made._by_length, seed=4)
-    first = pairs_of(made, 0)
-    assert not np.array_equal(first, pairs_of(made, made.updates_per_epoch))
+def test_epochs_and_seeds_differ(sampler_case):
+    sampler, source, target = sampler_case
+    other = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=4)
+    first = pairs_of(sampler, 0)
+    assert not np.array_equal(first, pairs_of(sampler, sampler.updates_per_epoch))
     assert not np.array_equal(first, pairs_of(other, 0))
 
 
@@ -63,8 +65,8 @@ def test_by_length_groups_similar_lengths():
     source, target = lengths(5000)
     spread = {}
     for by_length in (False, True):
-        made = BatchSampler(source, target, batch_tokens=1500, by_length=by_length, seed=0)
-        pairs = [pairs_of(made, k) for k in range(made.updates_per_epoch)]
+        sampler = BatchSampler(source, target, batch_tokens=1500, by_length=by_length, seed=0)
+        pairs = [pairs_of(sampler, k) for k in range(sampler.updates_per_epoch)]
         spread[by_length] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
     assert spread[True] < 0.2 * spread[False]
 

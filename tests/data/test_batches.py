@@ -26,7 +26,7 @@ def store(tmp_path, pairs):
 
 def pairs_in(arrays) -> list:
     """The pairs that the rows of a batch hold, read back by segment."""
-    found = []
+    pairs_of_rows = []
     flat = {k: x.reshape(-1, x.shape[-1]) for k, x in arrays.items()}
     for r in range(len(flat["source"])):
         for segment in range(1, flat["source_segments"][r].max(initial=0) + 1):
@@ -36,10 +36,10 @@ def pairs_in(arrays) -> list:
                 assert np.array_equal(place, np.arange(place[0], place[-1] + 1))
                 np.testing.assert_array_equal(flat[f"{side}_positions"][r, place], np.arange(len(place)))
                 sides.append(flat[side][r, place].tolist())
-            found.append(tuple(sides))
+            pairs_of_rows.append(tuple(sides))
     for side in ("source", "target"):
         assert not flat[side][flat[f"{side}_segments"] == 0].any()
-    return found
+    return pairs_of_rows
 
 
 @pytest.mark.parametrize("batching", KINDS)
@@ -48,14 +48,14 @@ def test_epoch_of_batches_contains_every_pair_whole(store, pairs, batching, micr
     config = dataclasses.replace(DATA, batching=batching, microbatch_tokens=microbatch_tokens)
     batches = Batches(store, config, seed=0)
     shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
-    found = []
+    collected = []
     for k in range(batches.updates_per_epoch):
         batch = batches.batch(k)
         assert batch.arrays["target"].shape in shapes
         assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum() <= config.batch_tokens
         assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum() <= config.batch_tokens
-        found += pairs_in(batch.arrays)
-    assert sorted(found) == sorted((s, t) for s, t in pairs)
+        collected += pairs_in(batch.arrays)
+    assert sorted(collected) == sorted((s, t) for s, t in pairs)
 
 
 @pytest.mark.parametrize("batching", KINDS)
@@ -101,12 +101,12 @@ def test_microbatch_is_at_least_one_row():
 def test_validation_rows_contain_pairs_of_any_length(tmp_path):
     pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1]), ([5] * 30, [6] * 41)]
     store = write_store(tmp_path / "valid", pairs)
-    found = []
+    collected = []
     for shape, batches in validation_batches(store, DATA, tokens=400):
         for batch in batches():
             assert batch.arrays["source"].shape == (1, shape.rows, shape.length)
-            found += pairs_in(batch.arrays)
-    assert sorted(found) == sorted((s, t) for s, t in pairs)
+            collected += pairs_in(batch.arrays)
+    assert sorted(collected) == sorted((s, t) for s, t in pairs)
 
 
 @pytest.mark.parametrize("shards", [1, 4])

@@ -72,7 +72,7 @@ def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
     batches = Batches(store, config, seed=seed)
     allowed = set(batches.shapes)
     for epoch in range(epochs):
-        seen = np.zeros(store.num_pairs, int)
+        visits = np.zeros(store.num_pairs, int)
         for k in range(epoch * batches.updates_per_epoch, (epoch + 1) * batches.updates_per_epoch):
             batch = batches.batch(k)
             shape = batch.shape
@@ -83,8 +83,8 @@ def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
                 assert np.bincount(batch.row, lengths[batch.pairs]).max() <= shape.length
             if config.batching == "buckets":
                 assert len(set(batch.row.tolist())) == len(batch.row), "one pair in a row"
-            seen[batch.pairs] += 1
-        assert (seen == 1).all(), "each pair exactly once an epoch"
+            visits[batch.pairs] += 1
+        assert (visits == 1).all(), "each pair exactly once an epoch"
     return batches
 
 
@@ -187,9 +187,9 @@ def test_fewer_microbatch_tokens_never_hold_more_at_once(run, shards):
     for tokens in (0, 4000, 700, 100, 60, 24, 9, 1):
         shapes = Batches(store, dataclasses.replace(config, microbatch_tokens=tokens), seed=seed, shards=shards).shapes
         assert len(set(shapes)) == len(shapes), "no program is compiled twice"
-        held = {shape.length: max(s.rows for s in shapes if s.length == shape.length) for shape in shapes}
-        assert before is None or all(held[length] <= before[length] for length in before)
-        before = held
+        most_rows = {shape.length: max(s.rows for s in shapes if s.length == shape.length) for shape in shapes}
+        assert before is None or all(most_rows[length] <= before[length] for length in before)
+        before = most_rows
         if tokens:
             assert all(s.rows // shards <= max(1, tokens // s.length) for s in shapes)
 

@@ -20,14 +20,14 @@ def store(tmp_path, monkeypatch):
 
 def counted(monkeypatch):
     """The windows that are counted from now on."""
-    seen = []
+    counted_windows = []
     for kind in (
         batch_sampler.BatchSampler,
         __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedBatchSampler,
     ):
         real = kind.__dict__["_count"]
-        monkeypatch.setattr(kind, "_count", lambda self, w, real=real: seen.append(w) or real(self, w))
-    return seen
+        monkeypatch.setattr(kind, "_count", lambda self, w, real=real: counted_windows.append(w) or real(self, w))
+    return counted_windows
 
 
 KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_size_counts="padded_tokens"),
@@ -35,20 +35,20 @@ KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets"), dict(batch_siz
 
 
 def test_later_start_reuses_the_counts(tmp_path, store, monkeypatch):
-    seen = counted(monkeypatch)
+    counted_windows = counted(monkeypatch)
     first = {}
     for n, keys in enumerate(KEYS):
         for seed in (0, 1):
             first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
-    assert len(seen) == sum(len(b._sampler.counts) for b in first.values()) >= 4 * len(first)
+    assert len(counted_windows) == sum(len(b._sampler.counts) for b in first.values()) >= 4 * len(first)
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
-    del seen[:]
+    del counted_windows[:]
     for (n, seed), before in first.items():
         again = Batches(store, dataclasses.replace(DATA, **KEYS[n]), seed=seed)
         assert again.updates_per_epoch == before.updates_per_epoch and again.shapes == before.shapes
         for k in (0, 7, before.updates_per_epoch + 3):
             np.testing.assert_array_equal(again.batch(k).pairs, before.batch(k).pairs)
-    assert not seen
+    assert not counted_windows
 
 
 OTHER = [

@@ -73,11 +73,11 @@ def test_ids_of_other_rows_are_not_read(store, kind):
     assert not watched.read["source"], "finding the rows reads lengths alone"
     half = batch.shape.rows // 2
     mine = batch.rows(0, half)
-    seen = {side: set(places) for side, places in watched.read.items()}
+    positions_read = {side: set(places) for side, places in watched.read.items()}
     batch.rows(half, batch.shape.rows)
     for side, segments in (("source", "source_segments"), ("target", "target_segments")):
-        assert len(seen[side]) == (mine[segments] > 0).sum() > 0
-        assert len(watched.read[side]) == getattr(batch, f"{side}_tokens") > len(seen[side])
+        assert len(positions_read[side]) == (mine[segments] > 0).sum() > 0
+        assert len(watched.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
 
 
 def test_validation_rows_of_hosts(store):
@@ -96,27 +96,27 @@ def test_validation_rows_of_hosts(store):
 def test_global_arrays_read_contiguous_rows_once(spec):
     mesh = devices_mesh(2, 2, 2)
     shape = (3, 8, 5) if spec == mesh_lib.MICRO_ROWS else (8, 5)
-    whole, asked = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
+    whole, requests = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
 
     def rows(first, last):
-        asked.append((first, last))
+        requests.append((first, last))
         return {"x": np.take(whole, range(first, last), axis=len(shape) - 2)}
 
-    made = mesh_lib.to_global(rows, shape, NamedSharding(mesh, spec))["x"]
-    np.testing.assert_array_equal(made, whole)
-    assert made.sharding.spec == spec and asked == [(0, 8)]
+    array = mesh_lib.to_global(rows, shape, NamedSharding(mesh, spec))["x"]
+    np.testing.assert_array_equal(array, whole)
+    assert array.sharding.spec == spec and requests == [(0, 8)]
 
 
 def test_global_arrays_read_no_row_of_another_host():
     """Of a sharding whose addressable devices hold rows 2-3 and 6-7, no other row is made."""
-    whole, asked = np.arange(16, dtype=np.int32).reshape(8, 2), []
+    whole, requests = np.arange(16, dtype=np.int32).reshape(8, 2), []
 
     class Elsewhere:
         def addressable_devices_indices_map(self, shape):
             return {n: (slice(first, first + 1), slice(None)) for n, first in enumerate((2, 3, 6, 7))}
 
     def rows(first, last):
-        asked.append((first, last))
+        requests.append((first, last))
         return {"x": whole[first:last]}
 
     pieces = {}
@@ -129,6 +129,6 @@ def test_global_arrays_read_no_row_of_another_host():
 
         patch.setattr(mesh_lib.jax, "make_array_from_callback", make)
         mesh_lib.to_global(rows, (8, 2), Elsewhere())
-    assert asked == [(2, 4), (6, 8)]
+    assert requests == [(2, 4), (6, 8)]
     for row, piece in pieces.items():
         np.testing.assert_array_equal(piece, whole[row : row + 1])

@@ -38,8 +38,8 @@ def test_rows_match_a_plain_first_fit(kind, seed):
     }[kind].astype(np.int32)
     if kind == "no source":
         source = np.where(rng.random(count) < 0.5, 0, source).astype(np.int32)
-    for found, expected in zip(first_fit(source, target, room), plainly(source, target, room), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(first_fit(source, target, room), plainly(source, target, room), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_no_pairs_give_no_rows():
@@ -54,8 +54,8 @@ def test_packing_time_is_not_quadratic():
         target = np.clip(source * rng.normal(1.0, 0.15, count), 2, 250).astype(np.int32)
         took = []
         for _ in range(3):
-            began = time.perf_counter()
+            start = time.perf_counter()
             first_fit(source, target, 256)
-            took.append(time.perf_counter() - began)
+            took.append(time.perf_counter() - start)
         seconds.append(min(took))
     assert seconds[1] < 24 * seconds[0], "8 times the pairs: the plain rule takes about 64 times as long"

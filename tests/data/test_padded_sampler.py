@@ -60,9 +60,9 @@ def test_batches_of_groups_have_shapes_of_the_closed_list(tmp_path):
     batches = Batches(store, config.data, seed=0)
     shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
     assert 1 < len(shapes) <= 4
-    seen = []
+    visited = []
     for k in range(batches.updates_per_epoch):
         batch = batches.batch(k)
         assert batch.arrays["target"].shape in shapes
-        seen += batch.pairs.tolist()
-    assert sorted(seen) == list(range(600))
+        visited += batch.pairs.tolist()
+    assert sorted(visited) == list(range(600))

@@ -62,9 +62,11 @@ def test_joint_and_separate_tokenizers(tmp_path):
 
 def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
-    seen = []
+    progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
-    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES, progress=lambda *args: seen.append(args))
+    store = prepare_split(
+        source, tokenizers, tmp_path / "s", POLICIES, progress=lambda *args: progress_calls.append(args)
+    )
     assert texts(store, tokenizers) == PAIRS
     assert store.source(3).tolist() == [*tokenizers.source.encode(PAIRS[3][0]), EOS]
     assert store.meta["pairs_read"] == store.meta["pairs"] == 120
@@ -73,7 +75,7 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     assert store.meta["target"]["longest"] == store.target_lengths.max()
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
     assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
-    assert seen == [(50, None), (100, None), (120, 120)], "the file is counted by reading it to its end"
+    assert progress_calls == [(50, None), (100, None), (120, 120)], "the file is counted by reading it to its end"
 
 
 def long_pairs(tokenizers, limit):
@@ -114,10 +116,10 @@ def test_empty_lines(tmp_path, tokenizers):
     dropped = prepare_split(source, tokenizers, tmp_path / "d", POLICIES)
     assert texts(dropped, tokenizers) == [("a", "b"), ("d", "e")]
     assert (dropped.meta["dropped"], dropped.meta["empty"]) == (3, 3)
-    kept = prepare_split(source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep"))
-    assert texts(kept, tokenizers) == EMPTY
-    assert (kept.meta["dropped"], kept.meta["empty"]) == (0, 3)
-    assert kept.source(1).tolist() == [EOS]
+    store_with_empty = prepare_split(source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep"))
+    assert texts(store_with_empty, tokenizers) == EMPTY
+    assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
+    assert store_with_empty.source(1).tolist() == [EOS]
     with pytest.raises(UserError, match=r"t\.tsv line 2: one side of the pair is empty"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
     assert not (tmp_path / "e").exists()

@@ -72,16 +72,16 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
         return
     source = corpus(folder, spec)
     assert list(source.pairs()) == expected
-    kept = [pair for pair in expected if all(side.strip() for side in pair)]
-    if not kept:
+    nonempty = [pair for pair in expected if all(side.strip() for side in pair)]
+    if not nonempty:
         with pytest.raises(UserError, match=rf"no pair is left of {len(expected)}: {len(expected)} have an empty"):
             prepare_split(source, tokenizers, folder / "store", POLICIES)
         return
     store = prepare_split(source, tokenizers, folder / "store", POLICIES)
     counts = {name: store.meta[name] for name in ("pairs_read", "pairs", "dropped", "empty")}
-    lost = len(expected) - len(kept)
-    assert counts == {"pairs_read": len(expected), "pairs": len(kept), "dropped": lost, "empty": lost}
-    for i, (source_text, target_text) in enumerate(kept):
+    dropped = len(expected) - len(nonempty)
+    assert counts == {"pairs_read": len(expected), "pairs": len(nonempty), "dropped": dropped, "empty": dropped}
+    for i, (source_text, target_text) in enumerate(nonempty):
         assert store.source(i).tolist() == [*tokenizers.source.encode(source_text), EOS]
         assert store.target(i).tolist() == [*tokenizers.target.encode(target_text), EOS]
 

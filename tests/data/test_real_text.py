@@ -32,8 +32,8 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     pairs = list(split_source(task_of(config), "test").pairs())
     assert len(pairs) == 1000 and [t for _, t in pairs] == references
     tokenizer = corpus.tokenizers.target
-    kept = sum(tokenizer.decode(tokenizer.encode(t)) == t for t in references)
-    assert kept >= 0.97 * len(references)  # the rest has spaces or characters that nmt_nfkc normalises
+    unchanged = sum(tokenizer.decode(tokenizer.encode(t)) == t for t in references)
+    assert unchanged >= 0.97 * len(references)  # the rest has spaces or characters that nmt_nfkc normalises
 
     batches = Batches(corpus.train, config.data, seed=0)
     filled = [batches.batch(k) for k in range(batches.updates_per_epoch)]

@@ -42,7 +42,7 @@ def test_every_counted_update_gets_the_cheapest_size(batching, count):
     sizes = closed_list(config, needed)
     assert sizes == sorted(set(sizes)) and len(sizes) <= 10
     for length, rows in needed:
-        taken = sizes[smallest_fitting(sizes, (length, rows))]
-        assert taken[0] >= length and taken[1] >= rows
-        assert all(a * b >= taken[0] * taken[1] for a, b in sizes if a >= length and b >= rows)
+        fitting = sizes[smallest_fitting(sizes, (length, rows))]
+        assert fitting[0] >= length and fitting[1] >= rows
+        assert all(a * b >= fitting[0] * fitting[1] for a, b in sizes if a >= length and b >= rows)
     assert smallest_fitting(sizes, (64, 10_000)) is None

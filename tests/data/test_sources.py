@@ -318,7 +318,7 @@ def test_data_modules_import_no_heavy_library():
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("contents", "message"),
     [
         ({}, "config.data.test = 't.en,t.de'.*there is no file"),
         ({"t.en": b"a\n", "t.de": b""}, "t.en has 1 lines and .*t.de has 0"),
@@ -327,8 +327,8 @@ def test_data_modules_import_no_heavy_library():
         ({"t.en": b"a\n", "t.de": None}, "t.de is a folder"),
     ],
 )
-def test_bad_test_set_is_reported_before_preparation(tmp_path, made, message):
-    for name, content in made.items():
+def test_bad_test_set_is_reported_before_preparation(tmp_path, contents, message):
+    for name, content in contents.items():
         (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
     words = ["--config=configs/toy.py", "--config.data.test=t.en,t.de", f"--config.data.root={tmp_path}"]
     with pytest.raises(UserError, match=message):

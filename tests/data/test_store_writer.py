@@ -7,7 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.writer_processes import PROCESSES, prepare_and_tell, remove_locks, start, take_turn, write, write_and_wait
+from helpers.writer_processes import (
+    PROCESSES,
+    prepare_and_report,
+    remove_locks,
+    start,
+    take_turn,
+    write,
+    write_and_wait,
+)
 
 from t2t_flax import filesystem
 from t2t_flax.config import Data
@@ -46,10 +54,10 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     assert written.wait(60)
     os.kill(first.pid, signal.SIGKILL)
     first.join(60)
-    (left,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
-    assert not (left / "meta.json").exists()
+    (partial,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
+    assert not (partial / "meta.json").exists()
     write(tmp_path / "other" / "s")
-    assert left.exists(), "a writer of another folder leaves it alone"
+    assert partial.exists(), "a writer of another folder leaves it alone"
     write(tmp_path / "s", digest="again")
     assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
 
@@ -119,16 +127,16 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
     (tmp_path / "t.tsv").write_text(text)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
     tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
-    made, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
+    prepared, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
     answers = [tmp_path / f"{i}.json" for i in range(4)]
-    processes = [start(prepare_and_tell, source, tokenizers, folder, POLICIES, made, a, locks) for a in answers]
+    processes = [start(prepare_and_report, source, tokenizers, folder, POLICIES, prepared, a, locks) for a in answers]
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len({answer.read_text() for answer in answers}) == 1
     assert names(tmp_path / "cache") == ["store"]
     if locks:
-        assert made.value == 300, "one prepares, the others take what it made"
+        assert prepared.value == 300, "one prepares, the others take what it made"
 
 
 def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):

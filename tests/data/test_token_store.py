@@ -92,20 +92,20 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
             TokenStore.open(tmp_path / "s")
 
 
-@pytest.mark.parametrize("name, data, told", [
+@pytest.mark.parametrize("name, data, message", [
     ("source.ids", np.array([5, 6, 7, 1, 1, 65_530, 1], "<u2"), "source.ids has id 65530, the vocabulary 100 ids"),
     ("source.offsets", np.zeros(3, "<i8"), "source.offsets and source.lengths contradict each other"),
     ("target.lengths", np.array([2, 3, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
     ("target.ids", np.array([9, 1, 3, 3, 1, -7, 1], "<i4"), "target.offsets and target.lengths contradict each other"),
 ], ids=lambda x: x if isinstance(x, str) and " " not in x else "")  # fmt: skip
-def test_inconsistent_files_are_damage_despite_valid_checksums(tmp_path, name, data, told):
+def test_inconsistent_files_are_damage_despite_valid_checksums(tmp_path, name, data, message):
     write(tmp_path / "s")
     (tmp_path / "s" / name).write_bytes(data.tobytes())
     meta = json.loads((tmp_path / "s" / "meta.json").read_text())
     meta["crc32"][name] = zlib.crc32(data.tobytes())
     meta["source"]["vocab_size"] = 100 if name == "source.ids" else 65_536
     (tmp_path / "s" / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         TokenStore.open(tmp_path / "s")
 
 

@@ -33,7 +33,7 @@ def outputs(tmp_path_factory) -> dict[str, str]:
             [*command, "train", "--config=configs/toy.py", f"--workdir={run}"], cwd=ROOT, env=fast, check=True
         )
     sources = "".join(f"{english}\n" for english, _ in NEWCOMER)
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "translate", f"--workdir={run}"],
         cwd=ROOT,
         env=fast,
@@ -42,7 +42,7 @@ def outputs(tmp_path_factory) -> dict[str, str]:
         text=True,
         check=True,
     )
-    return dict(zip((english for english, _ in NEWCOMER), done.stdout.splitlines(), strict=True))
+    return dict(zip((english for english, _ in NEWCOMER), result.stdout.splitlines(), strict=True))
 
 
 def _wrong(outputs, pairs) -> list[str]:
@@ -54,14 +54,16 @@ def test_documented_sentences_are_translated_correctly(outputs):
         path.read_text()
         for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "t2t_flax").rglob("*.py"))
     ]
-    shown = [pair for pair in NEWCOMER if any(re.search(rf"""["']{re.escape(pair[0])}["']""", text) for text in texts)]
-    assert len(shown) >= 3
-    assert not _wrong(outputs, shown)
+    documented = [
+        pair for pair in NEWCOMER if any(re.search(rf"""["']{re.escape(pair[0])}["']""", text) for text in texts)
+    ]
+    assert len(documented) >= 3
+    assert not _wrong(outputs, documented)
 
 
 def test_unseen_word_combinations_are_90_percent_correct(outputs):
-    seen = {english for english, _ in toy.pairs("train")}
-    unseen = [pair for pair in NEWCOMER if pair[0] not in seen]
+    training = {english for english, _ in toy.pairs("train")}
+    unseen = [pair for pair in NEWCOMER if pair[0] not in training]
     wrong = _wrong(outputs, unseen)
     assert len(unseen) >= 80
     assert len(wrong) <= 0.1 * len(unseen), "\n".join(wrong)
@@ -69,7 +71,7 @@ def test_unseen_word_combinations_are_90_percent_correct(outputs):
 
 
 def test_training_sentences_are_90_percent_correct(outputs):
-    seen = {english for english, _ in toy.pairs("train")}
-    known = [pair for pair in NEWCOMER if pair[0] in seen]
+    training = {english for english, _ in toy.pairs("train")}
+    known = [pair for pair in NEWCOMER if pair[0] in training]
     wrong = _wrong(outputs, known)
     assert len(wrong) <= 0.1 * len(known), "\n".join(wrong)

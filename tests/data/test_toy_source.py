@@ -95,7 +95,7 @@ def test_newcomer_references_agree_with_the_corpus(training):
 
 
 def test_documented_sentences_are_tested():
-    shown = set()
+    documented = set()
     for path in (
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
@@ -103,10 +103,10 @@ def test_documented_sentences_are_tested():
         ROOT / "t2t_flax/__init__.py",
     ):
         text = path.read_text()
-        shown |= set(re.findall(r"""--source=['"]([A-Z][^'"]+[.?!])['"]""", text))
-        shown |= set(re.findall(r"""(?:translate|score|attend)\(\[?\(?["']([^"']+)["']""", text))
-        shown |= set(re.findall(r"""echo "([^"]+)" \| python -m t2t_flax translate""", text))
+        documented |= set(re.findall(r"""--source=['"]([A-Z][^'"]+[.?!])['"]""", text))
+        documented |= set(re.findall(r"""(?:translate|score|attend)\(\[?\(?["']([^"']+)["']""", text))
+        documented |= set(re.findall(r"""echo "([^"]+)" \| python -m t2t_flax translate""", text))
         for source, target in re.findall(r"""score\(\[\("([^"]+)", "([^"]+)"\)""", text):
             assert [source, target] in NEWCOMER
-    shown = {text for text in shown if not text.endswith(" .")}  # pre-tokenized input of a parser
-    assert shown and shown <= {english for english, _ in NEWCOMER}
+    documented = {text for text in documented if not text.endswith(" .")}  # pre-tokenized input of a parser
+    assert documented and documented <= {english for english, _ in NEWCOMER}

@@ -120,15 +120,15 @@ def test_lead_names_a_dead_process_and_exits(exits, capsys):
         wait_until(lambda: 1 in runs[0]._heartbeats._peers)
         runs[1]._closed.set()  # it sends no more heartbeats
         wait_until(lambda: 1 in exits)
-    assert "process 1 on" in (said := capsys.readouterr().err) and "silent for 1 s" in said and "Thread 0x" in said
+    assert "process 1 on" in (err := capsys.readouterr().err) and "silent for 1 s" in err and "Thread 0x" in err
 
 
 def test_silent_coordinator_ends_the_other_processes(exits, capsys):
     with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0) as (service, _):
         service.available = False
         wait_until(lambda: 1 in exits)
-    said = capsys.readouterr().err
-    assert "process 0 on" in said and "the coordinator, silent for" in said
+    err = capsys.readouterr().err
+    assert "process 0 on" in err and "the coordinator, silent for" in err
 
 
 def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsys):

@@ -32,10 +32,12 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(workdir, cache, name: str = "train", **keys) -> list[str]:
     """`python -m t2t_flax train ...`; keys such as `mesh_fsdp=2`."""
-    given = KEYS | {"data.cache": str(cache)} | {key.replace("_", ".", 1): value for key, value in keys.items()}
+    overrides = KEYS | {"data.cache": str(cache)} | {key.replace("_", ".", 1): value for key, value in keys.items()}
     config = [f"--config={ROOT / 'configs' / 'toy.py'}"] if name == "train" else []
-    given = given if name == "train" else {k: v for k, v in given.items() if k in keys or k.startswith("mesh.")}
-    flags = [f"--config.{key}={value}" for key, value in given.items()]
+    overrides = (
+        overrides if name == "train" else {k: v for k, v in overrides.items() if k in keys or k.startswith("mesh.")}
+    )
+    flags = [f"--config.{key}={value}" for key, value in overrides.items()]
     return [sys.executable, "-m", "t2t_flax", name, *config, f"--workdir={workdir}", *flags]
 
 
@@ -95,14 +97,14 @@ class Processes:
     def outputs(self) -> str:
         return "\n".join(f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all))
 
-    def until_step(self, workdir: Path, step: int, seconds: float = 180.0) -> None:
+    def wait_for_step(self, workdir: Path, step: int, seconds: float = 180.0) -> None:
         """Returns when the run has logged this update."""
-        self.until(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
+        self.wait_for(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
 
-    def until_said(self, i: int, text: str, seconds: float = 120.0) -> None:
-        self.until(lambda: text in self.output(i), text, seconds)
+    def wait_for_output(self, i: int, text: str, seconds: float = 120.0) -> None:
+        self.wait_for(lambda: text in self.output(i), text, seconds)
 
-    def until(self, condition, what: str, seconds: float) -> None:
+    def wait_for(self, condition, what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert all(p.poll() is None for p in self.all), f"ended before {what}\n{self.outputs()}"

@@ -48,8 +48,8 @@ def without_search(monkeypatch) -> None:
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import Loaded
 
-    said = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
-    monkeypatch.setattr(Loaded, "translate", said)
+    translate = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
+    monkeypatch.setattr(Loaded, "translate", translate)
     monkeypatch.setattr(
         "t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: {"nll": 1.0, "loss": 1.0}
     )

@@ -54,11 +54,11 @@ class TableModel:
 
 @functools.cache
 def _oracle(model: TableModel, seed: int, prefix: tuple[int, ...], scale: float, eos: float) -> np.ndarray:
-    fed = np.array((0, *prefix), np.uint32)
+    inputs = np.array((0, *prefix), np.uint32)
     running = np.zeros(1, np.uint32)
-    for token in fed:
+    for token in inputs:
         running = _mix(running * np.uint32(31) + token)
-    terms = _term(fed, np.arange(len(fed), dtype=np.uint32)).sum(dtype=np.uint32)
+    terms = _term(inputs, np.arange(len(inputs), dtype=np.uint32)).sum(dtype=np.uint32)
     key = _mix(terms ^ running ^ np.uint32(seed))
     params = {"scale": np.float32(scale), "eos": np.float32(eos)}
     logits = model._logits(params, key, np.arange(model.vocab, dtype=np.uint32)).astype(np.float64)

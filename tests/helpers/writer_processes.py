@@ -58,15 +58,15 @@ def take_turn(folder):
         pass
 
 
-def prepare_and_tell(source, tokenizers, folder, policies, made, answer, locks):
-    """Counts in `made` the pairs that were tokenised."""
+def prepare_and_report(source, tokenizers, folder, policies, prepared, answer, locks):
+    """Counts in `prepared` the pairs that were tokenised."""
     if not locks:
         remove_locks()
     real = preprocess._Encoder.__call__
 
     def count(self, pairs):
-        with made:
-            made.value += len(pairs)
+        with prepared:
+            prepared.value += len(pairs)
         return real(self, pairs)
 
     preprocess._Encoder.__call__ = count

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 
 def launch(script, *arguments, cwd, code=0, **env):
-    done = subprocess.run(
+    result = subprocess.run(
         [str(LAUNCH / f"{script}.sh"), *arguments],
         cwd=cwd,
         env=os.environ | env,
@@ -32,8 +32,8 @@ def launch(script, *arguments, cwd, code=0, **env):
         text=True,
         timeout=60,
     )
-    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    assert result.returncode == code, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result
 
 
 def dry(script, *arguments, cwd) -> list[list[str]]:
@@ -112,8 +112,8 @@ def test_dry_run_commands_match_recorded_ones(call, tmp_path):
 @pytest.mark.parametrize("call", [c for c in CASES if c[:2] != ("slurm", "create")], ids=" ".join)
 def test_real_runs_execute_the_commands_of_the_dry_run(call, tmp_path):
     launch(*call, cwd=tmp_path, **recording_programs(tmp_path))
-    done = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert done == dry(*call, cwd=tmp_path)
+    executed = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert executed == dry(*call, cwd=tmp_path)
 
 
 def test_skypilot_run(tmp_path):
@@ -180,20 +180,20 @@ def test_babysit_dry_run(tmp_path):
 
 
 SCRIPTS = sorted(p.stem for p in LAUNCH.glob("*.sh") if p.stem not in ("local_pod", "retry", "shared"))
-GIVEN = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
+REQUIRED = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_user_errors_show_the_usage(script, tmp_path):
-    given = GIVEN.get(script, ["--name=n"])
+    required = REQUIRED.get(script, ["--name=n"])
     for arguments, message in [
         ([], "is missing"),
-        (["run", *given], "give it after --"),
-        (["run", *given, "--"], "give it after --"),
-        (["fly", *given], "unknown sub-command 'fly'"),
-        (["delete", *given, "--nmae=x"], "unknown flag --nmae"),
-        (["delete", *given, "now"], "unexpected 'now'"),
-        (["delete", given[0]], "--zone is missing" if script in ("tpu_vm", "queued_resource") else None),
+        (["run", *required], "give it after --"),
+        (["run", *required, "--"], "give it after --"),
+        (["fly", *required], "unknown sub-command 'fly'"),
+        (["delete", *required, "--nmae=x"], "unknown flag --nmae"),
+        (["delete", *required, "now"], "unexpected 'now'"),
+        (["delete", required[0]], "--zone is missing" if script in ("tpu_vm", "queued_resource") else None),
     ]:
         if message:
             arguments = [*arguments[:1], "--dry-run", *arguments[1:]] if arguments else []
@@ -204,8 +204,8 @@ def test_user_errors_show_the_usage(script, tmp_path):
 @pytest.mark.parametrize("value", ["08", "x", ""])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_restarts_is_a_whole_number(script, value, tmp_path):
-    given = [*GIVEN.get(script, ["--name=n"]), f"--restarts={value}", "--", "x"]
-    err = launch(script, "run", "--dry-run", *given, cwd=tmp_path, code=2).stderr
+    arguments = [*REQUIRED.get(script, ["--name=n"]), f"--restarts={value}", "--", "x"]
+    err = launch(script, "run", "--dry-run", *arguments, cwd=tmp_path, code=2).stderr
     assert f"--restarts={value}: expected a whole number, 0 or more" in err
 
 

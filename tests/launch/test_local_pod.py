@@ -155,9 +155,9 @@ class TestSlow:
 
     def test_other_processes_are_killed_after_the_grace_period(self, tmp_path):
         command = f'[ "$T2T_PROCESS_ID" = 0 ] || {{ until [ -s pid.0 ]; do sleep 0.05; done; kill -9 $$; }}; {WAITS}'
-        began = time.monotonic()
+        start = time.monotonic()
         _, err = pod(2, "--grace=2", "--", "bash", "-c", command, cwd=tmp_path, code=1)
-        assert 2 <= time.monotonic() - began < 15
+        assert 2 <= time.monotonic() - start < 15
         assert err.splitlines()[0] == "local_pod: process 1 of 2 ended with exit code 137"
         assert "killing the rest: 0" in err and len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
 

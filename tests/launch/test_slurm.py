@@ -116,23 +116,23 @@ def output_of(words, env) -> str:
 def submit(env, folder, *arguments) -> str:
     """Submits a job and returns its number."""
     words = [str(ROOT / "launch" / "slurm.sh"), *arguments]
-    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return re.search(r"Submitted batch job (\d+)", done.stdout).group(1)
+    result = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return re.search(r"Submitted batch job (\d+)", result.stdout).group(1)
 
 
 def state(env, job) -> str:
     """RUNNING, PENDING, COMPLETED, CANCELLED ..., or empty once SLURM has forgotten the job."""
-    found = re.search(r"JobState=(\w+)", output_of(["scontrol", "show", "job", job], env))
-    return found.group(1) if found else ""
+    match = re.search(r"JobState=(\w+)", output_of(["scontrol", "show", "job", job], env))
+    return match.group(1) if match else ""
 
 
 def start_requeued(env, job, restart: int) -> None:
     """Starts a requeued job immediately; SLURM would wait for two minutes."""
 
     def queued():
-        shown = output_of(["scontrol", "show", "job", job], env)
-        return "JobState=PENDING" in shown and f"Restarts={restart} " in shown
+        job_info = output_of(["scontrol", "show", "job", job], env)
+        return "JobState=PENDING" in job_info and f"Restarts={restart} " in job_info
 
     def started():
         output_of(["scontrol", "update", f"JobId={job}", "StartTime=now"], env)
@@ -243,9 +243,9 @@ def test_sweep_with_two_submitted_workers(slurm, tmp_path):
         "--slurm", "timeout_min=30", "--slurm", "cpus_per_task=1",
     ]  # fmt: skip
     env = slurm | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "submitted 2 workers" in done.stdout, done.stdout + done.stderr
-    jobs = re.search(r"jobs ([\d_, ]+);", done.stdout).group(1).split(", ")
+    result = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "submitted 2 workers" in result.stdout, result.stdout + result.stderr
+    jobs = re.search(r"jobs ([\d_, ]+);", result.stdout).group(1).split(", ")
     logs = lambda: "\n".join(p.read_text()[-1500:] for p in (sweep / "slurm").glob("*_log.*"))  # noqa: E731
     wait_for(lambda: len(list(sweep.glob("trials/*/metrics.jsonl"))) >= 2, logs, seconds=200)
     output_of(["scancel", jobs[0]], env)

@@ -21,8 +21,8 @@ def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"} | env
-    done = subprocess.run(["bash", str(SBATCH), "true"], env=env, capture_output=True, text=True, timeout=60)
-    return done.returncode, (tmp_path / "requeued").exists()
+    result = subprocess.run(["bash", str(SBATCH), "true"], env=env, capture_output=True, text=True, timeout=60)
+    return result.returncode, (tmp_path / "requeued").exists()
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 126, 127])

@@ -91,8 +91,8 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
         "it's",
         "$HOME",
     ]
-    done = launch("tpu_vm", "run", "--", *command, cloud=cloud)
-    assert done.returncode == 0, done.stderr
+    result = launch("tpu_vm", "run", "--", *command, cloud=cloud)
+    assert result.returncode == 0, result.stderr
     wait_for(lambda: status(cloud) == "running", "the command runs")
     again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # two runs never share the chips
     assert again.returncode != 0 and "a run is in progress on this host" in again.stderr
@@ -112,14 +112,16 @@ def test_babysit_replaces_a_lost_slice(last, expected, cloud):
     folder, _ = cloud
     # The first slice is lost during the run: all of its processes disappear at once.
     inner = f'echo x >>"$CLOUD/ran"; [ -e "$CLOUD/lost" ] && exit {last}; touch "$CLOUD/lost"; echo SUSPENDED >"$CLOUD/state"; kill -9 $PPID'
-    done = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
-    assert done.returncode == expected, done.stderr
-    assert (folder / "ran").read_text() == "x\nx\n" and "the slice is SUSPENDED: requesting another one" in done.stderr
+    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
+    assert result.returncode == expected, result.stderr
+    assert (
+        folder / "ran"
+    ).read_text() == "x\nx\n" and "the slice is SUSPENDED: requesting another one" in result.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert [c for c in calls if c.startswith("queued-resources") and "describe" not in c] == [
         "queued-resources create", "queued-resources delete", "queued-resources create"
     ]  # fmt: skip
-    assert ("all its restarts" in done.stderr) == (last == 1)
+    assert ("all its restarts" in result.stderr) == (last == 1)
 
 
 @pytest.mark.slow
@@ -136,8 +138,8 @@ def test_results_of_earlier_runs_do_not_count(old, same, cloud):
     before = command if same else ["bash", "-c", f'touch "$CLOUD/first"; exit {old}']
     assert launch("tpu_vm", "run", "--restarts=0", "--", *before, cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == str(old), "the first run has ended")
-    done = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
-    assert done.returncode == 0 and (folder / "second").exists(), done.stderr
+    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
+    assert result.returncode == 0 and (folder / "second").exists(), result.stderr
 
 
 def test_status_distinguishes_commands(cloud):
@@ -153,9 +155,9 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
     """A wrong accelerator type, or an expired login, which must not look like a missing slice."""
     folder, env = cloud
     env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
-    done = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
-    assert done.returncode == 1 and "giving up: 4 rounds in a row have failed" in done.stderr, done.stderr
-    assert "refreshing your current auth tokens" in done.stderr
+    result = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
+    assert result.returncode == 1 and "giving up: 4 rounds in a row have failed" in result.stderr, result.stderr
+    assert "refreshing your current auth tokens" in result.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert calls.count("queued-resources create") == (4 if error == "CREATE_ERROR" else 0)
 
@@ -163,8 +165,8 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
 def test_hosts_get_the_committed_files(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
-    done = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
-    archive = shlex.split(done.stdout.splitlines()[0])
+    result = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
+    archive = shlex.split(result.stdout.splitlines()[0])
     assert (
         archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     )

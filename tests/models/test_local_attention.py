@@ -87,10 +87,10 @@ def test_receptive_field_is_layers_times_half_a_window(window, layers, causal):
             x = x + module.apply(params, x[None], inputs(jnp.ones((1, length), jnp.int32)))[0]
         return x.sum(-1)
 
-    seen = np.abs(jax.jit(jax.jacrev(stack))(x)).max(-1)
+    influence = np.abs(jax.jit(jax.jacrev(stack))(x)).max(-1)
     distance = np.arange(length)[:, None] - np.arange(length)
     within = (distance <= reach) & (distance >= (0 if causal else -reach))
-    assert (seen[~within] == 0).all() and (seen[within] > 0).all()
+    assert (influence[~within] == 0).all() and (influence[within] > 0).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])

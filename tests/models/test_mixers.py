@@ -131,9 +131,9 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
 def test_grow_cache_pads_histories_and_keeps_states():
     """A recurrence's state [B, K, D] stays as it is where a history [B, K, T, D] gets room."""
     state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
-    grown = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
-    assert grown[1]["input"].shape == (2, 3, 9, 5) and not grown[1]["input"][:, :, 4:].any()
-    for leaf in grown[0]["state"]:
+    extended = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
+    assert extended[1]["input"].shape == (2, 3, 9, 5) and not extended[1]["input"][:, :, 4:].any()
+    for leaf in extended[0]["state"]:
         np.testing.assert_array_equal(leaf, state)
 
 

@@ -32,11 +32,11 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
     events._worker._next_flush_time = 0
     writer.write(1, {"loss": 1.0})
     events._worker.join(10)
-    began = time.monotonic()
+    start = time.monotonic()
     for step in range(2, 40):
         writer.write(step, {"loss": 1.0, "nll": 1.0})
     writer.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 40))
     assert caplog.text.count("TensorBoard files can no longer be written") == 1
 

@@ -17,9 +17,9 @@ def test_straggler_share_sets_the_threshold():
     assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]
     assert stragglers(rows, 0.5) == {}
-    said = stragglers(rows, 0.1)
-    assert "1.2 times as long" in said[2] and "up to 20% of each update" in said[2]
-    assert "waits for its input" in said[3] and "30% of the time" in said[3]
+    messages = stragglers(rows, 0.1)
+    assert "1.2 times as long" in messages[2] and "up to 20% of each update" in messages[2]
+    assert "waits for its input" in messages[3] and "30% of the time" in messages[3]
 
 
 def test_of_two_processes_the_slower_is_named():
@@ -59,6 +59,6 @@ def test_comparing_compiles_nothing():
 def test_persistent_straggler_is_reported_repeatedly():
     slow = dict(data=50.0, interval=100.0, product=1e9)
     detector = StragglerDetector(Lead({1: slow, 2: slow | dict(data=0.0)}), 0.2)
-    said = [detector.compare({"data": 0.0}) for _ in range(14)]
-    assert "process 1 waits for its input" in said[2]
-    assert [i for i, text in enumerate(said) if text] == [2, 12]
+    messages = [detector.compare({"data": 0.0}) for _ in range(14)]
+    assert "process 1 waits for its input" in messages[2]
+    assert [i for i, text in enumerate(messages) if text] == [2, 12]

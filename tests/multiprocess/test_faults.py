@@ -25,18 +25,20 @@ def test_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
     quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
     with Processes(tmp_path / "logs", count, arguments) as processes:
-        processes.until_step(workdir, 5, 300)
+        processes.wait_for_step(workdir, 5, 300)
         processes.all[-1].send_signal(signal.SIGSTOP)
-        began = time.monotonic()
+        start = time.monotonic()
         assert [p.wait(200) for p in processes.all[:-1]] == [1] * (count - 1), processes.outputs()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         outputs = [processes.output(i) for i in range(count - 1)]
     note(
         f"SIGSTOP of process {count - 1} of {count} (hang_timeout 15 s): named, the others ended after {seconds:.1f} s"
     )
-    for i, said in enumerate(outputs):
-        assert "no update for" in said and "hang_timeout = 15" in said and f"Late: process {count - 1} on" in said, said
-        assert "Thread 0x" in said and "loop.py" in said
+    for i, output in enumerate(outputs):
+        assert (
+            "no update for" in output and "hang_timeout = 15" in output and f"Late: process {count - 1} on" in output
+        ), output
+        assert "Thread 0x" in output and "loop.py" in output
         assert "loop.py" in (workdir / "stacks" / f"process-{i}.txt").read_text()
 
 
@@ -45,13 +47,13 @@ def test_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
 def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
     keys = TWO | dict(distributed_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
-        processes.until_step(tmp_path / "run", 5)
+        processes.wait_for_step(tmp_path / "run", 5)
         processes.all[victim].send_signal(signal.SIGSTOP)
-        began = time.monotonic()
+        start = time.monotonic()
         assert processes.all[1 - victim].wait(60) == 1, processes.outputs()
-        note(f"silent process {victim} (heartbeat_timeout 4 s): the other ended after {time.monotonic() - began:.1f} s")
-        said = processes.output(1 - victim)
-    assert f"process {victim} on" in said and "silent for" in said and "Thread 0x" in said, said
+        note(f"silent process {victim} (heartbeat_timeout 4 s): the other ended after {time.monotonic() - start:.1f} s")
+        output = processes.output(1 - victim)
+    assert f"process {victim} on" in output and "silent for" in output and "Thread 0x" in output, output
     assert "loop.py" in (tmp_path / "run" / "stacks" / f"process-{1 - victim}.txt").read_text()
 
 
@@ -61,11 +63,11 @@ def test_straggler_is_named_with_its_share(tmp_path, cache):
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, train_steps=100000, eval_every_steps=0, log_every_steps=5)
     with Processes(tmp_path / "logs", 2, arguments) as processes:
-        processes.until_step(workdir, 20)
-        done = threading.Event()
+        processes.wait_for_step(workdir, 20)
+        finished = threading.Event()
 
         def slow():
-            while not done.is_set():
+            while not finished.is_set():
                 processes.all[1].send_signal(signal.SIGSTOP)
                 time.sleep(0.045)
                 processes.all[1].send_signal(signal.SIGCONT)
@@ -74,11 +76,11 @@ def test_straggler_is_named_with_its_share(tmp_path, cache):
         thread = threading.Thread(target=slow)
         thread.start()
         try:
-            began = time.monotonic()
-            processes.until_said(0, "straggler: process 1 on", 200)
-            note(f"straggler with a quarter of a core: named after {time.monotonic() - began:.1f} s")
+            start = time.monotonic()
+            processes.wait_for_output(0, "straggler: process 1 on", 200)
+            note(f"straggler with a quarter of a core: named after {time.monotonic() - start:.1f} s")
         finally:
-            done.set()
+            finished.set()
             thread.join()
     assert "the others wait for it up to" in processes.output(0)
 
@@ -97,10 +99,10 @@ def test_unshared_folder_is_refused(tmp_path, cache):
 def test_missing_coordinator_is_reported_after_the_timeout(tmp_path, cache):
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="127.0.0.1:9")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in done.stdout
-    assert "no coordinator answers at 127.0.0.1:9 after 2 s" in done.stderr
+    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in result.stdout
+    assert "no coordinator answers at 127.0.0.1:9 after 2 s" in result.stderr
 
 
 @pytest.mark.slow
@@ -108,10 +110,10 @@ def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
     """JAX alone would abort with a stack trace."""
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    done = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "***" not in done.stderr
-    assert "waiting at most 2 s for the others" in done.stdout
-    assert "did not all start within config.distributed.initialization_timeout = 2 s" in done.stderr
+    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "Traceback" not in result.stderr and "***" not in result.stderr
+    assert "waiting at most 2 s for the others" in result.stdout
+    assert "did not all start within config.distributed.initialization_timeout = 2 s" in result.stderr
 
 
 @pytest.mark.slow
@@ -120,11 +122,11 @@ def test_full_disk_on_one_host_ends_all_and_keeps_the_older_checkpoint(undisturb
     workdir = tmp_path / "run"
     plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
     with Processes(tmp_path / "logs", 2, plain) as processes:
-        processes.until(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
+        processes.wait_for(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
         subprocess.run(["prlimit", f"--pid={processes.all[1].pid}", "--fsize=1000"], check=True)
-        began = time.monotonic()
+        start = time.monotonic()
         codes = processes.wait(120)
-    note(f"disk full on process 1: both ended {time.monotonic() - began:.1f} s after the limit was set")
+    note(f"disk full on process 1: both ended {time.monotonic() - start:.1f} s after the limit was set")
     assert all(codes), processes.outputs()
     assert "could not write a checkpoint" in processes.output(0) + processes.output(1), processes.outputs()
     assert 5 in checkpoints(workdir)
@@ -148,9 +150,9 @@ def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_p
         data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
     resume(tmp_path, cache, 2, **TWO)
     assert losses(workdir) == losses(undisturbed)
-    said = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    output = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
     number = steps[-1] + (damage == "empty folder")
-    assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in said, said
+    assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in output, output
     assert any((workdir / "damaged").iterdir())
     assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS
 
@@ -169,7 +171,7 @@ def test_all_processes_skip_an_fsdp_checkpoint_that_one_cannot_read(tmp_path, ca
     shutil.rmtree(tmp_path / "logs")
     (workdir / "complete.json").unlink()
     resume(tmp_path, cache, 2, **keys)
-    said = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
-    assert f"checkpoint 10 in {workdir / 'checkpoints'} is damaged" in said and "after update 5" in said, said
+    output = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert f"checkpoint 10 in {workdir / 'checkpoints'} is damaged" in output and "after update 5" in output, output
     assert losses(workdir) == before
     assert (workdir / "damaged" / "10-0").is_dir() and checkpoints(workdir) == [5, 10]

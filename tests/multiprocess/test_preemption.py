@@ -41,17 +41,17 @@ TWO = dict(mesh_cpu_devices=1)
 def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_path, cache, signalled, resumed_on):
     workdir = tmp_path / "run"
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **TWO)) as processes:
-        processes.until_step(workdir, 4)
-        began = time.monotonic()
+        processes.wait_for_step(workdir, 4)
+        start = time.monotonic()
         processes.all[signalled].send_signal(signal.SIGTERM)
         assert processes.wait(60) == [75, 75], processes.outputs()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
     step = checkpoints(workdir)[-1]
     assert f"stopped by SIGTERM after update {step}, saved" in processes.output(0)
     note(f"SIGTERM to process {signalled} of 2: both saved update {step} and ended after {seconds:.1f} s")
     with Processes(tmp_path / "logs", resumed_on, command(workdir, cache, **TWO)) as processes:
-        processes.until_step(workdir, step + 1)
-        lost = time.monotonic() - began
+        processes.wait_for_step(workdir, step + 1)
+        lost = time.monotonic() - start
         assert processes.wait() == [0] * resumed_on, processes.outputs()
     note(
         f"preemption of 2 processes, started again at once on {resumed_on}: {lost:.1f} s from the signal to the next update"
@@ -70,11 +70,11 @@ def test_signal_interrupts_an_evaluation(tmp_path, cache):
     workdir = tmp_path / "run"
     keys = TWO | dict(eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
-        processes.until_step(workdir, 5)
+        processes.wait_for_step(workdir, 5)
         processes.all[1].send_signal(signal.SIGTERM)
-        began = time.monotonic()
+        start = time.monotonic()
         assert processes.wait(60) == [75, 75], processes.outputs()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         assert seconds < 30
     note(f"SIGTERM during an evaluation: both ended after {seconds:.1f} s")
     assert checkpoints(workdir)[-1] == 5 and 5 not in evaluations(workdir), processes.outputs()
@@ -91,11 +91,11 @@ def test_signal_during_a_compilation_ends_all_at_once(undisturbed, tmp_path, cac
     arguments = command(workdir, cache, **TWO, train_steps=60)
     slowly = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="false", XLA_FLAGS="")
     with Processes(tmp_path / "logs", 2, arguments, **slowly) as processes:
-        processes.until_said(0, "resuming")
+        processes.wait_for_output(0, "resuming")
         processes.all[1].send_signal(signal.SIGTERM)
-        began = time.monotonic()
+        start = time.monotonic()
         codes = processes.wait(30)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         assert seconds < 20 and set(codes) == {75}, processes.outputs()
     note(f"SIGTERM during restoring and compiling: both ended after {seconds:.1f} s")
     assert "while restoring and compiling: exiting" in processes.output(0) + processes.output(1)
@@ -109,7 +109,7 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
     keys = TWO | dict(train_steps=100000, checkpoint_every_steps=100000)
     for attempt in range(4):
         with Processes(tmp_path / f"logs{attempt}", 1, command(workdir, cache, **keys)) as processes:
-            processes.until_step(workdir, 3 + max((line["step"] for line in read_metrics(workdir)), default=0))
+            processes.wait_for_step(workdir, 3 + max((line["step"] for line in read_metrics(workdir)), default=0))
             before = checkpoints(workdir)
             processes.all[0].send_signal(signal.SIGINT)
             time.sleep(0.01)
@@ -145,20 +145,20 @@ def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, savi
             partial = lambda: any("-tmp" in p.name for p in (workdir / "checkpoints").iterdir())  # noqa: E731
             wait_until(partial, launched, log, every=0.002)
         assert sorted(first) == [0, 1], log.read_text()
-        began = time.monotonic()
+        start = time.monotonic()
         os.kill(first[victim], signal.SIGKILL)
         wait_until(lambda: not os.path.exists(f"/proc/{first[1 - victim]}"), launched, log, 20.0)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         assert launched.wait(240) == 0, log.read_text()
     finally:
         if launched.poll() is None:
             os.killpg(launched.pid, signal.SIGKILL)
         launched.wait()
-    said = log.read_text()
-    assert "restart 1 of 2" in said
-    survivor = re.search(rf"process {1 - victim} of 2 ended with exit code (\d+)", said)
-    assert survivor and int(survivor[1]) not in (0, 2, 75), said
-    assert "the connection to another process broke" in said or "another task died" in said, said
+    output = log.read_text()
+    assert "restart 1 of 2" in output
+    survivor = re.search(rf"process {1 - victim} of 2 ended with exit code (\d+)", output)
+    assert survivor and int(survivor[1]) not in (0, 2, 75), output
+    assert "the connection to another process broke" in output or "another task died" in output, output
     assert losses(workdir) == losses(undisturbed)
     assert record(workdir, f"test-{STEPS}")["text"] == record(undisturbed, f"test-{STEPS}")["text"]
     when = f"after update {after}{', during a save' if saving else ''}"

@@ -96,8 +96,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 def _holds(query: dict[str, str], generation: int) -> bool:
-    wanted, unwanted = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
-    return (wanted is None or int(wanted) == generation) and (unwanted is None or int(unwanted) != generation)
+    match, no_match = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
+    return (match is None or int(match) == generation) and (no_match is None or int(no_match) != generation)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -119,8 +119,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     return self._error(failure[2])
         path = url.path.replace("//", "/")
         for pattern, answer in _ROUTES:
-            if found := re.fullmatch(pattern, path):
-                return answer(self, *map(urllib.parse.unquote, found.groups()))
+            if match := re.fullmatch(pattern, path):
+                return answer(self, *map(urllib.parse.unquote, match.groups()))
         self._error(501)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _route
@@ -161,11 +161,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._json(self.gcs.describe(bucket, name))
         generation, data = there
         headers = {"x-goog-generation": str(generation), "x-goog-stored-content-length": str(len(data))}
-        found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not found:
+        match = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if not match:
             return self._send(200, data, headers)
-        first = int(found[1]) if found[1] else max(0, len(data) - int(found[2]))
-        last = min(int(found[2]) if found[1] and found[2] else len(data) - 1, len(data) - 1)
+        first = int(match[1]) if match[1] else max(0, len(data) - int(match[2]))
+        last = min(int(match[2]) if match[1] and match[2] else len(data) - 1, len(data) - 1)
         if first >= len(data):
             return self._error(416)
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
@@ -203,11 +203,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _rewrite(self, bucket: str, name: str, to_bucket: str, to_name: str) -> None:
         if (bucket, name) not in self.gcs.objects:
             return self._error(404)
-        made = self.gcs.put(to_bucket, to_name, self.gcs.read(name, bucket), self.query)
-        self._stored(made if isinstance(made, int) else {"done": True, "resource": made})
+        result = self.gcs.put(to_bucket, to_name, self.gcs.read(name, bucket), self.query)
+        self._stored(result if isinstance(result, int) else {"done": True, "resource": result})
 
-    def _stored(self, made: dict | int) -> None:
-        self._error(made) if isinstance(made, int) else self._json(made)
+    def _stored(self, result: dict | int) -> None:
+        self._error(result) if isinstance(result, int) else self._json(result)
 
     def _json(self, what: dict) -> None:
         self._send(200, json.dumps(what).encode(), {"Content-Type": "application/json; charset=UTF-8"})

@@ -57,7 +57,7 @@ def test_bucket_has_one_writer_at_a_time(gcs, monkeypatch):
         with pytest.raises(UserError, match="is in use by another process: train, process"):
             locks.lock_folder(RUN, "prepare")
     assert gcs.names() == []
-    gone = dataclasses.replace(locks.this_process("train"), host="tpu-7")
-    files.atomic_write(f"{RUN}/.lock", json.dumps(dataclasses.asdict(gone) | {"beat": 9}))
+    dead_host = dataclasses.replace(locks.this_process("train"), host="tpu-7")
+    files.atomic_write(f"{RUN}/.lock", json.dumps(dataclasses.asdict(dead_host) | {"beat": 9}))
     with writing(epath.Path(RUN), "train"):
-        assert json.loads(gcs.read("run/.lock"))["token"] != gone.token
+        assert json.loads(gcs.read("run/.lock"))["token"] != dead_host.token

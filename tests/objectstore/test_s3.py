@@ -47,10 +47,10 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
     files.atomic_write("s3://bucket/text/t.tsv", text)
     source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
-    made = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
-    made.save(epath.Path(CACHE) / "tokenizer")
+    trained = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
+    trained.save(epath.Path(CACHE) / "tokenizer")
     tokenizers = TokenizerPair.load(epath.Path(CACHE) / "tokenizer")
-    assert tokenizers.digest == made.digest
+    assert tokenizers.digest == trained.digest
     policies = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
     store = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)

@@ -98,8 +98,8 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
         ):
             assert f"run/{name}" in names
         assert not [name for name in names if ".partial-" in name]
-        found = json.loads(server.read("run/eval/test-120.json"))
-        assert {k: found[k] for k in SAME} == {k: expected[k] for k in SAME}
+        record = json.loads(server.read("run/eval/test-120.json"))
+        assert {k: record[k] for k in SAME} == {k: expected[k] for k in SAME}
         assert server.read("run/eval/test-120.hyp.txt") == (on_disk / "eval" / "test-120.hyp.txt").read_bytes()
         losses = curve((on_disk / "metrics.jsonl").read_text())
         assert list(losses) == list(range(1, 121))
@@ -136,9 +136,12 @@ def test_two_processes_in_bucket_equal_one(tmp_path, on_disk):
                 path.name: path.read_bytes() for path in (on_disk / "data" / name).iterdir() if path.name != ".verified"
             }
             assert disk == {file: server.read(f"run/data/{name}/{file}") for file in disk}
-        losses, found = curve((on_disk / "metrics.jsonl").read_text()), curve(server.read("run/metrics.jsonl").decode())
-        assert list(found) == list(losses)
-        assert all(abs(found[k] - losses[k]) < 1e-5 * losses[k] for k in range(1, 31))
+        losses, losses_in_bucket = (
+            curve((on_disk / "metrics.jsonl").read_text()),
+            curve(server.read("run/metrics.jsonl").decode()),
+        )
+        assert list(losses_in_bucket) == list(losses)
+        assert all(abs(losses_in_bucket[k] - losses[k]) < 1e-5 * losses[k] for k in range(1, 31))
 
 
 @pytest.mark.slow
@@ -166,6 +169,9 @@ def test_run_in_bucket_survives_stop_and_damaged_checkpoint(tmp_path, on_disk):
         assert f"checkpoint {stopped} in gs://bucket/run/checkpoints is damaged" in out
         assert "resuming gs://bucket/run after update 40" in out
         assert any(name.startswith(f"run/damaged/{stopped}-0/") for name in server.names())
-        losses, found = curve((on_disk / "metrics.jsonl").read_text()), curve(server.read("run/metrics.jsonl").decode())
-        assert list(found) == list(losses)
-        assert all(abs(found[k] - losses[k]) < 1e-4 * losses[k] for k in range(1, 61))
+        losses, losses_in_bucket = (
+            curve((on_disk / "metrics.jsonl").read_text()),
+            curve(server.read("run/metrics.jsonl").decode()),
+        )
+        assert list(losses_in_bucket) == list(losses)
+        assert all(abs(losses_in_bucket[k] - losses[k]) < 1e-4 * losses[k] for k in range(1, 61))

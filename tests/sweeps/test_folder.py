@@ -261,12 +261,12 @@ def test_trainings_import_no_code_from_the_sweeps_cwd(tmp_path, monkeypatch):
     (foreign / "t2t_flax" / "__init__.py").write_text("raise SystemExit('code of the sweep folder ran')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import json, t2t_flax; print(json.__file__, t2t_flax.__file__)"],
         env=child_environment(), cwd=foreign, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "foreign" not in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "foreign" not in result.stdout
 
 
 def test_built_in_corpora_are_not_relative_paths():

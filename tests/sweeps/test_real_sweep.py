@@ -42,8 +42,8 @@ def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     kinds = [("worker", signal.SIGKILL), ("training", signal.SIGKILL), ("worker", signal.SIGTERM)]
     for i, (what, number) in enumerate(kinds):
         worker = subprocess.Popen([*command, f"--workdir={killed}"], env=env, stdout=subprocess.PIPE, text=True)
-        seen = metrics(killed)
-        wait_for(lambda seen=seen: metrics(killed) > seen + 1)
+        count = metrics(killed)
+        wait_for(lambda count=count: metrics(killed) > count + 1)
         if what == "worker":
             worker.send_signal(number)
             code = worker.wait(60)
@@ -51,7 +51,7 @@ def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
             wait_for(lambda: not any(folder.holder(n) for n in read_sweep(killed)["trials"]))
         else:
             os.kill(training_of(worker.pid), number)
-            seen = metrics(killed)
+            count = metrics(killed)
             time.sleep(1.0)
             worker.send_signal(signal.SIGTERM)
             worker.wait(60)
@@ -84,10 +84,10 @@ def test_stacked_sweep_equals_separate_trainings(tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     curves = {}
     for name, more in (("apart", []), ("together", ["--stack=3"])):
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
         )
-        assert done.returncode == 2 and "loss nan" in done.stdout, done.stdout + done.stderr
+        assert result.returncode == 2 and "loss nan" in result.stdout, result.stdout + result.stderr
         folder = Folder(tmp_path / name)
         assert {n: folder.state(n) for n in read_sweep(folder.path)["trials"]} == {
             "peak_lr=0.001,seed=0": "complete", "peak_lr=0.003,seed=0": "complete", "peak_lr=1e30,seed=0": "failed",
@@ -98,7 +98,7 @@ def test_stacked_sweep_equals_separate_trainings(tmp_path):
             for line in (folder.workdir(n) / "metrics.jsonl").read_text().splitlines()
         ]
         curves[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
-    assert "stacked with 2 others" in done.stdout
+    assert "stacked with 2 others" in result.stdout
     for one, other in zip(curves["apart"], curves["together"], strict=True):
         assert one[0] == other[0] and all(a == b or abs(a - b) < 1e-4 for a, b in zip(one[1:], other[1:], strict=True))
 

@@ -45,13 +45,13 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def done(finished, tmp_path):
+def finished_sweep(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "sweep")
     return FakeSweep(tmp_path / "sweep", ROWS, seeds=2)
 
 
-def test_mean_and_spread_over_seeds(done):
-    table, reference = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
+def test_mean_and_spread_over_seeds(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
     assert [row.name for row in table] == ["good", "same", "poor"] and reference == "good"
     for row, wrong in zip(table, ([0, 1], [1, 11], [30, 31]), strict=True):
         assert row.mean == pytest.approx(100 - np.mean(wrong)) and row.spread == pytest.approx(np.std(wrong, ddof=1))
@@ -60,16 +60,16 @@ def test_mean_and_spread_over_seeds(done):
     assert table[1].comparison["p_value"] > 0.05 and table[1].comparison["seeds"] == [0, 1]
 
 
-def test_lower_is_better_for_nll(done):
-    table, reference = rows(done.folder, read_sweep(done.folder.path), "nll")
+def test_lower_is_better_for_nll(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "nll")
     assert reference == "good" and table[0].mean == pytest.approx(0.05) and table[0].comparison is None
-    assert trial_score(done.folder, "poor,seed=1", "valid_nll") == 1.5
+    assert trial_score(finished_sweep.folder, "poor,seed=1", "valid_nll") == 1.5
 
 
-def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(done):
+def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_sweep):
     """Student's t over three rows: two degrees of freedom."""
-    described = read_sweep(done.folder.path)
-    _, same, poor = rows(done.folder, described, "nll")[0]
+    described = read_sweep(finished_sweep.folder.path)
+    _, same, poor = rows(finished_sweep.folder, described, "nll")[0]
     assert "sentences" not in poor.comparison and "Student's t" in poor.comparison["how"]
     spread = np.array([[0.0, 0.1], [0.1, 1.1], [3.0, 3.1]])
     residuals = spread - spread.mean(1, keepdims=True) - spread.mean(0) + spread.mean()
@@ -79,31 +79,31 @@ def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(done):
     assert verdict(same, "good") == "no clear difference"
     significant = dataclasses.replace(poor, comparison=poor.comparison | {"p_corrected": 0.01})
     assert verdict(significant, "good") == "worse"  # a higher loss
-    text = report(done.folder.path, score="nll")
+    text = report(finished_sweep.folder.path, score="nll")
     assert "nll, lower is better" in text
     assert "over seeds (with one spread for all rows); p: two-sided, both corrected for all 3 pairs of rows" in text
 
 
-def test_row_is_significant_exactly_if_its_interval_excludes_zero(done):
+def test_row_is_significant_exactly_if_its_interval_excludes_zero(finished_sweep):
     """Interval and p of a table have the same correction, for a named baseline and for the best row."""
     for metric, baseline in (("sacrebleu", ""), ("sacrebleu", "poor"), ("nll", "same")):
-        table, reference = rows(done.folder, read_sweep(done.folder.path), metric, baseline)
+        table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), metric, baseline)
         for comparison in (row.comparison for row in table if row.name != reference):
             corrected, alone = comparison["interval_corrected"], comparison["interval"]
             assert (comparison["p_corrected"] < 0.05) == (not corrected["low"] <= 0 <= corrected["high"])
             assert comparison["p_corrected"] >= comparison["p_value"] and corrected["low"] <= alone["low"]
-        shown = next(row for row in table if row.name != reference)
-        assert f"[{shown.comparison['interval_corrected']['low']:+.2f}" in format_difference(shown)
+        row_shown = next(row for row in table if row.name != reference)
+        assert f"[{row_shown.comparison['interval_corrected']['low']:+.2f}" in format_difference(row_shown)
 
 
-def test_lower_is_better_for_ter(done):
-    for name in done.names:
-        path = done.folder.workdir(name) / "eval" / "test-3.json"
+def test_lower_is_better_for_ter(finished_sweep):
+    for name in finished_sweep.names:
+        path = finished_sweep.folder.workdir(name) / "eval" / "test-3.json"
         content = json.loads(path.read_text())
         wrong = 100.0 - content["scores"]["sacrebleu"]["score"]
         content["scores"]["ter"] = {"score": 100 * wrong / (40 * 8)}  # one of eight words of a sentence
         path.write_text(json.dumps(content))
-    table, reference = rows(done.folder, read_sweep(done.folder.path), "ter")
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "ter")
     assert reference == "good" and table[0].mean == pytest.approx(100 * 0.5 / 320)
     poor = next(row for row in table if row.name == "poor")
     assert poor.comparison["difference"] > 0 and poor.comparison["sentences"] == 40 and verdict(poor, "good") == "worse"
@@ -141,8 +141,8 @@ def unreadable(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_record_affects_only_its_row(done, damage):
-    folder = done.folder
+def test_damaged_record_affects_only_its_row(finished_sweep, damage):
+    folder = finished_sweep.folder
     DAMAGE[damage](folder.workdir("same,seed=0"))
     table, reference = rows(folder, read_sweep(folder.path), "sacrebleu")
     by = {row.name: row for row in table}
@@ -151,14 +151,14 @@ def test_damaged_record_affects_only_its_row(done, damage):
     assert [r.score is None for r in by["same"].results] == [True, False]
 
 
-def test_report_explains_why_a_row_is_not_compared(done):
-    (done.folder.workdir("same,seed=0") / "eval" / "test-3.json").unlink()
-    text = report(done.folder.path)
+def test_report_explains_why_a_row_is_not_compared(finished_sweep):
+    (finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json").unlink()
+    text = report(finished_sweep.folder.path)
     assert "same: there is no record" in text and "see the note" in text and "worse" in text
 
 
-def test_damaged_record_leaves_the_other_seed_of_its_row(done):
-    folder = done.folder
+def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
+    folder = finished_sweep.folder
     (folder.workdir("good,seed=1") / "eval" / "test-3.hyp.txt").unlink()
     table, reference = rows(folder, read_sweep(folder.path), "sacrebleu")
     assert reference == "good" and table[0].problem
@@ -178,15 +178,15 @@ def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
     assert "no differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
 
 
-def test_record_with_other_decoding_settings_is_not_used(done):
+def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
     """Somebody ran `evaluate --config.decode.beam_size=8` in a trial's workdir."""
-    path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+    path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
     content = json.loads(path.read_text())
     content["config"]["decode"] = {"beam_size": 8}
     path.write_text(json.dumps(content))
-    text = report(done.folder.path)
+    text = report(finished_sweep.folder.path)
     assert "decode.beam_size = 8 (the trial has 4)" in text and "evaluate --workdir=" in text and "worse" in text
-    table, _ = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
+    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
     assert {row.name: sum(r.score is not None for r in row.results) for row in table} == {
         "good": 2,
         "same": 1,
@@ -194,26 +194,26 @@ def test_record_with_other_decoding_settings_is_not_used(done):
     }
 
 
-def test_page_names_trials_of_other_code(done):
-    done.update_status("same,seed=1", digests=("f" * 16,))
-    report(done.folder.path)
-    page = (done.folder.path / "report" / "index.html").read_text()
+def test_page_names_trials_of_other_code(finished_sweep):
+    finished_sweep.update_status("same,seed=1", digests=("f" * 16,))
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
     assert f"with other source: same,seed=1 ({'f' * 16})" in page
 
 
-def test_unknown_baseline_or_score_is_rejected(done):
-    table, reference = rows(done.folder, read_sweep(done.folder.path), "sacrebleu", "poor")
+def test_unknown_baseline_or_score_is_rejected(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "poor")
     assert reference == "poor" and all(row.comparison["difference"] > 0 for row in table if row.name != "poor")
     with pytest.raises(UserError, match="no row 'best'.*good, same, poor"):
-        rows(done.folder, read_sweep(done.folder.path), "sacrebleu", "best")
+        rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "best")
     with pytest.raises(UserError, match="no score 'rouge'; it has sacrebleu, nll"):
-        rows(done.folder, read_sweep(done.folder.path), "rouge")
+        rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "rouge")
 
 
-def test_report_as_text_csv_and_page(done):
-    text = report(done.folder.path)
+def test_report_as_text_csv_and_page(finished_sweep):
+    text = report(finished_sweep.folder.path)
     assert "good" in text and "compared with" in text and "worse" in text and "no clear difference" in text
-    out = done.folder.path / "report"
+    out = finished_sweep.folder.path / "report"
     with (out / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "99.50"
@@ -226,11 +226,11 @@ def test_report_as_text_csv_and_page(done):
     )
     page = (out / "index.html").read_text()
     assert page.count("<tr") == 4 and "--config.train.steps=101" in page
-    assert report(done.folder.path) == text and (out / "index.html").read_text() == page
+    assert report(finished_sweep.folder.path) == text and (out / "index.html").read_text() == page
 
 
-def test_caption_names_the_sources_of_variation(done):
-    assert "over sentences and seeds (these with one spread for all rows)" in report(done.folder.path)
+def test_caption_names_the_sources_of_variation(finished_sweep):
+    assert "over sentences and seeds (these with one spread for all rows)" in report(finished_sweep.folder.path)
 
 
 def test_caption_for_one_seed_names_the_missing_variation(fake_sweep):
@@ -239,10 +239,13 @@ def test_caption_for_one_seed_names_the_missing_variation(fake_sweep):
     assert "over sentences only: one seed does not show the variation between seeds" in report(single.folder.path)
 
 
-def test_page_contains_the_plots(done):
-    report(done.folder.path)
-    page = (done.folder.path / "report" / "index.html").read_text()
-    assert sorted(path.name for path in (done.folder.path / "report").glob("*.svg")) == ["curves.svg", "effects.svg"]
+def test_page_contains_the_plots(finished_sweep):
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
+    assert sorted(path.name for path in (finished_sweep.folder.path / "report").glob("*.svg")) == [
+        "curves.svg",
+        "effects.svg",
+    ]
     assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
 
 
@@ -273,19 +276,23 @@ def test_two_spellings_of_a_number_have_one_position():
     assert sorted({line[1] for line in drawn}) == pytest.approx([0, 3 / 7, 1])
 
 
-def test_page_without_matplotlib_says_what_to_install(done, monkeypatch):
+def test_page_without_matplotlib_says_what_to_install(finished_sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    report(done.folder.path)
-    page = (done.folder.path / "report" / "index.html").read_text()
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
     assert "pip install -r requirements.txt" in page
-    assert "<svg" not in page and page.count("<tr") == 4 and not list((done.folder.path / "report").glob("*.svg"))
+    assert (
+        "<svg" not in page
+        and page.count("<tr") == 4
+        and not list((finished_sweep.folder.path / "report").glob("*.svg"))
+    )
 
 
-def test_row_with_another_test_set_does_not_affect_the_others(done):
-    path = done.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+def test_row_with_another_test_set_does_not_affect_the_others(finished_sweep):
+    path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"data": content["data"] | {"digest": "e" * 64}}))
-    text = report(done.folder.path)
+    text = report(finished_sweep.folder.path)
     assert "the records are of different test sets" in text and "worse" in text
 
 
@@ -372,9 +379,9 @@ def test_score_of_a_named_test_set(fake_sweep):
             check_score(wrong, config)
 
 
-def test_spread_is_estimated_from_all_rows(done):
+def test_spread_is_estimated_from_all_rows(finished_sweep):
     """Only the seeds of `same` differ by more than a sentence, but all rows get the one spread."""
-    table, _ = rows(done.folder, read_sweep(done.folder.path), "sacrebleu")
+    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
     same, poor = (row.comparison for row in table[1:])
     assert same["seed_spread"] == poor["seed_spread"] > 1 and same["freedom"] == poor["freedom"] == 2
     width = lambda c: c["interval"]["high"] - c["interval"]["low"]  # noqa: E731

@@ -148,8 +148,8 @@ def test_train_command_reproduces_the_config():
 
     (trial,) = expand(TOY, {"train.steps": "7"}, [{"model.dropout": 0.25, "log.profile_steps": (1, 2)}], 1)
     words = shlex.split(train_command(TOY, {"train.steps": "7"}, trial.overrides, "runs/x"))
-    given = dict(word.removeprefix("--config.").split("=", 1) for word in words if word.startswith("--config."))
-    assert load_config(TOY, given) == trial.config
+    overrides = dict(word.removeprefix("--config.").split("=", 1) for word in words if word.startswith("--config."))
+    assert load_config(TOY, overrides) == trial.config
 
 
 def test_values_as_command_line_text():

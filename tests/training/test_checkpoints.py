@@ -24,7 +24,7 @@ from t2t_flax.training.train_state import init_state
 
 
 @pytest.fixture(scope="module")
-def made():
+def training_setup():
     config = small_config(optimizer=dict(ema_decay=0.9))
     return config, *model_and_state(config)
 
@@ -33,15 +33,15 @@ def meta_of(config, step):
     return {"step": step, "config": json.loads(config_lib.to_json(config)), "digests": {}, "progress": {}}
 
 
-def save(checkpoints, made, step, metric=None):
-    config, _, _, state, _ = made
+def save(checkpoints, training_setup, step, metric=None):
+    config, _, _, state, _ = training_setup
     scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, state)
     checkpoints.save(scaled.replace(step=jnp.int32(step)), meta_of(config, step), metric)
     return scaled
 
 
-def abstract(made, mesh=None):
-    config, model, tx, _, _ = made
+def abstract(training_setup, mesh=None):
+    config, model, tx, _, _ = training_setup
     return init_state(config, model, tx, mesh or devices_mesh(), abstract=True)[0]
 
 
@@ -53,36 +53,38 @@ def largest_file(folder: Path) -> Path:
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
-def test_restores_bit_for_bit_on_any_mesh(tmp_path, made):
+def test_restores_bit_for_bit_on_any_mesh(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    saved = save(checkpoints, made, 3)
+    saved = save(checkpoints, training_setup, 3)
     checkpoints.wait()
     for shape in ((1, 1, 1), (2, 2, 2), (8, 1, 1)):
         mesh = devices_mesh(*shape)
-        state, meta = Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made, mesh), made[0])
+        state, meta = Checkpoints(tmp_path / "checkpoints").restore_latest(
+            abstract(training_setup, mesh), training_setup[0]
+        )
         assert equal((state.params, state.opt_state, state.ema), (saved.params, saved.opt_state, saved.ema))
         assert int(state.step) == 3 == meta["step"]
         assert {x.sharding.mesh.size for x in jax.tree.leaves(state.params)} == {mesh.size}
     assert meta["config"]["model"]["d_model"] == 16
 
 
-def test_newest_and_best_are_kept(tmp_path, made):
+def test_newest_and_best_are_kept(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=2, keep_best=2)
     for step, metric in enumerate([1.0, 9.0, 3.0, 8.0, None, 2.0, 1.0], 1):
-        save(checkpoints, made, step, metric)
+        save(checkpoints, training_setup, step, metric)
     checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
 
 
-def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, made):
+def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setup):
     """The run was stopped before it was evaluated; the best is kept as if it had not been."""
     stopped = Checkpoints(tmp_path / "checkpoints", keep_best=1)
-    save(stopped, made, 1)
+    save(stopped, training_setup, 1)
     stopped.close()
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best=1)
     before = checkpoints.meta(1)
     for step, metric in enumerate([9.0, 3.0, None, 2.0], 1):
-        save(checkpoints, made, step, metric)
+        save(checkpoints, training_setup, step, metric)
     checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 4]
     after = Checkpoints(tmp_path / "checkpoints").meta(1)
@@ -110,29 +112,29 @@ def damage_item(folder):
 
 
 @pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_meta, damage_item])
-def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, made, caplog, damage):
+def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, training_setup, caplog, damage):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep_last=3)
-    saved = [save(checkpoints, made, step) for step in (1, 2, 3)]
+    saved = [save(checkpoints, training_setup, step) for step in (1, 2, 3)]
     checkpoints.close()
     damage(folder / "3")
     with caplog.at_level(logging.WARNING, "t2t_flax"):
-        state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(made), made[0])
+        state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(training_setup), training_setup[0])
     assert meta["step"] == 2 and equal(state.params, saved[1].params)
     assert "checkpoint 3" in caplog.text and "damaged" in caplog.text
     again = Checkpoints(folder, keep_last=3)
     assert again.steps() == [1, 2]  # so that step 3 can be written again
-    save(again, made, 3)
+    save(again, training_setup, 3)
     again.close()
-    assert Checkpoints(folder).restore_latest(abstract(made), made[0])[1]["step"] == 3
+    assert Checkpoints(folder).restore_latest(abstract(training_setup), training_setup[0])[1]["step"] == 3
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
 
 
 def chained(error):
     """As Orbax hides what TensorStore says."""
-    made = Exception("Encountered error while reading array index ()")
-    made.__cause__ = error
-    return made
+    wrapper = Exception("Encountered error while reading array index ()")
+    wrapper.__cause__ = error
+    return wrapper
 
 
 @pytest.mark.parametrize(
@@ -145,11 +147,11 @@ def chained(error):
      chained(OSError(errno.EIO, "Input/output error"))],
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
-def test_failing_device_disk_or_network_is_not_damage(tmp_path, made, monkeypatch, error):
+def test_failing_device_disk_or_network_is_not_damage(tmp_path, training_setup, monkeypatch, error):
     """Whole checkpoints stay where they are, and the error is raised as it is."""
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=3)
     for step in (1, 2, 3):
-        save(checkpoints, made, step)
+        save(checkpoints, training_setup, step)
     checkpoints.close()
 
     def restore(*args, **kwargs):
@@ -158,22 +160,22 @@ def test_failing_device_disk_or_network_is_not_damage(tmp_path, made, monkeypatc
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", restore)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     with pytest.raises(type(error)) as raised:
-        checkpoints.restore_latest(abstract(made), made[0])
+        checkpoints.restore_latest(abstract(training_setup), training_setup[0])
     assert raised.value is error
     monkeypatch.undo()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 2, 3] and not (tmp_path / "damaged").exists()
 
 
-def test_failed_save_deletes_no_older_checkpoint(tmp_path, made, monkeypatch):
+def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup, monkeypatch):
     """Orbax tells an error once: who asks while its save is being ended must not hide it from what ends the save."""
     end = ocp.CheckpointManager._wait_for_checkpointers
     late = lambda manager: (time.sleep(0.5), end(manager))  # noqa: E731
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=1)
-    save(checkpoints, made, 1)
+    save(checkpoints, training_setup, 1)
     checkpoints.wait()
     monkeypatch.setattr(ocp.CheckpointManager, "_wait_for_checkpointers", late)
     with full_disk():
-        save(checkpoints, made, 2)
+        save(checkpoints, training_setup, 2)
         with pytest.raises(UserError, match="Intact checkpoints: 1. Free disk space"):
             for _ in range(3000):
                 report_full_disk(checkpoints, checkpoints.check_for_errors)
@@ -183,50 +185,53 @@ def test_failed_save_deletes_no_older_checkpoint(tmp_path, made, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "exception"),
     [(OSError(errno.ENOSPC, "No space left on device"), UserError), (OSError(errno.EDQUOT, "x"), UserError),
      (ValueError("RESOURCE_EXHAUSTED: File too large [OS error 27]"), UserError), (OSError(errno.EIO, "x"), OSError),
      (ConnectionError("reset"), ConnectionError)],
 )  # fmt: skip
-def test_only_refused_writes_are_reported_as_user_errors(tmp_path, error, told):
+def test_only_refused_writes_are_reported_as_user_errors(tmp_path, error, exception):
     """The rest is a failure, after which a launcher starts again."""
 
     def write():
         raise error
 
-    with pytest.raises(told):
+    with pytest.raises(exception):
         report_full_disk(Checkpoints(tmp_path / "checkpoints"), write)
 
 
-def test_empty_numbered_folder_is_not_a_checkpoint(tmp_path, made, caplog):
+def test_empty_numbered_folder_is_not_a_checkpoint(tmp_path, training_setup, caplog):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    save(checkpoints, made, 1)
+    save(checkpoints, training_setup, 1)
     checkpoints.close()
     (tmp_path / "checkpoints" / "5").mkdir()
     with caplog.at_level(logging.WARNING, "t2t_flax"):
-        assert Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])[1]["step"] == 1
+        assert (
+            Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(training_setup), training_setup[0])[1]["step"]
+            == 1
+        )
     assert "checkpoint 5 in" in caplog.text and "damaged" in caplog.text
 
 
-def test_error_when_all_checkpoints_are_damaged(tmp_path, made):
+def test_error_when_all_checkpoints_are_damaged(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    save(checkpoints, made, 1)
+    save(checkpoints, training_setup, 1)
     checkpoints.close()
     damage_flip(tmp_path / "checkpoints" / "1")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged; they are left where they are:\n.*/1: "):
-        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), made[0])
+        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(training_setup), training_setup[0])
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1] and not (tmp_path / "damaged").exists()
 
 
-def test_checkpoint_of_another_model_is_refused_by_key(tmp_path, made):
+def test_checkpoint_of_another_model_is_refused_by_key(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    save(checkpoints, made, 1)
+    save(checkpoints, training_setup, 1)
     checkpoints.close()
     other = small_config(model=dict(d_model=32, norm_placement="pre"))
     with pytest.raises(
         UserError, match="model.d_model: 16 there, 32 here\\n  model.norm_placement: 'post' there, 'pre' here"
     ):
-        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(made), other)
+        Checkpoints(tmp_path / "checkpoints").restore_latest(abstract(training_setup), other)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
 
 

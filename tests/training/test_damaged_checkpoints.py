@@ -33,7 +33,7 @@ DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
 
 
 @pytest.fixture(scope="module")
-def made():
+def training_setup():
     config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2), optimizer=dict(ema_decay=0.9))
     model, tx, state, _ = model_and_state(config)
     return config, state, init_state(config, model, tx, devices_mesh(), abstract=True)[0]
@@ -43,28 +43,30 @@ def meta_of(config, step, **more):
     return {"step": step, "config": config_lib.as_json(config), "digests": DIGESTS, "progress": {}} | more
 
 
-def state_at(made, step):
-    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, made[1])
+def state_at(training_setup, step):
+    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, training_setup[1])
     return scaled.replace(step=jnp.int32(step))
 
 
-def write(folder, made, steps=(1, 2, 3), metric=lambda step: float(step), **keys):
+def write(folder, training_setup, steps=(1, 2, 3), metric=lambda step: float(step), **keys):
     checkpoints = Checkpoints(folder, **{"keep_last": 9, "keep_best": 1} | keys)
     for step in steps:
-        checkpoints.save(state_at(made, step), meta_of(made[0], step), metric(step))
+        checkpoints.save(state_at(training_setup, step), meta_of(training_setup[0], step), metric(step))
     checkpoints.close()
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory, made):
+def three(tmp_path_factory, training_setup):
     """Checkpoints 1, 2 and 3."""
     folder = tmp_path_factory.mktemp("three") / "checkpoints"
-    write(folder, made)
+    write(folder, training_setup)
     return folder
 
 
-def restored(folder, made, **keys):
-    state, meta = Checkpoints(folder, keep_last=9, keep_best=1).restore_latest(made[2], made[0], DIGESTS, **keys)
+def restored(folder, training_setup, **keys):
+    state, meta = Checkpoints(folder, keep_last=9, keep_best=1).restore_latest(
+        training_setup[2], training_setup[0], DIGESTS, **keys
+    )
     return state, meta["step"]
 
 
@@ -91,14 +93,14 @@ WAYS = {
 }
 
 
-def check_damaged_file(three, made, workdir, name, way):
+def check_damaged_file(three, training_setup, workdir, name, way):
     """After damage to a file of the newest checkpoint: that one or the one before is restored, the rest is as it was."""
     shutil.copytree(three, workdir / "checkpoints")
     way(workdir / "checkpoints" / "3" / name)
     before = content(workdir)
     assert Checkpoints(workdir / "checkpoints").steps() == [1, 2, 3] and content(workdir) == before
-    state, step = restored(workdir / "checkpoints", made)
-    assert step in (2, 3) and equal(state, state_at(made, step)), name
+    state, step = restored(workdir / "checkpoints", training_setup)
+    assert step in (2, 3) and equal(state, state_at(training_setup, step)), name
     after = content(workdir)
     if step == 2:
         assert {path.replace("damaged/3-0/", "checkpoints/3/"): data for path, data in after.items()} == before
@@ -113,61 +115,61 @@ def files_of(three):
 
 @settings(max_examples=8)
 @given(data=st.data())
-def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(three, made, tmp_path_factory, data):
+def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(three, training_setup, tmp_path_factory, data):
     name = data.draw(st.sampled_from(files_of(three)))
     place = data.draw(st.floats(0, 1))
     way = data.draw(st.sampled_from(sorted(WAYS)))
     act = (lambda path: flip(path, place)) if way == "flip" else WAYS[way]
     workdir = tmp_path_factory.mktemp("any")
-    check_damaged_file(three, made, workdir, name, act)
-    write(workdir / "checkpoints", made, (3, 4))  # a run goes on from here
-    assert restored(workdir / "checkpoints", made)[1] == 4
+    check_damaged_file(three, training_setup, workdir, name, act)
+    write(workdir / "checkpoints", training_setup, (3, 4))  # as a resumed run would
+    assert restored(workdir / "checkpoints", training_setup)[1] == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", WAYS)
-def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three, made, tmp_path, way):
+def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three, training_setup, tmp_path, way):
     for number, name in enumerate(files_of(three)):
-        check_damaged_file(three, made, tmp_path / str(number), name, WAYS[way])
+        check_damaged_file(three, training_setup, tmp_path / str(number), name, WAYS[way])
 
 
 @pytest.mark.parametrize("way", ["empty", "zero", "truncate", "delete"])
-def test_damaged_metric_is_ignored(three, made, tmp_path, way):
+def test_damaged_metric_is_ignored(three, training_setup, tmp_path, way):
     shutil.copytree(three, tmp_path / "checkpoints")
     for step in (1, 2, 3):
         WAYS[way](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
-    assert restored(tmp_path / "checkpoints", made)[1] == 3
+    assert restored(tmp_path / "checkpoints", training_setup)[1] == 3
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert equal(checkpoints.restore_params(3, made[2].params), state_at(made, 3).params)
+    assert equal(checkpoints.restore_params(3, training_setup[2].params), state_at(training_setup, 3).params)
     assert checkpoints.metric(3) == 3.0, "it is in the meta too"
 
 
 @pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
-def test_changed_metadata_is_detected(three, made, tmp_path, word, caplog):
+def test_changed_metadata_is_detected(three, training_setup, tmp_path, word, caplog):
     shutil.copytree(three, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "3" / "meta" / "metadata"
     text = path.read_text()
     word = word if word in text else "tttt"
     path.write_text(text.replace(word, word[:-1] + {"3": "4", "8": "9"}.get(word[-1], "x"), 1))
-    assert restored(tmp_path / "checkpoints", made)[1] == 2 and "checkpoint 3" in caplog.text
+    assert restored(tmp_path / "checkpoints", training_setup)[1] == 2 and "checkpoint 3" in caplog.text
 
 
-def test_reading_modifies_no_file(three, made, tmp_path):
+def test_reading_modifies_no_file(three, training_setup, tmp_path):
     shutil.copytree(three, tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
     flip(tmp_path / "checkpoints" / "3" / "meta" / "metadata")
     names, before = sorted(tmp_path.rglob("*")), content(tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     with pytest.raises(DamagedCheckpoint):
-        checkpoints.restore_params(3, made[2].params)
-    checkpoints.restore_params(2, made[2].params)
+        checkpoints.restore_params(3, training_setup[2].params)
+    checkpoints.restore_params(2, training_setup[2].params)
     checkpoints.close()
     assert Checkpoints(tmp_path / "none" / "checkpoints").steps() == []
     assert sorted(tmp_path.rglob("*")) == names and content(tmp_path) == before
 
 
-def test_leftovers_of_killed_saves_are_removed_on_resume(three, made, tmp_path):
+def test_leftovers_of_killed_saves_are_removed_on_resume(three, training_setup, tmp_path):
     shutil.copytree(three, tmp_path / "checkpoints")
     for name in ("9.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
         (tmp_path / "checkpoints" / name / "params").mkdir(parents=True)
@@ -177,12 +179,12 @@ def test_leftovers_of_killed_saves_are_removed_on_resume(three, made, tmp_path):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_state_of_another_optimizer_is_refused_by_leaf_name(three, made, tmp_path):
+def test_state_of_another_optimizer_is_refused_by_leaf_name(three, training_setup, tmp_path):
     """As after an upgrade of a library, or of parameter names."""
     shutil.copytree(three, tmp_path / "checkpoints")
     before = content(tmp_path)
-    config, _, abstract = made
-    for other, told in (
+    config, _, abstract = training_setup
+    for other, message in (
         (abstract.replace(opt_state=(abstract.opt_state, abstract.step)), "opt_state: it lacks 0.0.count"),
         (abstract.replace(opt_state=abstract.opt_state[1:]), "opt_state: it has 0.mu.decoder_0"),
         (
@@ -193,12 +195,12 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three, made, tmp_pat
         ),
     ):
         for old in (False, True):
-            if old:  # a checkpoint of before shapes were stored
+            if old:  # checkpoints from before shapes were stored
                 for step in (1, 2, 3):
                     path = tmp_path / "checkpoints" / str(step) / "meta" / "metadata"
                     meta = json.loads(path.read_text())
                     path.write_text(json.dumps({k: v for k, v in meta.items() if k not in ("digest", "arrays")}))
-            with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {told}"):
+            with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {message}"):
                 Checkpoints(tmp_path / "checkpoints").restore_latest(other, config, DIGESTS)
         shutil.rmtree(tmp_path / "checkpoints")
         shutil.copytree(three, tmp_path / "checkpoints")
@@ -206,13 +208,13 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three, made, tmp_pat
 
 
 @pytest.mark.parametrize("what", DIGESTS)
-def test_digests_are_compared_before_arrays_are_read(three, made, what, monkeypatch):
+def test_digests_are_compared_before_arrays_are_read(three, training_setup, what, monkeypatch):
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", None)
     with pytest.raises(UserError, match=f"checkpoint 3 in .* was made with other {what} .digest {DIGESTS[what][:12]}"):
-        Checkpoints(three).restore_latest(made[2], made[0], DIGESTS | {what: "0" * 64})
+        Checkpoints(three).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
 
 
-def test_checkpoints_on_another_disk_are_set_aside_there(three, made, tmp_path, monkeypatch):
+def test_checkpoints_on_another_disk_are_set_aside_there(three, training_setup, tmp_path, monkeypatch):
     """`checkpoints` is a link; a rename to another disk would fail. Numbers that are taken are left out."""
     shutil.copytree(three, tmp_path / "disk" / "run7")
     (tmp_path / "run").mkdir()
@@ -229,33 +231,33 @@ def test_checkpoints_on_another_disk_are_set_aside_there(three, made, tmp_path, 
     (tmp_path / "disk" / "run7.damaged" / "2-0").mkdir()
     for number in ("3-0", "3-2"):
         flip(tmp_path / "run" / "checkpoints" / "3" / "meta" / "metadata")
-        assert restored(tmp_path / "run" / "checkpoints", made)[1] == 2
+        assert restored(tmp_path / "run" / "checkpoints", training_setup)[1] == 2
         assert (tmp_path / "disk" / "run7.damaged" / number / "params").is_dir()
-        write(tmp_path / "run" / "checkpoints", made, (3,))
+        write(tmp_path / "run" / "checkpoints", training_setup, (3,))
 
 
-class HalfBlind(ProcessGroup):
-    """Process 1 of two, whose lead says `told`; it says itself what `answers` says."""
+class SecondProcess(ProcessGroup):
+    """Process 1 of two: process 0 sends `lead_values`; what process 1 sends is collected in `sent`."""
 
-    def __init__(self, told):
+    def __init__(self, lead_values):
         super().__init__(1, 2)
-        self.told, self.answers = told, []
+        self.lead_values, self.sent = lead_values, []
 
     def all_gather(self, what, mine="", seconds=0.0):
-        self.answers.append((what, mine))
-        return [self.told.get(what, ""), mine]
+        self.sent.append((what, mine))
+        return [self.lead_values.get(what, ""), mine]
 
     def barrier(self, name, seconds=0.0):
-        assert seconds <= 3600.0, f"{name}: a process that is gone would be waited for too long"
+        assert seconds <= 3600.0, f"{name}: it would wait too long for a dead process"
 
 
 def test_all_processes_use_the_list_of_process_0(three, monkeypatch):
-    """A network file system shows another host a new folder late, or one that is gone."""
-    group = HalfBlind({"the checkpoints that there are": "[1, 2]"})
+    """On a network file system another host may see a new or a deleted folder late."""
+    group = SecondProcess({"the checkpoints that there are": "[1, 2]"})
     assert Checkpoints(three, group=group).steps() == [1, 2]
     monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
-        Checkpoints(three, group=HalfBlind({"the checkpoints that there are": "[3, 7]"}))
+        Checkpoints(three, group=SecondProcess({"the checkpoints that there are": "[3, 7]"}))
 
 
 STEPS = st.integers(1, 40).flatmap(
@@ -272,28 +274,30 @@ def test_retention_keeps_newest_scheduled_and_best(about, last, best):
     """The newest, the last regular, the best, and all of which nothing is known; whatever today's config says."""
     Info = dataclasses.make_dataclass("Info", ["step"])
     facts = {step: fact for step, fact in enumerate(about, 1)}
-    kept = {step for step, keep in zip(facts, Retention(last, best, facts).should_preserve(
+    retained = {step for step, keep in zip(facts, Retention(last, best, facts).should_preserve(
         [Info(step) for step in facts], context=None), strict=True) if keep}  # fmt: skip
     regular = [step for step, (scheduled, _) in facts.items() if scheduled]
     unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}
     measured = sorted((-metric, step) for step, (_, metric) in facts.items() if metric is not None)
-    assert kept == {max(facts), *regular[-last:], *unknown, *(step for _, step in measured[:best])}
+    assert retained == {max(facts), *regular[-last:], *unknown, *(step for _, step in measured[:best])}
 
 
-def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(made, tmp_path):
+def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(training_setup, tmp_path):
     """What is regular is stored with a checkpoint: every 10 updates until 40, then every 25 until 50."""
-    write(tmp_path / "checkpoints", made, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0)
+    write(
+        tmp_path / "checkpoints", training_setup, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0
+    )
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=4)
     for step, scheduled in ((43, False), (47, False), (50, True)):
-        checkpoints.save(state_at(made, step), meta_of(made[0], step, scheduled=scheduled))
+        checkpoints.save(state_at(training_setup, step), meta_of(training_setup[0], step, scheduled=scheduled))
     checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 30, 40, 50]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_metric_that_is_not_finite_is_not_the_best(made, tmp_path, bad):
+def test_metric_that_is_not_finite_is_not_the_best(training_setup, tmp_path, bad):
     metrics = dict(enumerate((-3.0, -1.0, bad, -2.0, None), 1))
-    write(tmp_path / "checkpoints", made, metrics, metric=metrics.get, keep_last=1)
+    write(tmp_path / "checkpoints", training_setup, metrics, metric=metrics.get, keep_last=1)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
 
 
@@ -321,7 +325,7 @@ def test_errors_classified_as_damage(error, damage):
     assert is_damage(error) == damage
 
 
-def test_failing_disk_is_reported_despite_an_older_checkpoint(three, made, tmp_path, monkeypatch, caplog):
+def test_failing_disk_is_reported_despite_an_older_checkpoint(three, training_setup, tmp_path, monkeypatch, caplog):
     shutil.copytree(three, tmp_path / "checkpoints")
     read = type(Checkpoints(three)._folder).read_text
 
@@ -332,7 +336,7 @@ def test_failing_disk_is_reported_despite_an_older_checkpoint(three, made, tmp_p
 
     monkeypatch.setattr(type(Checkpoints(three)._folder), "read_text", fail)
     with caplog.at_level(logging.WARNING, "t2t_flax"), pytest.raises(OSError, match="Input/output"):
-        restored(tmp_path / "checkpoints", made)
+        restored(tmp_path / "checkpoints", training_setup)
     assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three)
 
 

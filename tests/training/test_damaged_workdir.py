@@ -60,10 +60,10 @@ def resume(config, workdir, cache, states):
     completed(workdir, config)
     run = start(config, workdir, cache)
     run = dataclasses.replace(run, workdir=workdir)
-    state, done = restore_or_init(run, open_checkpoints(run), lambda text: None)
-    assert done.step in states and equal(state, states[done.step])
-    MetricsWriter(workdir, resume_step=done.step, tensorboard=False).close()
-    return done.step
+    state, progress = restore_or_init(run, open_checkpoints(run), lambda text: None)
+    assert progress.step in states and equal(state, states[progress.step])
+    MetricsWriter(workdir, resume_step=progress.step, tensorboard=False).close()
+    return progress.step
 
 
 NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metrics.jsonl", "tokenizer", "checkpoints"])

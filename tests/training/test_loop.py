@@ -232,20 +232,20 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
         workdir, cache, config_file, "--config.optimizer.lr_scale=1e30", "--config.checkpoint.every_steps=1"
     )
     options = dict(env=environment(), cwd=tmp_path, capture_output=True, text=True)
-    done = subprocess.run(absurd, **options)
-    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    result = subprocess.run(absurd, **options)
+    assert result.returncode == 3 and "Traceback" not in result.stderr, result.stdout + result.stderr
     assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
     again = subprocess.run(absurd, **options)  # the same numbers: nothing was saved of the update
     assert again.returncode == 3 and "update 2: loss nan" in again.stderr
-    while done.returncode == 3:
-        print(done.stderr)
-        lines = done.stderr.splitlines()
+    while result.returncode == 3:
+        print(result.stderr)
+        lines = result.stderr.splitlines()
         flags = [line.split()[0] for line in lines if line.startswith("  --config.")]
-        done = subprocess.run([*absurd, *flags], **options)
+        result = subprocess.run([*absurd, *flags], **options)
         moves = [line for line in lines if line.startswith("  mv ")]
-        if done.returncode == 3:
+        if result.returncode == 3:
             subprocess.run(moves[0], shell=True, check=True)
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert not (workdir / "diverged.json").exists() and len(curve(workdir)) == 12
 
 
@@ -287,13 +287,13 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
     shutil.copy(first / "tokenizer" / "tokenizer.model", ready)
     tuned = dict(train=dict(init_from=str(first)))
     loop.train(start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "tuned", cache), score=None)
-    given = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
-    digest = prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest
+    with_tokenizer = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
+    digest = prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest
     shutil.rmtree(first)
     ready.unlink()
     outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
     assert outcome.step == 8
-    assert prepare_corpus(task_of(given), tmp_path / "given").tokenizers.digest == digest
+    assert prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest == digest
     with pytest.raises(UserError, match="tokenizer"):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 

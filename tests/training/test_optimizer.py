@@ -217,13 +217,13 @@ TRAINED = ["adafactor", "lion", "muon", *slow(["adam"], ["adamw"])]
 @pytest.fixture(scope="module")
 def trained(store):
     """optimizer -> (trainer, state after 8 updates, losses), on one device."""
-    done = {}
+    results = {}
 
     def train(name: str):
-        if name not in done:
+        if name not in results:
             trainer = Trainer(config_of(name), store)
-            done[name] = (trainer, *trainer.train(jax.tree.map(jnp.copy, trainer.first), range(8)))
-        return done[name]
+            results[name] = (trainer, *trainer.train(jax.tree.map(jnp.copy, trainer.first), range(8)))
+        return results[name]
 
     return train
 

@@ -30,11 +30,11 @@ def run(tmp_path, cache):
 
 def needs(monkeypatch, make) -> list[int]:
     """Bytes that the programs of `make()` are said to need, in their order."""
-    seen = []
+    checks = []
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: seen.append(needed))
+        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: checks.append(needed))
         make()
-    return seen
+    return checks
 
 
 def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):

@@ -216,9 +216,9 @@ def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
 @pytest.mark.slow
 def test_shared_time_is_split_evenly(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6)
-    began = time.perf_counter()
+    start = time.perf_counter()
     first, second = (outcome.seconds for outcome in train_runs(runs))
-    elapsed = time.perf_counter() - began
+    elapsed = time.perf_counter() - start
     for bucket in ("compile", "data", "step"):
         assert first[bucket] == pytest.approx(second[bucket], abs=0.002)
     assert 0 < sum(first.values()) + sum(second.values()) <= elapsed

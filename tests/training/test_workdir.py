@@ -43,9 +43,9 @@ def test_foreign_folder_is_refused_and_unchanged(tmp_path, name):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     before = content(folder)
-    with pytest.raises(UserError, match="not a run of t2t_flax|this is not the config.json of a run") as told:
+    with pytest.raises(UserError, match="not a run of t2t_flax|this is not the config.json of a run") as error:
         adopt_config(epath.Path(folder), small_config())
-    assert str(folder) in str(told.value)
+    assert str(folder) in str(error.value)
     for command in (train, prepare):
         with pytest.raises(UserError, match="theirs"):
             command.run(["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"])
@@ -107,9 +107,9 @@ def test_run_with_missing_checkpoints_does_not_start_over(tmp_path, sign):
     shutil.rmtree(tmp_path / "checkpoints")
     SIGNS[sign](tmp_path)
     before = content(tmp_path)
-    for given in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
+    for config in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
         with pytest.raises(UserError, match=f"was trained before \\(it has {sign}\\), but .*checkpoints holds no"):
-            adopt_config(epath.Path(tmp_path), given)
+            adopt_config(epath.Path(tmp_path), config)
     assert content(tmp_path) == before
 
 
@@ -174,8 +174,8 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
     (workdir / f"tokenizer{unfinished}").mkdir()
     with writing(epath.Path(workdir), "train"):
         pass
-    left = content(workdir).keys() - before.keys()
-    assert left == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
+    new_files = content(workdir).keys() - before.keys()
+    assert new_files == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
 
 
 def test_second_average_into_a_folder_is_refused(tmp_path):
