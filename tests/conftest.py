@@ -1,4 +1,4 @@
-"""Eight simulated CPU devices for all tests, and the real data where the environment names it."""
+"""Eight simulated CPU devices for all tests, and real data from T2T_FLAX_DATA."""
 
 import importlib.metadata
 import os
@@ -41,12 +41,12 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
-    """A folder of token stores that tests share."""
+    """A folder of token stores shared by tests."""
     return tmp_path_factory.mktemp("cache")
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Tests of several processes begin first, because they take longest."""
+    """Starts multi-process tests first, because they take longest."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/multiprocess/"))
 
 

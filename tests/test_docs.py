@@ -1,4 +1,4 @@
-"""Documentation that points at tests points at tests that are there, and names keys that exist."""
+"""Links and config keys in the documentation exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every command in README and docs runs as written after the README's install, in the order of the page.
+"""Every command in README and docs runs as written, after the README's installation, in the order of its page.
 
 Long commands are shortened by overrides at their end; the reader's own text is replaced by a stand-in.
 A new kind of command fails here until `shortened` handles it.
@@ -48,7 +48,7 @@ def joined(text: str) -> str:
 
 
 def commands_of(page: str) -> list[str]:
-    """The commands of its code blocks and of its `code`, as the reader copies them."""
+    """The commands in code blocks and inline code of a page, as a reader copies them."""
     text, commands = (ROOT / page).read_text(), []
     for block, code in re.findall(r"^```(?:\w*)\n(.*?)^```|`([^`]+)`", text, re.M | re.S):
         lines = re.split(r"(?<!\\)\n", block) if block else [code]
@@ -65,7 +65,7 @@ def overrides(keys: dict) -> str:
 
 
 def shortened(command: str) -> str:
-    """What is run for a command of the page; "" where its parts are held by other tests."""
+    """The command that is run for one of the page; "" if other tests cover it."""
     command = re.sub(r"^pip install -r requirements.txt && ", "", command)
     command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
@@ -98,7 +98,7 @@ def shortened(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder that looks like the checkout, with the text that the page takes for granted."""
+    """A folder like the checkout, with the text files that the page assumes."""
     here = tmp_path_factory.mktemp("checkout")
     for name in ("configs", "launch", "benchmarks", "docs"):
         (here / name).symlink_to(ROOT / name)
@@ -172,7 +172,7 @@ def test_documented_outputs_exist(folder):
 
 
 def test_pages_contain_commands():
-    """So that a change of their form does not empty this test."""
+    """Guards the tests above against a change of format that hides all commands."""
     names = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
     assert names >= {
         "train",

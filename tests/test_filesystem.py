@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all; errors are sorted by what the user can do."""
+"""Files and folders appear complete or not at all; errors are classified by what the user can do."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def test_errors_of_the_file_itself_are_not_transient(error):
 
 
 def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
-    """Then its folder: a power cut leaves the old file or the new one, never an empty one."""
+    """So is its folder: after a power failure the old or the new file exists, never an empty one."""
     calls = []
     paths = {}
     real_open, real_fsync = os.open, os.fsync
@@ -76,7 +76,7 @@ def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
 
 
 def test_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
-    """Otherwise a run whose checkpoints cannot be listed would start from scratch."""
+    """Otherwise a run whose checkpoints cannot be listed would start over."""
 
     def fail(*args, **keys):
         raise OSError(errno.ESTALE, "Stale file handle")

@@ -1,4 +1,4 @@
-"""What is installed, and what messages say to install."""
+"""Requirements of the package, and install hints in messages."""
 
 import ast
 import importlib.metadata
@@ -31,7 +31,7 @@ def extras() -> dict[str, set[str]]:
 
 
 def imported(folder: str) -> set[str]:
-    """Top-level modules that files of a folder import, without the standard library and this repository."""
+    """Top-level third-party modules that the files of a folder import."""
     names = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Locks allow one writer, name their holder, and end with it."""
+"""Locks allow one writer, identify their holder, and are released when it dies."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_second_writer_is_refused_until_the_first_is_killed(tmp_path):
 
 
 def test_child_process_does_not_keep_a_folder_locked(tmp_path):
-    """Processes that tokenise may outlive a killed training for a moment."""
+    """Tokenizing processes may briefly outlive a killed training."""
     script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     process = other_process(tmp_path, script)
     child = int(process.stdout.readline())

@@ -1,4 +1,4 @@
-"""Settings of the process, and child processes."""
+"""Process settings and child processes."""
 
 import dataclasses
 import os
@@ -60,7 +60,7 @@ def test_signal_is_passed_on_to_the_child(package, tmp_path, number):
 
 
 def test_child_runs_this_copy_of_the_package(tmp_path):
-    """The folder in which it starts may be a checkout of another version."""
+    """Its working directory may be a checkout of another version."""
     (tmp_path / "t2t_flax").mkdir()
     (tmp_path / "t2t_flax" / "__init__.py").touch()
     (tmp_path / "t2t_flax" / "version.py").write_text("__version__ = 'another'")
@@ -81,7 +81,7 @@ def test_exit_code_of_the_child_is_returned(package, tmp_path, code):
 )
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_kernels_are_set_on_gpu_only(monkeypatch, platforms, requested, deterministic):
-    """train.deterministic; other flags in XLA_FLAGS stay, and one that says otherwise gives way."""
+    """train.deterministic: other flags in XLA_FLAGS are kept, a contradicting one is replaced."""
     flags = "--xla_gpu_deterministic_ops=false --xla_some_flag=1"
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setenv("XLA_FLAGS", flags)

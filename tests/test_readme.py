@@ -1,4 +1,4 @@
-"""The README's claims that a program can check."""
+"""Claims of the README that can be checked automatically."""
 
 import re
 from pathlib import Path

@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def workdir(trained):
-    """The workdir of the trained run, which is not to be changed."""
+    """The workdir of the trained run; tests must not change it."""
     return trained[0]
 
 

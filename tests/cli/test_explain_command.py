@@ -1,4 +1,4 @@
-"""`explain`: figures of a config, differences to a preset, and the lists of keys and presets."""
+"""`explain`: parameters and FLOPs of a config, differences from a preset, lists of keys and presets."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The evaluation that ends a run: of which checkpoint, of which test sets, and with how much memory."""
+"""The final evaluation of a run: its checkpoint, its test sets and its memory."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def config_of(workdir, test=SETS, **checkpoint):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory, cache):
-    """A run that its patience ended at update 4, with its best checkpoint at 2."""
+    """A run that early stopping ended at update 4, with its best checkpoint at 2."""
     workdir, scores = tmp_path_factory.mktemp("ended"), iter([3.0, 2.0])
     outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: next(scores))
     assert (outcome.reason, outcome.step) == ("patience", 4)
@@ -50,7 +50,7 @@ def copy(ended, tmp_path, monkeypatch):
 
 
 def finish(config, workdir, reason="patience"):
-    """complete.json, and the records that it names."""
+    """complete.json and the records it lists."""
     adopt_config(workdir, config)
     with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
         jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)

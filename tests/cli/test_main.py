@@ -1,4 +1,4 @@
-"""What all commands have in common: help, usage, missing packages and errors of the file system."""
+"""Common to all commands: help, usage, missing packages and file system errors."""
 
 import errno
 import subprocess

@@ -1,4 +1,4 @@
-"""`plan` as a command: mistakes, and what it prints for simulated devices, which it compiles for in a child process."""
+"""The `plan` command: user errors, and its output for simulated devices, compiled for in a child process."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Configuration: refused by name, stored as it was resolved."""
+"""Configuration: errors name the key, and configs are stored as resolved."""
 
 import dataclasses
 import json

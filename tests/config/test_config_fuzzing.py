@@ -1,4 +1,4 @@
-"""Whatever a config, a command line or a stored config holds: a Config that the program can bear, or a UserError."""
+"""Fuzzing of configs: any config file, command line or stored config gives a valid Config or a UserError."""
 
 import json
 import math
@@ -42,7 +42,7 @@ VALUES = st.recursive(
 
 
 def refused(make):
-    """The config that `make` gives, or None where it raises a UserError with a printable message."""
+    """The config that `make` returns, or None if it raises a UserError with a printable message."""
     try:
         return make()
     except UserError as error:
@@ -51,7 +51,7 @@ def refused(make):
 
 
 def holds(config: Config) -> None:
-    """Stored and read it is the same, and no number is one that float32 or int32 lacks."""
+    """The config survives a JSON round trip, and every number fits float32 or int32."""
     assert from_json(to_json(config)) == config
     for name in fields():
         group, item = name.split(".")

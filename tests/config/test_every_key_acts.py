@@ -1,4 +1,4 @@
-"""Every config key acts: each has a test here, or is listed with the file whose tests show that it acts."""
+"""Every config key has an effect: it has a test here, or is listed with the file that tests it."""
 
 import dataclasses
 import functools
@@ -137,7 +137,7 @@ def changed(config: Config, keys: dict) -> Config:
 
 @functools.cache
 def program(config: Config) -> str:
-    """The train step as a jaxpr, which shows a difference without compiling."""
+    """The train step as a jaxpr, which shows differences without compiling."""
     mesh = devices_mesh()
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     state, shardings = init_state(config, model, tx, mesh, abstract=True)

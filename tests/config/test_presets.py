@@ -1,4 +1,4 @@
-"""Known runs by name: their exact values, and that a config file or an unknown name says so."""
+"""Presets: their exact values, and errors for config files and unknown names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several test sets in data.test: the names that records bear, and what stays one source."""
+"""Several test sets in data.test: their names in records, and specs that are a single source."""
 
 import pytest
 

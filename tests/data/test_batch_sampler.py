@@ -1,4 +1,4 @@
-"""Update k is a pure function of k; every epoch holds every pair once; batch_tokens is kept and used."""
+"""Update k is a pure function of k; every epoch contains every pair once; batches fill batch_tokens and never exceed it."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_by_length_groups_similar_lengths():
 
 
 def test_even_split_minimizes_the_largest_part():
-    """Against brute force over all ways to cut a short list into three pieces."""
+    """Compared with brute force over all splits of a short list into three parts."""
     rng = np.random.default_rng(0)
     for _ in range(50):
         source, target = rng.integers(1, 9, (2, 7))
@@ -98,6 +98,6 @@ def test_bijection_hits_every_index_once(size):
 
 
 def test_orders_match_recorded_ones():
-    """Resuming with another NumPy or Python must find the same order."""
+    """A run must resume with the same order under another NumPy or Python version."""
     np.testing.assert_array_equal(permutation(8, 5), [6, 0, 2, 1, 4, 7, 3, 5])
     np.testing.assert_array_equal(bijection(np.arange(8), 8, 5), [0, 5, 6, 7, 2, 3, 4, 1])

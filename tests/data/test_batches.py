@@ -1,4 +1,4 @@
-"""Rows hold whole pairs in shapes from the closed list, and nothing is lost."""
+"""Rows hold whole pairs in shapes from the closed list, and no pair is lost."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ def test_epoch_of_batches_contains_every_pair_whole(store, pairs, batching, micr
 
 @pytest.mark.parametrize("batching", KINDS)
 def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
-    """Batches are equal as integers on every mesh: the same rows in the same global order."""
+    """Batches are identical on every mesh: the same rows in the same global order."""
     rows = []
     for shards, microbatch_tokens in ((1, 0), (4, 0), (1, 48), (2, 72)):
         config = dataclasses.replace(DATA, batching=batching, microbatch_tokens=microbatch_tokens)
@@ -111,7 +111,7 @@ def test_validation_rows_contain_pairs_of_any_length(tmp_path):
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_long_validation_pair_does_not_lengthen_other_rows(tmp_path, shards):
-    """Attention takes rows * length^2: as much as for the usual rows, until a shard has a single row."""
+    """Attention memory, rows * length^2, stays that of the other rows until a shard has a single row."""
     usual = random_pairs(50, longest=22)
     before = [shape for shape, _ in validation_batches(write_store(tmp_path / "a", usual), DATA, shards=shards)]
     assert [shape.length for shape in before] == [24]

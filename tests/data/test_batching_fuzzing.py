@@ -1,4 +1,4 @@
-"""Any batching trains on any corpus: every update is made, holds what it may, and has a shape from the closed list."""
+"""Fuzzing of batching: every update exists, respects its bounds, and has a shape from the closed list."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from t2t_flax.data.batching.padded_sampler import MULTIPLE, group_starts
 
 
 class Lengths:
-    """A token store of which only the lengths are there, which is all that finding the rows of an update reads."""
+    """A token store with lengths only, which is all that computing the rows of an update reads."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
         self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
@@ -55,7 +55,7 @@ def long_sources(rng, count, longest):
 
 
 def around_half_a_row(rng, count, longest):
-    """Most pairs have a row, and an update, half full or just over half full."""
+    """Most pairs fill a row, and an update, about half or just over half."""
     return [longest * rng.choice([0.3, 0.49, 0.51, 1.0], count, p=[0.3, 0.3, 0.3, 0.1]) for _ in range(2)]
 
 
@@ -68,7 +68,7 @@ def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
 
 
 def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
-    """Makes every update of these epochs and checks all that must hold of it."""
+    """Builds every update of these epochs and checks its invariants."""
     batches = Batches(store, config, seed=seed)
     allowed = set(batches.shapes)
     for epoch in range(epochs):
@@ -119,7 +119,7 @@ def runs(draw):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_kept():
-    """The stores here have no folder beside which a file could lie."""
+    """These stores have no folder, so update counts cannot be cached."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_cache, "MIN_CACHED_PAIRS", 10**9)
         yield
@@ -127,7 +127,7 @@ def nothing_is_kept():
 
 @pytest.fixture(autouse=True, scope="module")
 def small_windows():
-    """Windows of few pairs, so that a small corpus has several; the slow tests take them as they are."""
+    """Small windows, so that a small corpus has several; slow tests use the real size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_sampler, "WINDOW_PAIRS", 200)
         patch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
@@ -151,7 +151,7 @@ def test_three_epochs_of_random_corpora_and_settings(run):
     ids=lambda keys: "-".join(map(str, keys.values())) or "packed",
 )
 def test_later_updates_with_other_lengths_keep_their_bounds(keys):
-    """Of hundreds of updates some need more than any of the first ones."""
+    """Among hundreds of updates some need more rows than any of the first ones."""
     tokens = 240 * keys.get("batch_groups", 1)
     walk(corpus(two_humps, 6000, 60), Data(max_length=60, pack_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
 

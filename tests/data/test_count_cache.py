@@ -1,4 +1,4 @@
-"""The updates of all windows are counted once, and found again beside the store."""
+"""Updates are counted once per window; the counts are cached beside the store."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def store(tmp_path, monkeypatch):
 
 
 def counted(monkeypatch):
-    """The windows that are counted from now on."""
+    """Records the windows that are counted from now on."""
     counted_windows = []
     for kind in (
         batch_sampler.BatchSampler,
@@ -80,7 +80,7 @@ def test_read_only_folder_is_no_error(store, monkeypatch):
 
 
 def test_only_the_requested_window_is_read(store):
-    """With the file there, a start reads no lengths at all, and an update those of its window."""
+    """With a cached file, startup reads no lengths, and an update only those of its window."""
     Batches(store, DATA, seed=0)
     read = [set(), set()]
 

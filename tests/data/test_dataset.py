@@ -1,4 +1,4 @@
-"""The data of a run: prepared once, by process 0 of several, and found again by later versions."""
+"""The data of a run: prepared once, by process 0, and reused by later versions."""
 
 import shutil
 import threading
@@ -37,7 +37,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The pairs that are tokenized from now on, by thread."""
+    """Records the pairs that are tokenized from now on, by thread."""
     pairs, real = {}, preprocess._Encoder.__call__
 
     def note(self, chunk):

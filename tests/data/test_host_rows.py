@@ -1,4 +1,4 @@
-"""A host makes its own rows alone, and all hosts together make the batch that one host makes."""
+"""Each host builds only its own rows; together the hosts build the batch of a single host."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ KINDS = {
 
 
 class Watched:
-    """A store that notes which ids are read."""
+    """A store that records which ids are read."""
 
     def __init__(self, store):
         self._store, self.read = store, {"source": set(), "target": set()}
@@ -108,7 +108,7 @@ def test_global_arrays_read_contiguous_rows_once(spec):
 
 
 def test_global_arrays_read_no_row_of_another_host():
-    """Of a sharding whose addressable devices hold rows 2-3 and 6-7, no other row is made."""
+    """If the addressable devices hold rows 2-3 and 6-7, no other row is read."""
     whole, requests = np.arange(16, dtype=np.int32).reshape(8, 2), []
 
     class Elsewhere:

@@ -1,4 +1,4 @@
-"""First fit gives what the plain rule gives, pair after pair, at any size."""
+"""First fit equals a naive implementation at any size."""
 
 import time
 
@@ -9,7 +9,7 @@ from t2t_flax.data.batching.packing import first_fit
 
 
 def plainly(source, target, room):
-    """The rule as it is told: longest first, each into the first row with room."""
+    """The naive rule: longest first, each pair into the first row with room."""
     row, starts, used = np.zeros(len(source), int), np.zeros((2, len(source)), int), []
     for i in sorted(range(len(source)), key=lambda i: -max(source[i], target[i])):
         sides = (int(source[i]), int(target[i]))

@@ -1,4 +1,4 @@
-"""Groups counted with padding: fairseq's greedy rule, every pair once an epoch, any update asked for directly."""
+"""Groups sized with padding: fairseq's greedy rule, every pair once per epoch, random access to updates."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedBatchSampler, 
 
 
 def greedy(lengths, cap):
-    """The rule as a list grows: full when one more would make (pairs) * (longest) exceed the cap."""
+    """The naive rule: a group is full when one more pair would make (pairs) * (longest) exceed the cap."""
     groups, group = [], []
     for i, length in enumerate(lengths):
         while (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:

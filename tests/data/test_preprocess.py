@@ -263,7 +263,7 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
 
 
 def alive(pid):
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """Whether the process is running; zombies are not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Corpora of any bytes: every line is used or counted, or an error names file and line. Lines stay aligned."""
+"""Fuzzing of corpora: every line is used or counted, or an error names file and line. Lines stay aligned."""
 
 import codecs
 import gzip
@@ -175,7 +175,7 @@ def test_translation_input_of_random_bytes(content, standard_input):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_byte_order_mark_is_stripped_and_fingerprinted(tmp_path, suffix):
-    """An earlier version read it as text: its stores and tokenizers are different ones."""
+    """Earlier versions read it as text, so their stores and tokenizers must not be reused."""
     write(tmp_path / f"with{suffix}", BOM + b"Hello world\n" + BOM + b"second\n")
     write(tmp_path / f"without{suffix}", b"Hello world\n" + BOM + b"second\n")
     marked, plain = (tmp_path / f"{name}{suffix}" for name in ("with", "without"))

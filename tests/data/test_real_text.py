@@ -1,4 +1,4 @@
-"""Real captions, where T2T_FLAX_DATA names them: nothing is lost between the file and the batches."""
+"""Real captions from T2T_FLAX_DATA: nothing is lost between files and batches."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""The closed list holds all that was counted, in few sizes with little padding."""
+"""The closed list covers all counted sizes with few shapes and little padding."""
 
 import itertools
 from collections import Counter

@@ -64,7 +64,7 @@ def test_crlf_and_missing_final_newline(tmp_path):
 
 
 def test_reading_streams(tmp_path):
-    """The first pair arrives although a later line cannot be read."""
+    """The first pair is yielded even if a later line is malformed."""
     (tmp_path / "t.tsv").write_bytes(b"a\tb\n" * 3 + b"\xff\n")
     assert list(itertools.islice(open_en_de("t.tsv", tmp_path).pairs(), 3)) == [("a", "b")] * 3
 
@@ -228,7 +228,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 @pytest.fixture(scope="module")
 def tfds_dir(tmp_path_factory):
-    """Registers the dataset t2t_pairs and gives a data_dir for it."""
+    """Registers the dataset t2t_pairs and returns a data_dir for it."""
     folder = tmp_path_factory.mktemp("tfds")
     package = folder / "t2t_pairs"
     package.mkdir()
@@ -262,7 +262,7 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
 
 
 def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
-    """The default format where TensorFlow is installed; made here from the ArrayRecord of the same dataset."""
+    """The default format if TensorFlow is installed; converted here from the same dataset's ArrayRecord."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     expected = list(open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir).pairs())

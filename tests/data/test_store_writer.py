@@ -1,4 +1,4 @@
-"""Several processes write one store: it is whole at any time, and nobody loses a file to another."""
+"""Several processes write one store: it is complete at any time, and no process deletes another's files."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
 
 
 def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_path):
-    """Locks may not reach from one machine to another."""
+    """File locks may not work across machines."""
     theirs = tmp_path / "s.partial-0123456789ab-1"
     theirs.mkdir()
     (theirs / "source.ids").write_bytes(b"12")
@@ -110,7 +110,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
 
 
 def test_many_processes_replace_a_store_at_once(tmp_path):
-    """Without locks, each with a digest of its own: the one that stays is one of theirs, and whole."""
+    """Without locks, each with its own digest: the final store is one of theirs, and complete."""
     writers = [start(write, tmp_path / "s", value, f"digest {value}", False) for value in range(5)]
     for process in writers:
         process.join(60)
@@ -136,11 +136,11 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
     assert len({answer.read_text() for answer in answers}) == 1
     assert names(tmp_path / "cache") == ["store"]
     if locks:
-        assert prepared.value == 300, "one prepares, the others take what it made"
+        assert prepared.value == 300, "one process prepares, the others reuse its store"
 
 
 def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
-    """Checkpoints name the digest, so runs that began with the older format go on."""
+    """Checkpoints refer to the digest, so runs started with the older format can resume."""
     (tmp_path / "t.tsv").write_text("a house\tein Haus\n" * 40)
     source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
     tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=270, joint_vocabulary=True))

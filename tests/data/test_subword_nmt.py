@@ -1,4 +1,4 @@
-"""subword-nmt's codes: the pieces of the published preparation, and mistakes by name."""
+"""subword-nmt's codes: the published segmentation, and errors for invalid files."""
 
 import gzip
 import logging

@@ -1,4 +1,4 @@
-"""What the model of the README's first command makes of a newcomer's sentences.
+"""Translations of a newcomer's sentences by the model of the README's first command.
 
 T2T_FLAX_TOY_RUN names a finished run of `train --config=configs/toy.py`; without it the test trains one (minutes).
 """
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> dict[str, str]:
-    """The newcomer's sentences and what `translate` prints for them."""
+    """Sentence -> output of `translate`, for the newcomer's sentences."""
     run = os.environ.get("T2T_FLAX_TOY_RUN", "")
     fast = {
         key: value for key, value in os.environ.items() if key not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")

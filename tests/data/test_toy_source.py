@@ -1,4 +1,4 @@
-"""The built-in corpus as it ships, and the sentences that the documents show of it."""
+"""The built-in corpus, and the sentences of it that the documentation shows."""
 
 import hashlib
 import re
@@ -81,7 +81,7 @@ def test_fingerprint_identifies_the_pairs():
 
 
 def test_fingerprint_is_stable_across_versions():
-    """Values of the version that generated the text at run time: with seed 0, and with seed.data = 3."""
+    """Recorded from the version that generated the text at run time, with seed 0 and with seed.data = 3."""
     assert open_toy("toy:train").fingerprint() == "4d9740fdb4ae2001a0fba732cc36e417e7bc21ae480fc682595b02032de2a8a1"
     earlier = "bf2e74f2f8f766be1d458b793d42075fd9822d2bc7fad04c5902ad2d45d64889"
     assert open_toy("toy:train", seed=3).earlier_fingerprints[0] == earlier

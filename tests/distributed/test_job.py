@@ -1,4 +1,4 @@
-"""How one of several processes ends when it fails."""
+"""Exit of one of several processes after a failure."""
 
 import errno
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from t2t_flax.distributed import job
 
 @pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EIO, 1)])
 def test_full_disk_is_a_user_error_and_other_disk_errors_are_failures(number, code, monkeypatch):
-    """After a failure a launcher starts all processes again; room for a checkpoint must be made by hand."""
+    """A launcher restarts all processes after a failure; disk space must be freed by the user."""
     messages, broadcasts = [], []
     supervisor = SimpleNamespace(
         say=messages.append, broadcast_failure=lambda *message: broadcasts.append(message), signal=None

@@ -1,4 +1,4 @@
-"""ZeRO-1 and several slices: what is sharded, and that nothing else changes."""
+"""ZeRO-1 and several slices: which arrays are sharded, with unchanged results."""
 
 import jax
 import numpy as np

@@ -1,1 +1,1 @@
-"""What tests share: small configs and runs, child processes, stand-ins."""
+"""Shared by tests: small configs and runs, child processes and fakes."""

@@ -28,7 +28,7 @@ def small_config(**groups) -> Config:
 
 
 def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
-    """A mesh of this shape over the first devices."""
+    """A mesh of the given shape over the first devices."""
     config = dataclasses.replace(Config().mesh, data=data, fsdp=fsdp, tensor=tensor)
     return mesh_lib.make_mesh(config, jax.devices()[: data * fsdp * tensor])
 
@@ -54,7 +54,7 @@ def random_pairs(
 
 
 def write_store(folder: Path, pairs: list[tuple[list[int], list[int]]], vocab: int = VOCAB) -> TokenStore:
-    """A token store with exactly these ids."""
+    """A token store with the given ids."""
     with StoreWriter(folder, vocab_sizes=(vocab, vocab)) as writer:
         sides = [
             (np.concatenate([np.array(p[n], np.int32) for p in pairs]), np.array([len(p[n]) for p in pairs], np.int32))
@@ -79,6 +79,6 @@ def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> di
 
 
 def pairs_of(plan, k):
-    """The pairs of update k, as its window is cut first."""
+    """The pairs of update k by the preferred cut of its window."""
     epoch, window, piece = plan.locate(k)
     return next(plan.cuts(epoch, window))[piece]

@@ -1,4 +1,4 @@
-"""Real processes that train together: CPU devices, collectives over the loopback."""
+"""Real processes that train together, with CPU devices and collectives over the loopback interface."""
 
 import json
 import os
@@ -25,7 +25,7 @@ KEYS = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a user, without the simulated devices of the tests."""
+    """The environment of a user, without the tests' simulated devices."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
     return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
 
@@ -83,7 +83,7 @@ class Processes:
         return self.logs[i].read_text()
 
     def wait(self, seconds: float = 240.0) -> list[int]:
-        """Exit codes. Fails with all outputs where a process takes longer."""
+        """Returns the exit codes. Fails with all outputs if a process takes longer."""
         deadline = time.monotonic() + seconds
         for process in self.all:
             try:
@@ -98,7 +98,7 @@ class Processes:
         return "\n".join(f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all))
 
     def wait_for_step(self, workdir: Path, step: int, seconds: float = 180.0) -> None:
-        """Returns when the run has logged this update."""
+        """Waits until the run has logged this update."""
         self.wait_for(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
 
     def wait_for_output(self, i: int, text: str, seconds: float = 120.0) -> None:
@@ -134,14 +134,14 @@ def checkpoints(workdir) -> list[int]:
 
 
 def resume(tmp_path, cache, count, **keys) -> None:
-    """Goes on with the run in `tmp_path / "run"` to its end."""
+    """Resumes the run in `tmp_path / "run"` and trains to its end."""
     with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys)) as processes:
         assert processes.wait() == [0] * count, processes.outputs()
     assert "resuming" in processes.output(0)
 
 
 def note(text: str) -> None:
-    """A measured line: printed, and added to the file that T2T_FLAX_FAULT_LOG names."""
+    """Prints a measurement and appends it to the file in T2T_FLAX_FAULT_LOG."""
     print(text)
     log = os.environ.get("T2T_FLAX_FAULT_LOG")
     if log:

@@ -1,4 +1,4 @@
-"""Trees drawn at random."""
+"""Random trees."""
 
 from t2t_flax.tasks.parsing.trees import Leaf, Node
 
@@ -12,7 +12,7 @@ def random_tree(rng, depth=0):
 
 
 def with_other_words(tree, words):
-    """The same tree over the words that an iterator gives."""
+    """The same tree over the words of an iterator."""
     if isinstance(tree, Leaf):
         return Leaf(tree.tag, next(words))
     return Node(tree.label, tuple(with_other_words(child, words) for child in tree.children))

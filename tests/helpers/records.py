@@ -44,7 +44,7 @@ def noisy(references: list[str], share: float, seed: int) -> list[str]:
 
 
 def without_search(monkeypatch) -> None:
-    """Makes evaluations whose outputs are their sources, in no time."""
+    """Replaces decoding by copying sources, which takes no time."""
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import Loaded
 

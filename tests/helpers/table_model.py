@@ -11,7 +11,7 @@ PARAMS = {"scale": np.float32(2.0), "eos": np.float32(0.0)}
 
 @dataclasses.dataclass(frozen=True)
 class TableModel:
-    """`vocab` tokens (0 pads, 1 ends), `rows` rows of logits. `flat`: all logits equal, so that all is a tie.
+    """`vocab` tokens (0 = padding, 1 = EOS), `rows` rows of logits. `flat`: equal logits, so that every choice is a tie.
 
     The cache holds the tokens of each hypothesis with a time axis and a running hash without one; the logits need both,
     so that a hypothesis which is given another's cache goes astray.

@@ -7,7 +7,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 
 
 class CoordinationService:
-    """What `ProcessGroup` uses of JAX's client. `available` False: it no longer answers."""
+    """The part of JAX's client that `ProcessGroup` uses. `available` = False: it no longer answers."""
 
     def __init__(self, count: int):
         self._values: dict[str, str] = {}
@@ -45,18 +45,18 @@ class CoordinationService:
             raise ConnectionError(f"barrier {name} aborted") from None
 
     def abort(self):
-        """Makes all barriers fail, as when a process is gone."""
+        """Makes all barriers fail, as after the death of a process."""
         self._barrier.abort()
 
 
 def thread_groups(count: int) -> tuple[CoordinationService, list[ProcessGroup]]:
-    """The service, and the group as each of `count` processes has it."""
+    """The service, and one group per process."""
     service = CoordinationService(count)
     return service, [ProcessGroup(i, count, service) for i in range(count)]
 
 
 def run_threads(work, arguments: list) -> list:
-    """`work(*each)` of all arguments at once, in threads; their results."""
+    """Runs `work(*each)` for all arguments in parallel threads; returns the results."""
     results = [None] * len(arguments)
 
     def call(i):
@@ -72,7 +72,7 @@ def run_threads(work, arguments: list) -> list:
 
 
 def run_processes(count: int, work) -> list:
-    """`work(group)` in each of `count` processes; their results, or the exceptions that ended them."""
+    """Runs `work(group)` in each of `count` processes; returns their results or exceptions."""
     service, groups = thread_groups(count)
 
     def run(group):

@@ -1,4 +1,4 @@
-"""What several processes do to one token store at once; each begins from a clean process, not from that of the tests."""
+"""Work of processes that share one token store; each is spawned, not forked from the test process."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ def start(target, *args):
 
 
 def remove_locks(set_attribute=setattr) -> None:
-    """As on a file system that has none."""
+    """As on a file system without locks."""
 
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""The commands that the launchers print in a dry run, and that a real run executes the same ones."""
+"""The launchers' dry runs print exactly the commands that real runs execute."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def dry(script, *arguments, cwd) -> list[list[str]]:
 
 
 def recording_programs(folder) -> dict[str, str]:
-    """An environment in which the clouds' programs append their arguments to the file `calls` and do nothing."""
+    """An environment whose cloud programs only append their arguments to the file `calls`."""
     programs = folder / "bin"
     programs.mkdir()
     for name in ("gcloud", "kubectl", "sky", "xpk", "sbatch", "scancel", "tail", "python3", "git"):

@@ -1,4 +1,4 @@
-"""launch/local_pod.sh with small commands in place of a training: labels, exit codes, restarts, signals, no orphans."""
+"""launch/local_pod.sh with small commands instead of training: labels, exit codes, restarts, signals, no orphans."""
 
 import importlib.util
 import os

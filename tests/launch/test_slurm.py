@@ -145,7 +145,7 @@ def start_requeued(env, job, restart: int) -> None:
 
 
 def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
-    """The first by itself, after SIGTERM as at the time limit; the second by the operator.
+    """The first requeue follows a SIGTERM, as at the time limit; the second is done by the operator.
 
     The environment variable T2T_SLURM_LOG names a file for a copy of the job's log.
     """

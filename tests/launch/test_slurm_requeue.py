@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 
 def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
-    """(exit code of the job, whether it was requeued) if the tasks end with `code`."""
+    """(exit code of the job, whether it was requeued) when its tasks exit with `code`."""
     for name, text in (
         ("srun", f"exit {code}"),
         ("squeue", "echo RUNNING"),

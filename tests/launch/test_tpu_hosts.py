@@ -44,7 +44,7 @@ elif what == "ssh":
 
 @pytest.fixture
 def cloud(tmp_path):
-    """(folder, environment) of a cloud; the hosts' python3 installs nothing, and git archives launch/ as it is now."""
+    """(folder, environment) of a fake cloud; python3 on its hosts installs nothing, and git archives the current launch/."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (
@@ -152,7 +152,7 @@ def test_status_distinguishes_commands(cloud):
 
 @pytest.mark.parametrize("error", ["CREATE_ERROR", "DESCRIBE_ERROR"])
 def test_babysit_ends_after_repeated_failures(error, cloud):
-    """A wrong accelerator type, or an expired login, which must not look like a missing slice."""
+    """A wrong accelerator type or an expired login must not look like a missing slice."""
     folder, env = cloud
     env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
     result = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))

@@ -55,7 +55,7 @@ def test_full_banded_and_stepwise_attention_agree(causal_attention):
 
 
 def test_segments_restart_positions(causal_attention):
-    """The second segment of a packed row gives what it gives alone."""
+    """The second segment of a packed row gives the same output as on its own."""
     module, variables, x = causal_attention
     apply = jax.jit(module.apply)
     cut = 11

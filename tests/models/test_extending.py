@@ -1,4 +1,4 @@
-"""The model's examples in docs/extending.md, each added to its table and put through training and decoding."""
+"""The model examples in docs/extending.md, each added to its table, trained and decoded."""
 
 import re
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_dropout_masks_are_uncorrelated():
 
 
 def test_dropout_mask_follows_the_global_row():
-    """The same row gets the same mask in whatever microbatch it lies."""
+    """A row gets the same mask in any microbatch."""
     whole = masks(range(12))
     np.testing.assert_array_equal(np.concatenate([masks(range(5)), masks(range(5, 12))]), whole)
 

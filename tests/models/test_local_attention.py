@@ -95,7 +95,7 @@ def test_receptive_field_is_layers_times_half_a_window(window, layers, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_window_over_the_whole_row_equals_full_attention(causal):
-    """r >= 2n - 1, with dropout of the weights and gradients; one position less is something else."""
+    """r >= 2n - 1, including attention dropout and gradients; a window one position smaller differs."""
     length = 33
     x, segments = rows(3, length)
     noise = Noise(noise_key(0, jnp.int32(1)), jnp.arange(3, dtype=jnp.uint32))
@@ -114,7 +114,7 @@ def test_window_over_the_whole_row_equals_full_attention(causal):
 
 
 def test_attention_dropout_acts_in_bands():
-    """The same for the same noise; without any, the mean over many."""
+    """Equal for equal random keys; the mean over many keys equals the output without dropout."""
     x, segments = rows(2, 48)
     module = layer(9, dropout_attention=0.2)
     params = parameters(module)
@@ -136,7 +136,7 @@ def test_attention_dropout_acts_in_bands():
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_cost_of_a_window_grows_linearly_with_length(score, causal):
-    """Operations of forward and backward as compiled: doubling n doubles a window's and quadruples full attention's."""
+    """Compiled FLOPs of forward and backward: doubling n doubles them with a window and quadruples them without."""
 
     def operations(window, length):
         module = layer(window, causal=causal, attention_score=score)

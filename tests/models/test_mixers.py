@@ -87,7 +87,7 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
 
 
 def test_gradient_reaches_no_later_target(model_and_params):
-    """d logits[t] / d embedding of target s is exactly zero for s >= t, and not zero for the target before."""
+    """d logits[t] / d embedding of target s is exactly zero for s >= t, and nonzero for the preceding target."""
     model, params = model_and_params
     batch = rows_alone(random_pairs(1, longest=40, seed=3), ROW)
     length = ROW
@@ -129,7 +129,7 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
 
 
 def test_grow_cache_pads_histories_and_keeps_states():
-    """A recurrence's state [B, K, D] stays as it is where a history [B, K, T, D] gets room."""
+    """A recurrent state [B, K, D] is unchanged; a history [B, K, T, D] is padded."""
     state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
     extended = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
     assert extended[1]["input"].shape == (2, 3, 9, 5) and not extended[1]["input"][:, :, 4:].any()
@@ -138,7 +138,7 @@ def test_grow_cache_pads_histories_and_keeps_states():
 
 
 def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
-    """Each hypothesis of a search has the log-probability that the whole model gives its tokens."""
+    """The score of each hypothesis equals the log-probability of its tokens under the full model."""
     model, params = model_and_params
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x * 2 if x.ndim > 1 and "table" not in str(path) else x, params
@@ -173,7 +173,7 @@ def one_segment(length: int) -> MixerInputs:
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_multiply_adds_match_the_kernels(mixer, causal, kv_heads):
-    """A kernel's entry is one multiply-add for each token; only attention also multiplies tokens with each other."""
+    """Each kernel entry is one multiply-add per token; only attention also multiplies tokens with each other."""
     config = Model(d_model=16, num_heads=4, mixer=mixer, conv_kernel_size=5, num_kv_heads=kv_heads)
     module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 6, 16)), one_segment(6)))

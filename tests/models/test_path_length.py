@@ -25,7 +25,7 @@ def shape(**keys) -> Model:
     ],
 )
 def test_measured_path_length_equals_the_formula(keys, n, path):
-    """Dependence from one layer's Jacobian, propagated until every position has met every other."""
+    """Dependence is taken from one layer's Jacobian and propagated until every position reaches every other."""
     assert path_formula(shape(**keys), n) == path == path_length(shape(**keys), n)
 
 

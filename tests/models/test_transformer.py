@@ -1,4 +1,4 @@
-"""The encoder-decoder: what each output depends on, and cached decoding."""
+"""The encoder-decoder: causality, padding and cached decoding."""
 
 import functools
 

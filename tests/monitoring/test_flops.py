@@ -1,4 +1,4 @@
-"""FLOPs by formula against a count by hand, and MFU that is never guessed."""
+"""FLOPs by formula against a count by hand; MFU only for known devices."""
 
 import time
 from types import SimpleNamespace

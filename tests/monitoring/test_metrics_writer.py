@@ -20,7 +20,7 @@ def test_resuming_drops_later_and_cut_lines(tmp_path):
 
 
 def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch):
-    """Its writer thread ends at a full disk, and its queue holds only ten values."""
+    """Its writer thread dies when the disk is full, and its queue holds only ten values."""
     writer = MetricsWriter(tmp_path, resume_step=0, tensorboard=True)
     events = writer._board.file_writer.event_writer
 
@@ -42,7 +42,7 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
 
 
 def test_repeated_evaluation_leaves_one_line(tmp_path):
-    """The run was killed after the line was written and before a checkpoint knew of it."""
+    """The run was killed after writing the line but before the next checkpoint."""
     for due in (False, True, True):
         writer = MetricsWriter(tmp_path, resume_step=2 if due else 0, tensorboard=False, evaluation_due=due)
         for step in () if due else (1, 2):

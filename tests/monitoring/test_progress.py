@@ -20,7 +20,7 @@ def test_remaining_time_is_shown_only_where_it_is_known(capsys, eta):
 
 
 def test_only_decoding_counts_for_the_hang_timeout():
-    """Restoring and compiling before the first batch, and scoring after the last, may take longer."""
+    """Restoring, compiling and scoring, before the first and after the last batch, may take longer."""
     holds = []
 
     @contextlib.contextmanager

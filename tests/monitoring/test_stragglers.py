@@ -1,4 +1,4 @@
-"""Which processes are named as stragglers."""
+"""Straggler detection."""
 
 import json
 
@@ -45,7 +45,7 @@ class Lead:
 
 
 def test_comparing_compiles_nothing():
-    """The product is compiled before the first update; later that would look like a hung process."""
+    """The benchmark product is compiled before the first update; later, compiling would look like a hang."""
     detector, compiled = StragglerDetector(Lead({}), 0.2), []
     listener = lambda event, seconds, **_: compiled.append(event) if "/compile/" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)

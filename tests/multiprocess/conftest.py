@@ -1,4 +1,4 @@
-"""What the tests of several processes compare with."""
+"""The reference run of the multi-process tests."""
 
 import pytest
 from helpers.processes import Processes, command
@@ -6,7 +6,7 @@ from helpers.processes import Processes, command
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, cache):
-    """The workdir of a run on two processes that nothing disturbed."""
+    """The workdir of an uninterrupted run on two processes."""
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     with Processes(workdir.parent / "logs", 2, command(workdir, cache, mesh_cpu_devices=1)) as processes:
         assert processes.wait() == [0, 0], processes.outputs()

@@ -1,4 +1,4 @@
-"""Two processes that diverge, and what they compile once they train."""
+"""Divergence on two processes, and no compilation after the first update."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_all_processes_exit_with_3_after_a_divergence(tmp_path, cache):
 
 
 def test_several_processes_compile_nothing_after_the_first_update(tmp_path, cache):
-    """Comparing speeds, saving and validating included: a compilation would look like a hung process."""
+    """Includes straggler detection, saving and validation; a compilation would look like a hung process."""
     keys = TWO | dict(train_steps=12, checkpoint_every_steps=4, eval_every_steps=6, log_every_steps=2)
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys), JAX_LOG_COMPILES="1") as processes:
         assert processes.wait(400) == [0, 0], processes.outputs()

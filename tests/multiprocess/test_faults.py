@@ -59,7 +59,7 @@ def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
 
 @pytest.mark.drill
 def test_straggler_is_named_with_its_share(tmp_path, cache):
-    """One process gets the processor a quarter of the time."""
+    """One process runs only a quarter of the time."""
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, train_steps=100000, eval_every_steps=0, log_every_steps=5)
     with Processes(tmp_path / "logs", 2, arguments) as processes:
@@ -159,7 +159,7 @@ def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_p
 
 @pytest.mark.slow
 def test_all_processes_skip_an_fsdp_checkpoint_that_one_cannot_read(tmp_path, cache):
-    """Parameters are divided over two processes; what one of them wrote is gone. Both go back to the same checkpoint."""
+    """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""
     workdir, keys = tmp_path / "run", TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
         assert processes.wait() == [0, 0], processes.outputs()

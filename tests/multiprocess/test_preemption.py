@@ -1,4 +1,4 @@
-"""Several processes of which one gets a signal or is killed."""
+"""Runs on several processes, one of which is signalled or killed."""
 
 import os
 import re
@@ -66,7 +66,7 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
 
 @pytest.mark.slow
 def test_signal_interrupts_an_evaluation(tmp_path, cache):
-    """The evaluation is interrupted, and is the first thing that the resumed run does."""
+    """The resumed run starts with the interrupted evaluation."""
     workdir = tmp_path / "run"
     keys = TWO | dict(eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
@@ -104,7 +104,7 @@ def test_signal_during_a_compilation_ends_all_at_once(undisturbed, tmp_path, cac
 
 @pytest.mark.slow
 def test_second_ctrl_c_exits_at_once(tmp_path, cache):
-    """The first waits for the update and saves it."""
+    """The first Ctrl-C waits for the update and saves it."""
     workdir = tmp_path / "run"
     keys = TWO | dict(train_steps=100000, checkpoint_every_steps=100000)
     for attempt in range(4):
@@ -124,12 +124,12 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_launcher_finishes_a_run_after_kill_9_of_one_process(undisturbed, tmp_path, cache, victim):
-    """The second in the middle of writing a checkpoint."""
+    """In the second case while a checkpoint is being written."""
     kill_and_restart(undisturbed, tmp_path, cache, victim, after=7 + 5 * victim, saving=bool(victim))
 
 
 def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, saving: bool = False) -> None:
-    """Kills one process of a launched run; the launcher finishes it."""
+    """Kills one process of a launched run, which the launcher restarts and finishes."""
     tmp_path.mkdir(exist_ok=True)
     workdir = tmp_path / "run"
     launcher = [str(ROOT / "launch" / "local_pod.sh"), "2", "--restarts=2", "--", *command(workdir, cache, **TWO)]
@@ -191,7 +191,7 @@ def wait_until(condition, process, log, seconds: float = 180.0, every: float = 0
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
 def test_run_survives_ten_kills(undisturbed, tmp_path, cache):
-    """At ten updates, either process."""
+    """Kills either process at ten different updates."""
     for n in range(10):
         kill_and_restart(
             undisturbed, tmp_path / str(n), cache, victim=n % 2, after=2 + (7 * n) % 26, saving=n in (4, 5)

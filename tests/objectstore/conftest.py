@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def gcs(monkeypatch, tmp_path):
-    """The server; gcsfs in this process speaks to it, and this host's copies lie in tmp_path/home."""
+    """The server, which gcsfs in this process uses; local copies are under tmp_path/home."""
     import fsspec
     from etils.epath import backend
 

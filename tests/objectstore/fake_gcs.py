@@ -47,7 +47,7 @@ class FakeGcs:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What points gcsfs and tensorstore here."""
+        """Environment variables that point gcsfs and tensorstore to this server."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             "FSSPEC_GCS": json.dumps({"token": "anon", "use_listings_cache": False}),
@@ -65,7 +65,7 @@ class FakeGcs:
         return self.objects[bucket, name][1]
 
     def put(self, bucket: str, name: str, data: bytes, query: dict[str, str]) -> dict | int:
-        """Stores an object; 412 where a precondition does not hold."""
+        """Stores an object; 412 if a precondition fails."""
         with self.lock:
             there = self.objects.get((bucket, name), (0, b""))[0]
             if not _holds(query, there):

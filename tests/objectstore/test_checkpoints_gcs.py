@@ -20,7 +20,7 @@ RUN = "gs://bucket/run"
 
 
 def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
-    """One is set aside, the other, which a killed save has left, removed; opening alone changes nothing."""
+    """The damaged one is set aside and the leftover of a killed save is removed; opening alone changes nothing."""
     config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2))
     model, tx, state, _ = model_and_state(config)
     checkpoints = Checkpoints(f"{RUN}/checkpoints", keep_last=3)

@@ -1,4 +1,4 @@
-"""Text and token stores in S3, against moto's server. Workdirs cannot be there: Orbax writes no checkpoints to it."""
+"""Text and token stores in S3, against moto's server. Orbax cannot write checkpoints to S3, so workdirs are refused."""
 
 import urllib.request
 
@@ -19,7 +19,7 @@ CACHE = "s3://bucket/cache"
 
 @pytest.fixture
 def s3(monkeypatch, tmp_path):
-    """A bucket; this host's copies of stores lie in tmp_path/home."""
+    """A bucket; local copies of stores are under tmp_path/home."""
     pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
     server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
     server.start()

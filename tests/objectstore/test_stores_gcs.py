@@ -1,4 +1,4 @@
-"""Token stores in a bucket: whole or not there, copied to local disk once per host, made by one host or many."""
+"""Token stores in a bucket: complete or absent, downloaded once per host, written by one host or many."""
 
 import dataclasses
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_damaged_store_in_bucket_is_reported(gcs, source, tokenizers, tmp_path, 
     with pytest.raises(UserError, match="gs://bucket/cache/train is not a token store"):
         prepare_split(source, tokenizers, FOLDER, POLICIES)
     stores = tmp_path / "other" / ".cache" / "t2t_flax" / "stores"
-    assert not list(stores.iterdir()), "no half copy is left"
+    assert not list(stores.iterdir()), "no partial copy is left"
 
 
 @pytest.mark.parametrize("name", ["meta.json", "target.lengths"])

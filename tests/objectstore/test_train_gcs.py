@@ -1,4 +1,4 @@
-"""A run in a bucket is the run on local disk: killed, resumed, evaluated, with real checkpoints."""
+"""A run in a bucket equals the run on local disk: killed, resumed, evaluated, with real checkpoints."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def test_two_processes_in_bucket_equal_one(tmp_path, on_disk):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_in_bucket_survives_stop_and_damaged_checkpoint(tmp_path, on_disk):
-    """Two processes are told to stop; their newest checkpoint is spoiled; one process goes on from the one before."""
+    """Two processes are stopped and their newest checkpoint is damaged; one process resumes from the previous one."""
     pod = ["launch/local_pod.sh", "2", "--"]
     with FakeGcs() as server:
         commands = Commands(server, tmp_path / "home")

@@ -1,4 +1,4 @@
-"""The accelerator benchmark runs on a CPU too, and puts the prediction of `plan` next to what it measures."""
+"""The accelerator benchmark runs on a CPU too, and reports the prediction of `plan` next to the measurement."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the real TPU and GPU compilers make of a small model; skipped where they are not installed."""
+"""Programs of the real TPU and GPU compilers for a small model; skipped where they are not installed."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_fully_sharded_tpu_program_gathers_parameters(plan):
 
 @tpu
 def test_zero_1_gathers_parameters_once_over_its_own_axis(plan):
-    """On 4 x 4, where a wrong reading of the groups would show: the state is divided over one axis."""
+    """On 4 x 4 devices, where misread groups would show, the state is sharded over one axis."""
     record = plan("v5e:4x4", "--no-decode", fsdp=4, fsdp_mode="zero1")
     assert record["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
     rows = {(r["kind"], r["devices"]): r["bytes"] for r in record["train"]["collectives"]}

@@ -1,4 +1,4 @@
-"""The largest batch: a line through two compilations, one more to confirm, and the answer where none fits."""
+"""The largest batch: extrapolated from two compilations and confirmed by a third, or none if nothing fits."""
 
 import pytest
 from helpers.configs import small_config

@@ -1,4 +1,4 @@
-"""Plans in this process, which has eight simulated devices: meshes, batch shapes, products, and what the report says."""
+"""Plans in this process, with eight simulated devices: meshes, batch shapes, products and the report."""
 
 import pytest
 from helpers.configs import VOCAB, random_pairs, small_config, write_store

@@ -1,4 +1,4 @@
-"""Names of machines: what the vendor's numbers count, shapes, slices, hosts, and errors for unknown names."""
+"""Topology names: chips, devices, shapes, slices and hosts, and errors for unknown names."""
 
 import pytest
 

@@ -20,7 +20,7 @@ SWEEP = {"version": 1, "config": TOY, "fixed": {}, "search": None, "seeds": 1, "
 
 
 class FakeSweep:
-    """Rows named after what their training does; `behaviours[row]` are the arguments of fake_train.py."""
+    """Rows are named after the behaviour of their training; `behaviours[row]` are arguments of fake_train.py."""
 
     def __init__(self, path: Path, behaviours: dict[str, str], seeds: int = 1, **options):
         rows = [{"name": name, "train.steps": 100 + i} for i, name in enumerate(behaviours)]

@@ -1,4 +1,4 @@
-"""A sweep's folder: how it grows, which sweeps and names it accepts, and what interruptions leave in it."""
+"""The folder of a sweep: extending it, accepted sweeps and names, and interruptions."""
 
 import fcntl
 import json
@@ -125,12 +125,12 @@ NAMES = st.one_of(
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """The folder of a sweep with one trial, whose sweep.json the tests rewrite."""
+    """The folder of a sweep with one trial; tests rewrite its sweep.json."""
     return FakeSweep(tmp_path_factory.mktemp("names") / "sweep", {"row": "ok"}).folder
 
 
 def renamed(folder, name, **changes):
-    """The text of sweep.json with another name and other values of its trial."""
+    """The text of sweep.json with another name and other values for its trial."""
     file = folder.path / "sweep.json"
     content = json.loads(file.read_text())
     (trial,) = content["trials"].values()
@@ -192,7 +192,7 @@ def test_proposals_are_validated_when_they_are_read(stored, tmp_path, proposal, 
 
 
 def test_reading_the_holder_does_not_block_a_claim(tmp_path, monkeypatch):
-    """The progress table of another worker shares the lock for a moment; a training keeps it."""
+    """The progress table of another worker holds a shared lock briefly; a training holds it for good."""
     folder = Folder(tmp_path)
     first = folder.claim("a")
     assert folder.claim("a") is None, "a training keeps it"

@@ -91,7 +91,7 @@ def test_search_trains_its_count_with_the_same_proposals_after_stops(fake_search
 
 
 def test_study_follows_the_folder(fake_search):
-    """So it needs no notice of how trials end, are retried, or lose their results."""
+    """So it need not be informed of trials that end, are retried or lose their results."""
     sweep = fake_search(Search(SPACE, 3, "valid_nll", method="tpe"))
     queue = sweep.queue()
     assert queue.propose() and queue.propose() and results(sweep) == [("RUNNING", None)] * 2

@@ -85,7 +85,7 @@ def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_swe
 
 
 def test_row_is_significant_exactly_if_its_interval_excludes_zero(finished_sweep):
-    """Interval and p of a table have the same correction, for a named baseline and for the best row."""
+    """Intervals and p-values of a table have the same correction, for a named baseline and for the best row."""
     for metric, baseline in (("sacrebleu", ""), ("sacrebleu", "poor"), ("nll", "same")):
         table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), metric, baseline)
         for comparison in (row.comparison for row in table if row.name != reference):
@@ -179,7 +179,7 @@ def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
 
 
 def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
-    """Somebody ran `evaluate --config.decode.beam_size=8` in a trial's workdir."""
+    """As after `evaluate --config.decode.beam_size=8` in a trial's workdir."""
     path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
     content = json.loads(path.read_text())
     content["config"]["decode"] = {"beam_size": 8}
@@ -345,7 +345,7 @@ def test_parsing_rows_are_compared_by_f1(fake_sweep):
 
 
 def test_score_of_a_named_test_set(fake_sweep):
-    """`SET:score`; without a name that of the first set."""
+    """`SET:score`; without a set, the score of the first one."""
     sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
     sweep.work()
     references = [f"sentence number {i} of the other test set" for i in range(40)]
@@ -380,7 +380,7 @@ def test_score_of_a_named_test_set(fake_sweep):
 
 
 def test_spread_is_estimated_from_all_rows(finished_sweep):
-    """Only the seeds of `same` differ by more than a sentence, but all rows get the one spread."""
+    """Only the seeds of `same` differ by more than a sentence, but all rows get the pooled spread."""
     table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
     same, poor = (row.comparison for row in table[1:])
     assert same["seed_spread"] == poor["seed_spread"] > 1 and same["freedom"] == poor["freedom"] == 2

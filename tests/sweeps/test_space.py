@@ -1,4 +1,4 @@
-"""What a sweep varies, and the trials that follow from it."""
+"""Search spaces of sweeps, and the trials they expand to."""
 
 import random
 import shlex

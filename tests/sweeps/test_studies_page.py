@@ -1,4 +1,4 @@
-"""docs/studies.md is generated from the committed records, and claims no more than they show."""
+"""docs/studies.md is generated from the committed records and claims only significant effects."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_effects_are_claimed_only_if_significant(of, paper, ours, p_value, verdi
 
 
 def test_effect_is_the_difference_of_means_over_seeds():
-    """What a seed adds to all rows is neither an effect nor variance."""
+    """A seed's common effect on all rows counts neither as an effect nor as variance."""
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(5, 1)) + rng.normal(size=(1, 3))
     for result, row in zip(to_base(scores), scores[1:], strict=True):
@@ -49,7 +49,7 @@ def test_interval_excludes_zero_exactly_if_significant():
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_false_positive_rate_of_a_table(seeds):
-    """5% for eight equal rows; an effect of four standard deviations of a run is mostly detected."""
+    """5% for eight equal rows; an effect of four standard deviations is usually detected."""
     rng = np.random.default_rng(1)
     alarms = missed = 0
     for _ in range(300):

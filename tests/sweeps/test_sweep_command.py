@@ -23,7 +23,7 @@ def sweep(*arguments: str) -> int:
 
 @pytest.fixture
 def no_training(monkeypatch) -> list[Worker]:
-    """The workers that would have trained."""
+    """Records the workers that would have been started."""
     workers = []
     monkeypatch.setattr(Worker, "run", lambda worker: workers.append(worker))
     return workers

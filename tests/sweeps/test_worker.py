@@ -110,7 +110,7 @@ def test_failed_stack_counts_no_failure_and_its_trials_train_alone(fake_sweep, m
 
 
 def test_trial_that_keeps_dying_is_marked_failed(fake_sweep, monkeypatch):
-    """Exit code 75 without a request: somebody else stops it each time."""
+    """Exits with 75 although the worker did not stop it: something else does, each time."""
     monkeypatch.setattr(worker_lib, "MAX_UNRESOLVED", 3)
     sweep = fake_sweep({"dying": "75", "good": "ok", "other": "ok"})
     sweep.update_status("dying,seed=0", attempts=1, unresolved=1)  # of a worker that died with it
@@ -222,7 +222,7 @@ def test_trainings_ignore_the_cluster_and_use_their_cores(fake_sweep):
 
 
 def test_stackable_trials_are_claimed_together(tmp_path):
-    """Those that differ in scalars only, are at the same update and have not failed; at most `stack` of them."""
+    """At most `stack` trials that differ only in scalars, are at the same update and have not failed."""
     rows = concat(
         over("model.dropout", [0.1, 0.2, 0.3, 0.4, 0.5]), over("model.d_ff", [256]), over("optimizer.peak_lr", [1e-3])
     )

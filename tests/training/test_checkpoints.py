@@ -1,4 +1,4 @@
-"""Checkpoints: whole or set aside, never silently wrong."""
+"""Checkpoints are restored exactly, or set aside as damaged."""
 
 import errno
 import json
@@ -77,7 +77,7 @@ def test_newest_and_best_are_kept(tmp_path, training_setup):
 
 
 def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setup):
-    """The run was stopped before it was evaluated; the best is kept as if it had not been."""
+    """The run was stopped before its evaluation; the best checkpoint is the same as without the stop."""
     stopped = Checkpoints(tmp_path / "checkpoints", keep_best=1)
     save(stopped, training_setup, 1)
     stopped.close()
@@ -131,7 +131,7 @@ def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, training_se
 
 
 def chained(error):
-    """As Orbax hides what TensorStore says."""
+    """An exception as Orbax raises it, with TensorStore's error as its cause."""
     wrapper = Exception("Encountered error while reading array index ()")
     wrapper.__cause__ = error
     return wrapper
@@ -148,7 +148,7 @@ def chained(error):
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
 def test_failing_device_disk_or_network_is_not_damage(tmp_path, training_setup, monkeypatch, error):
-    """Whole checkpoints stay where they are, and the error is raised as it is."""
+    """Intact checkpoints stay in place, and the error is raised unchanged."""
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=3)
     for step in (1, 2, 3):
         save(checkpoints, training_setup, step)
@@ -191,7 +191,7 @@ def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup, monke
      (ConnectionError("reset"), ConnectionError)],
 )  # fmt: skip
 def test_only_refused_writes_are_reported_as_user_errors(tmp_path, error, exception):
-    """The rest is a failure, after which a launcher starts again."""
+    """Other errors are failures, after which a launcher restarts the run."""
 
     def write():
         raise error

@@ -1,4 +1,4 @@
-"""Damage is found and told apart from everything else; nothing whole is moved, overwritten or deleted."""
+"""Damage is detected and distinguished from other errors; nothing intact is moved, overwritten or deleted."""
 
 import dataclasses
 import errno
@@ -94,7 +94,7 @@ WAYS = {
 
 
 def check_damaged_file(three, training_setup, workdir, name, way):
-    """After damage to a file of the newest checkpoint: that one or the one before is restored, the rest is as it was."""
+    """Damages a file of the newest checkpoint: it or the previous one is restored, and nothing else changes."""
     shutil.copytree(three, workdir / "checkpoints")
     way(workdir / "checkpoints" / "3" / name)
     before = content(workdir)
@@ -180,7 +180,7 @@ def test_leftovers_of_killed_saves_are_removed_on_resume(three, training_setup, 
 
 
 def test_state_of_another_optimizer_is_refused_by_leaf_name(three, training_setup, tmp_path):
-    """As after an upgrade of a library, or of parameter names."""
+    """As after a library upgrade or a change of parameter names."""
     shutil.copytree(three, tmp_path / "checkpoints")
     before = content(tmp_path)
     config, _, abstract = training_setup
@@ -271,7 +271,7 @@ STEPS = st.integers(1, 40).flatmap(
 
 @given(STEPS, st.integers(1, 5), st.integers(0, 3))
 def test_retention_keeps_newest_scheduled_and_best(about, last, best):
-    """The newest, the last regular, the best, and all of which nothing is known; whatever today's config says."""
+    """Keeps the newest, the last scheduled, the best, and those without metadata, whatever the current config says."""
     Info = dataclasses.make_dataclass("Info", ["step"])
     facts = {step: fact for step, fact in enumerate(about, 1)}
     retained = {step for step, keep in zip(facts, Retention(last, best, facts).should_preserve(
@@ -283,7 +283,7 @@ def test_retention_keeps_newest_scheduled_and_best(about, last, best):
 
 
 def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(training_setup, tmp_path):
-    """What is regular is stored with a checkpoint: every 10 updates until 40, then every 25 until 50."""
+    """Whether a checkpoint is scheduled is stored with it: every 10 updates until 40, then every 25 until 50."""
     write(
         tmp_path / "checkpoints", training_setup, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0
     )
@@ -302,7 +302,7 @@ def test_metric_that_is_not_finite_is_not_the_best(training_setup, tmp_path, bad
 
 
 def test_progress_of_other_versions_is_read():
-    """Unknown fields are ignored, missing ones get their default."""
+    """Unknown fields are ignored; missing ones get their defaults."""
     old = {"step": 7, "best_metric": -2.5, "best_step": 5, "evaluations_without_better": 1, "seconds": {"step": 3.5}}
     progress = TrainProgress.from_json(old)
     assert dataclasses.asdict(progress).items() >= old.items()

@@ -1,4 +1,4 @@
-"""Damage to any file of a workdir: the run goes on, and evaluates, bit for bit, or a message names the file."""
+"""After damage to any file of a workdir, the run resumes and evaluates bit for bit, or an error names the file."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def evaluate(workdir, states):
 
 
 def resume(config, workdir, cache, states):
-    """What `train` does until the first update."""
+    """The steps of `train` before the first update."""
     workdir = epath.Path(workdir)
     completed(workdir, config)
     run = start(config, workdir, cache)
@@ -109,7 +109,7 @@ def test_damage_to_any_file_of_a_workdir(whole, tmp_path_factory, cache, top, wa
 
 
 def test_metrics_with_zeroed_bytes_are_read_and_kept(whole, tmp_path, caplog):
-    """What a power cut leaves at the end of a file that was being written."""
+    """As after a power failure while the file was being written."""
     _, source, _ = whole
     shutil.copy(source / "metrics.jsonl", tmp_path)
     text = (tmp_path / "metrics.jsonl").read_bytes()

@@ -30,7 +30,7 @@ def metrics(workdir, name):
 
 
 def test_epochs_are_counted_in_updates(tmp_path, cache):
-    """eval.every_epochs and checkpoint.every_epochs act at the ends of epochs."""
+    """eval.every_epochs and checkpoint.every_epochs take effect at the end of an epoch."""
     config = tiny_run(tmp_path, steps=42, **EPOCHS)
     run = start(config, tmp_path, cache)
     epoch = Batches(run.corpus.train, config.data, seed=0).updates_per_epoch

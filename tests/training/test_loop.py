@@ -1,4 +1,4 @@
-"""The loop from start to end on a small corpus: resuming, stopping, saving, failing."""
+"""The training loop on a small corpus: resuming, stopping, saving, failing."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def run_config(**groups):
 
 
 def copy_at(step: int, uninterrupted, workdir):
-    """The run as it was after its checkpoint `step`."""
+    """A copy of the run as it was right after checkpoint `step`."""
     shutil.copytree(uninterrupted[0], workdir, dirs_exist_ok=True)
     for later in range(step + 1, 13):
         shutil.rmtree(workdir / "checkpoints" / str(later), ignore_errors=True)
@@ -116,7 +116,7 @@ def wait_for_step(workdir, at_least, process, seconds=120):
 
 @pytest.mark.slow
 def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
-    """Killed at any update; the loss curve is that of the undisturbed run."""
+    """Killed at arbitrary updates; the loss curve equals that of the undisturbed run."""
     steps = "--config.train.steps=120"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -173,7 +173,7 @@ def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatc
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, resumed):
-    """Updates 5 and 8 are not finite: batches, dropout and rates of the others are as if they had been."""
+    """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
     monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
     whole = tmp_path / "whole"
@@ -205,7 +205,7 @@ def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeyp
 
 
 def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, uninterrupted):
-    """In metrics.jsonl once, however often the run is resumed there, and in the meta of every later checkpoint."""
+    """Logged once in metrics.jsonl, however often the run resumes there, and in the metadata of every later checkpoint."""
     copy_at(4, uninterrupted, tmp_path)
     changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0), checkpoint=dict(every_steps=2))
     expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
@@ -226,7 +226,7 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
 
 @pytest.mark.slow
 def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
-    """Word for word: the flags that it names, then the command that takes a bad checkpoint away."""
+    """Follows the message literally: first its flags, then its command that removes a bad checkpoint."""
     workdir = tmp_path / "run"
     absurd = command(
         workdir, cache, config_file, "--config.optimizer.lr_scale=1e30", "--config.checkpoint.every_steps=1"
@@ -281,7 +281,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
 
 @pytest.mark.slow
 def test_resuming_needs_only_the_workdir(tmp_path, cache):
-    """The run that it started from, and the ready tokenizer that it was given, may be gone."""
+    """The run of train.init_from and the tokenizer of data.tokenizer_model may have been deleted."""
     first, ready = tmp_path / "first", tmp_path / "ready.model"
     loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
     shutil.copy(first / "tokenizer" / "tokenizer.model", ready)
@@ -309,7 +309,7 @@ def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypat
 
 @pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
-    """All shapes of an epoch, evaluations and saves included: a compilation would look as if the run hung."""
+    """Covers all shapes of an epoch, evaluations and saves; a compilation would look like a hang."""
     compiled, warm = [], []
     keys = dict(
         data=dict(batching=batching), eval=dict(every_steps=10, decode_every_steps=10), checkpoint=dict(every_steps=5),

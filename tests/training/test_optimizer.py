@@ -1,4 +1,4 @@
-"""Every optimizer: its formula, its state on the mesh and in checkpoints, and what all share."""
+"""Optimizers: formulas, state on the mesh and in checkpoints, clipping and weight decay."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ CONFIGS = {
 
 
 def updates(o: Optimizer, grads: list, params=None) -> list:
-    """The update for each of these gradients, at fixed parameters."""
+    """The updates for a sequence of gradients, at fixed parameters."""
     tx = make_optimizer(dataclasses.replace(Config(), optimizer=o))
     return updates_of(tx, grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)})
 
@@ -291,7 +291,7 @@ def test_clipping_scales_the_global_norm():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_tree_does_not_depend_on_clipping(name):
-    """So that clipping can begin, or end, where a run is resumed."""
+    """So clipping can be switched on or off when a run resumes."""
     params = {"w": {"kernel": jnp.ones((2, 2))}, "b": {"bias": jnp.ones(2)}}
     trees = [
         make_optimizer(Config(optimizer=dataclasses.replace(CONFIGS[name], max_grad_norm=norm))).init(params)
@@ -301,7 +301,7 @@ def test_optimizer_state_tree_does_not_depend_on_clipping(name):
 
 
 def test_checkpoint_of_a_clipping_chain_is_restored(tmp_path):
-    """Clipping was a part of the chain once; the tree then had an empty state before Adam's."""
+    """Clipping used to be part of the chain, which put an empty state before Adam's."""
     config = small_config(optimizer=dict(max_grad_norm=1.0))
     model, tx, state, _ = model_and_state(config)
     state = state.replace(opt_state=jax.tree.map(lambda x: x + 1, state.opt_state))

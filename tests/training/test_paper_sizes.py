@@ -1,4 +1,4 @@
-"""The paper's base and big, as the shipped configs give them: they initialise and take an update on CPU."""
+"""The shipped configs of the paper's base and big models initialize and train one update on CPU."""
 
 from pathlib import Path
 

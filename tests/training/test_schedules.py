@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 def formula(name: str, t: int) -> float:
-    """The rate at t, written out for CONFIGS."""
+    """The learning rate at update t, written out for each of CONFIGS."""
     if name == "noam":
         return 2.0 * D_MODEL**-0.5 * min(t**-0.5 if t else math.inf, t * 100**-1.5)
     if t < 100:
@@ -78,7 +78,7 @@ def test_schedules_can_be_traced(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_explain_shows_rates_that_do_not_depend_on_train_steps(name):
-    """A resumed run may have more steps."""
+    """A run may be resumed with more steps."""
     title, *shorter = _schedule(config_of(name, steps=1200))
     assert title == f"learning rate (adam, {name})"
     rates = dict(line.split()[1:] for line in _schedule(config_of(name, steps=2400))[1:])

@@ -1,4 +1,4 @@
-"""One update: packing, accumulation and the mesh leave it as it is."""
+"""One update does not depend on packing, accumulation or the mesh."""
 
 import dataclasses
 
@@ -78,7 +78,7 @@ def reference(store):
 
 @pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
 def test_accumulated_update_equals_the_big_batch(store, batching):
-    """With dropout on: masks follow the global row, whatever microbatch it is in."""
+    """With dropout: masks depend on the global row, not on its microbatch."""
     config = small_config(optimizer=dict(lr_scale=2.0), data=dict(batching=batching))
     whole, state = loss_curve(config, store, (1, 1, 1), 6)
     split = dataclasses.replace(config, data=dataclasses.replace(config.data, microbatch_tokens=48))
@@ -136,7 +136,7 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
 
 
 def test_golden_first_update(reference):
-    """The first update's loss, to be changed only by a commit that says why the model's arithmetic changed."""
+    """The loss of the first update. A commit that changes it must say why the model's arithmetic changed."""
     _, losses, _ = reference
     np.testing.assert_allclose(losses[:2], [3.983032, 3.729629], rtol=2e-5)
 

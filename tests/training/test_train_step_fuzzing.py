@@ -1,4 +1,4 @@
-"""Any accepted values of the model, loss and optimizer give a train step that can be traced."""
+"""Fuzzing of configs: any accepted model, loss and optimizer keys give a train step that can be traced."""
 
 import typing
 
@@ -23,7 +23,7 @@ LARGEST = 16  # of sizes, so that a trace takes a moment
 
 
 def values(key: str) -> st.SearchStrategy:
-    """The values that `key` may have by itself, with sizes up to LARGEST."""
+    """Valid values of `key` on its own, with sizes up to LARGEST."""
     item = fields()[key]
     meta, kinds = item.metadata, typing.get_args(item.type) or (item.type,)
     if meta["choices"]:
@@ -39,7 +39,7 @@ def values(key: str) -> st.SearchStrategy:
 
 @st.composite
 def configs(draw) -> Config | None:
-    """Defaults of a tiny model with up to four other values; None where the combination is refused."""
+    """A tiny model with up to four keys changed; None if the combination is refused."""
     tiny = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2, pad_vocab_to_multiple=8)
     groups = {"model": tiny, "data": dict(max_length=16, batch_tokens=64), "train": {}, "optimizer": {}, "loss": {}}
     for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True)):

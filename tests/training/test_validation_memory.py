@@ -1,4 +1,4 @@
-"""The programs of an evaluation are held against the memory there is before they run."""
+"""The memory of evaluation programs is checked before they run."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ from t2t_flax.training.train_state import init_state
 
 @pytest.fixture
 def run(tmp_path, cache):
-    """A run whose validation set has a pair of ordinary length on each line but the fourth."""
+    """A run whose validation set has one very long pair, on line 4."""
     sides = [list(side) for side in zip(*toy.pairs("valid", 9), strict=True)]
     sides[0][3] = "the house is red " * 100
     for side, lines in zip(("en", "de"), sides, strict=True):
@@ -29,7 +29,7 @@ def run(tmp_path, cache):
 
 
 def needs(monkeypatch, make) -> list[int]:
-    """Bytes that the programs of `make()` are said to need, in their order."""
+    """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
     with monkeypatch.context() as patch:
         patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: checks.append(needed))
@@ -66,7 +66,7 @@ def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
 
 
 def test_validation_loss_includes_long_pairs(run):
-    """The loss of all is the mean of the loss of each pair by its tokens."""
+    """The total loss is the token-weighted mean of the losses of the pairs."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config
     whole = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
@@ -77,5 +77,5 @@ def test_validation_loss_includes_long_pairs(run):
 
 
 def small_rows(config, length):
-    """The same config with rows that hold the longest pair, so that all pairs are in rows of one length."""
+    """The same config with rows long enough for the longest pair, so that all rows have one length."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, pack_length=8 * (length // 8 + 1)))

@@ -1,4 +1,4 @@
-"""Runs that differ in scalars, trained by one vectorized step: each is what it is alone."""
+"""Runs that differ in scalars train in one vectorized step, each as it would alone."""
 
 import dataclasses
 import time
@@ -154,7 +154,7 @@ def test_vectorized_runs_resume_together_and_alone(tmp_path, cache):
 
 @pytest.mark.slow
 def test_nothing_compiles_after_the_first_vectorized_update(tmp_path, cache, monkeypatch):
-    """Evaluations, saves and taking out a run's own state included."""
+    """Includes evaluations, saves and extracting the state of one run."""
     compiled, updates, real = [], [], VectorizedProgram.__call__
     monkeypatch.setattr(VectorizedProgram, "__call__", lambda *args: (real(*args), updates.append(True))[0])
 
@@ -202,7 +202,7 @@ def test_complete_runs_are_finished_without_an_update(tmp_path, cache):
 
 @pytest.mark.slow
 def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
-    """It may take long, and the process may be killed in it."""
+    """A final evaluation may take long, and the process may be killed during it."""
 
     def killed(run, outcome):
         raise KeyboardInterrupt

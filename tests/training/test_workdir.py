@@ -1,4 +1,4 @@
-"""A workdir: what is not ours is not touched, what was trained is not begun anew."""
+"""Workdirs: foreign files are not touched, and a trained run never starts over."""
 
 import dataclasses
 import json
