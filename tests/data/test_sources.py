@@ -189,7 +189,7 @@ def test_files_of_a_source_spec():
 
 def test_documented_source_works():
     text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    code = text.split("## A source of data")[1].split("```python\n")[1].split("```")[0]
+    code = text.split("## A new data source")[1].split("```python\n")[1].split("```")[0]
     exec(code, {"hashlib": hashlib, "UserError": UserError, "SOURCES": SOURCES} | vars(base))
     try:
         source = open_en_de("squares:3", key="config.data.train")
