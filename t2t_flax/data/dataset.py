@@ -26,7 +26,7 @@ log = logging.getLogger("t2t_flax")
 
 
 class DataTask(Protocol):
-    """What this package needs of a task (`t2t_flax.tasks`)."""
+    """The part of a task (`t2t_flax.tasks`) that this package uses."""
 
     config: Config
 
@@ -45,7 +45,7 @@ class Corpus:
 
 
 class ProcessGroup(Protocol):
-    """What this module uses of `distributed.coordination.ProcessGroup`."""
+    """The part of `distributed.coordination.ProcessGroup` that this module uses."""
 
     index: int
     count: int
@@ -84,7 +84,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     check_reachable(_cache(config, workdir))
     tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
     train = _split_store(task, workdir, "train", tokenizers, progress)
-    Layouts(train, config.data, config.seed.data)  # writes the update counts beside the store, which every start needs
+    Layouts(train, config.data, config.seed.data)  # caches the update counts beside the store, which every start needs
     valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
     return [train, valid]
 
@@ -220,7 +220,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     data, own = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
     if config.train.init_from:
-        # A resumed run needs only its own folder: the run that it started from may be gone.
+        # A resumed run needs only its own folder: the run that it was initialized from may have been deleted.
         initial = epath.Path(config.train.init_from) / "tokenizer"
         pair = TokenizerPair.load(own if TokenizerPair.is_complete(own) else initial)
     elif data.tokenizer == "subword_nmt":
@@ -251,7 +251,7 @@ def _trained_tokenizers(task: DataTask, own: epath.Path, cache: epath.Path, sour
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
     fingerprints = source.fingerprint(), *source.earlier_fingerprints
     folder, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
-    if TokenizerPair.is_complete(own):  # a run that an earlier version began
+    if TokenizerPair.is_complete(own):  # a run that an earlier version started
         digest = TokenizerPair.load(own).digest
         for candidate in earlier:
             if TokenizerPair.is_complete(candidate) and TokenizerPair.load(candidate).digest == digest:

@@ -1,4 +1,4 @@
-"""From a source and tokenizers to a token store."""
+"""Tokenizes a source into a token store."""
 
 import contextlib
 import hashlib
@@ -41,7 +41,7 @@ ProgressCallback = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Policies:
-    """What happens to pairs that are too long or have an empty side.
+    """How pairs that are too long or have an empty side are handled.
 
     max_length: tokens of either side, EOS counted. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
@@ -84,7 +84,7 @@ def prepare_split(
         return store
     local = local_path(folder, digest)
     with exclusive(local):
-        if store := find_store(folder, digest):  # written by another process while this one waited
+        if store := find_store(folder, digest):  # written by another process during the wait
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             encoder = _Encoder(tokenizers, policies)
@@ -97,7 +97,7 @@ def prepare_split(
 
 
 def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
-    """(what a store is made from, the sha256 of that)."""
+    """(the inputs and settings that determine a store, their sha256)."""
     recipe = {
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,

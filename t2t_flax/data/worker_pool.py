@@ -1,4 +1,4 @@
-"""Worker processes that do not outlive this process and leave signals to it."""
+"""Worker processes that end with their parent and leave signals to it."""
 
 import contextlib
 import multiprocessing
@@ -26,7 +26,7 @@ def start(num_workers: int, initialize: Callable[..., None], *arguments: Any) ->
 
 @contextlib.contextmanager
 def report_lost(task: str, remedy: str) -> Iterator[None]:
-    """Raises UserError where a worker died: its task ("tokenizes"), and how to do without workers."""
+    """Raises UserError if a worker died, naming its task ("tokenizes") and how to run without workers."""
     try:
         yield
     except BrokenProcessPool:

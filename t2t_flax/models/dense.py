@@ -1,4 +1,4 @@
-"""Sub-layers that act on each position alone, with logical names of their parameters: einsum, norms, feed-forward."""
+"""Position-wise sub-layers with logical parameter names: einsum, norms, feed-forward."""
 
 from collections.abc import Callable
 

@@ -18,7 +18,7 @@ _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which each input bit flips each output bit about half of the time."""
+    """A bijection of uint32 in which each input bit flips each output bit about half the time."""
     x = x ^ (x >> 16)
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> 15)
@@ -28,7 +28,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class Noise:
-    """What a dropout mask depends on besides its site: two key words and the global number of each row."""
+    """The inputs of a dropout mask besides its site: two key words and the global number of each row."""
 
     key: jax.Array  # uint32 [2]
     row_B: jax.Array  # uint32 [B]

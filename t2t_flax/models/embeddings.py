@@ -1,4 +1,4 @@
-"""Tokens to vectors and back (3.4), and the vector that stands before the first target."""
+"""Token embeddings and output logits (3.4), and the start vector of the decoder."""
 
 import flax.linen as nn
 import jax
@@ -43,7 +43,7 @@ def scale(x: jax.Array, config: Model) -> jax.Array:
 
 
 class DecoderStart(nn.Module):
-    """The vector [D] that stands before the first target: zeros (tensor2tensor), a row of the table, or one of its own."""
+    """The start vector [D] of the decoder: zeros (tensor2tensor), a row of the table, or a parameter."""
 
     config: Model
     dtype: jnp.dtype = jnp.float32

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from t2t_flax.models.masks import segment_mask
 
-_SMALLEST_BLOCK = 8  # smaller products take as long
+_SMALLEST_BLOCK = 8  # smaller products are no faster
 
 
 def block_size(reach: int) -> int:

@@ -1,4 +1,4 @@
-"""What a layer hands to its mixer besides the activations."""
+"""Inputs of a mixer besides the activations."""
 
 import flax
 import jax

@@ -1,4 +1,4 @@
-"""What mixes positions in a layer (Table 1): self-attention, recurrent and convolutional layers, one table.
+"""Mixers, the sub-layers that mix positions (Table 1): self-attention, recurrent and convolutional layers.
 
 A mixer is a flax module with the fields (config, dtype, causal, depth), `depth` being the number of layers below:
 

@@ -1,4 +1,4 @@
-"""How the model tells positions apart (3.5, and what came later): one table, POSITIONS.
+"""Position schemes (3.5 and later ones), in one table, POSITIONS.
 
 A scheme is up to three functions, one for each place where positions can enter. The first argument
 of each is the flax module that calls it: its `config`, and its `param` for schemes that learn.

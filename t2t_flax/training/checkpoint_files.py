@@ -1,4 +1,4 @@
-"""The files of a checkpoint beside its arrays: its metadata, its metric, and where damaged checkpoints go.
+"""The files of a checkpoint besides its arrays: metadata and metric; moves damaged checkpoints aside.
 
 CHECKPOINTS/STEP/meta/metadata     JSON, with a digest of itself
 CHECKPOINTS/STEP/metrics/metrics   JSON {"metric": value}, where the step was evaluated

@@ -1,4 +1,4 @@
-"""The stored config of a checkpoint against the config in use: what must be equal, and which changes are recorded."""
+"""Compares the stored config of a checkpoint with the config in use: which keys must be equal, which changes are recorded."""
 
 import json
 from typing import Any

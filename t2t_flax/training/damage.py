@@ -1,4 +1,4 @@
-"""Which errors mean that a checkpoint is damaged, and not that a device, disk or network fails.
+"""Distinguishes damaged checkpoints from failing devices, disks and networks.
 
 Damaged: a checksum does not match, or a file is missing or cannot be parsed. Only such checkpoints are skipped or moved.
 """
@@ -25,7 +25,7 @@ class DamagedCheckpoint(Exception):
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error of reading a checkpoint means that its files differ from what was written."""
+    """Whether an error while reading a checkpoint means that its files differ from those written."""
     chain = list(_chain(error))
     for one in chain:
         if isinstance(one, jax.errors.JaxRuntimeError | MemoryError | ImportError | NotImplementedError):

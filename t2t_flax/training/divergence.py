@@ -21,13 +21,13 @@ class NonFiniteUpdate(Exception):
 
 
 def describe(step: int, loss: float, grad_norm: float, *, scalars_finite: bool) -> str:
-    """What was not finite, for logs and messages; `scalars_finite`: loss and gradient norm were."""
+    """Describes which values were not finite. `scalars_finite`: loss and gradient norm were."""
     text = f"update {step}: loss {loss}, gradient norm {grad_norm}"
     return f"{text}, and parameters that are not finite" if scalars_finite else text
 
 
 def advice(config: Config, workdir: epath.Path) -> str:
-    """What to change on the command line, and which checkpoint the run resumes from."""
+    """Suggested flags, and the checkpoint from which the run resumes."""
     o, steps = config.optimizer, list_numbers(workdir / "checkpoints")
     name = "lr_scale" if "lr_scale" in KEYS_OF_SCHEDULE[o.schedule] else "peak_lr"
     current = getattr(o, name)

@@ -68,7 +68,7 @@ def train_runs(
         for tracker in trackers:
             tracker.open_logs()
         stragglers = StragglerDetector(group, config.distributed.straggler_share)
-        group.barrier("compiled")  # a process that compiles longer than the others does not hang
+        group.barrier("compiled")  # a process that compiles longer than the others is not hanging
     with contextlib.ExitStack() as stack:
         for tracker in trackers:
             stack.enter_context(finish_saves_on_error(tracker.checkpoints))
@@ -93,7 +93,7 @@ def train_runs(
                     batch = batches.next()
                 with split_time("step", running), jax.transfer_guard("disallow"):
                     state, values = program(state, batch.arrays)
-                metrics.add(step, batch, values)  # reads the update before: the device always has one queued
+                metrics.add(step, batch, values)  # reads the previous update: one is always queued
                 if group.count > 1 and step % config.log.every_steps == 0:
                     metrics.flush()  # nothing is in flight while the devices are compared
                     trackers[0].bar.say_if(stragglers.compare(trackers[0].clock.seconds))
@@ -116,7 +116,7 @@ def train_runs(
             try:
                 for tracker in active if due.evaluation and not stopping else ():
                     tracker.evaluate(step, due, program.state_of(state, tracker.index), supervisor)
-            except StopRequested:  # a run that is not evaluated here begins with it when it is resumed
+            except StopRequested:  # a run that is not evaluated here starts with the evaluation when it resumes
                 stopping = True
             reasons = {t: t.end_after(step, supervisor.signal if stopping else "") for t in running}
             for tracker in active:
@@ -124,7 +124,7 @@ def train_runs(
                 if any(reasons.values()) or due.checkpoint or best:
                     tracker.save(step, program.state_of(state, tracker.index), due, reasons[tracker], supervisor)
             if any(reasons.values()):
-                for tracker in running:  # all, for the process may be killed in the final evaluation of one
+                for tracker in running:  # save all first: the process may be killed during the final evaluation of one
                     tracker.wait_for_saves(supervisor)
             for tracker, reason in reasons.items():
                 if reason:

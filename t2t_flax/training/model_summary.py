@@ -1,4 +1,4 @@
-"""What a run of a config will be, in words and figures, before any data is read."""
+"""Summary of a run before any data is read: parameters, FLOPs, batch shapes, learning rates and memory."""
 
 import dataclasses
 from typing import Any

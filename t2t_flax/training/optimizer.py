@@ -1,4 +1,4 @@
-"""Optimizers: Adam (5.3), and what may take its place."""
+"""Optimizers: Adam (5.3) and its alternatives."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Makes batches ahead of the train step, in a thread."""
+"""Prefetches batches in a thread."""
 
 import queue
 import threading

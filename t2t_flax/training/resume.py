@@ -1,4 +1,4 @@
-"""Starting a run, from scratch or from its checkpoints, and saving what it needs to resume."""
+"""Starts a run from scratch or from its checkpoints, and saves the state that it needs to resume."""
 
 import contextlib
 import dataclasses
@@ -107,7 +107,7 @@ def save(
     meta = {
         "step": progress.step,
         "scheduled": progress.scheduled,
-        "regular_before": before,  # so that an average of the last n notices a missing one
+        "regular_before": before,  # so that an average of the last n detects a missing one
         "config": config_lib.as_json(setup.config),
         "digests": {"tokenizer": setup.corpus.tokenizers.digest, "training data": setup.corpus.train.digest},
         "progress": dataclasses.asdict(progress),

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept after a new one is written."""
+"""Retention policy: which checkpoints are kept after a new one is written."""
 
 import dataclasses
 from collections.abc import Sequence

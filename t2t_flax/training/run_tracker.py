@@ -1,4 +1,4 @@
-"""One of the runs that the training loop trains: its evaluations, checkpoints, logs and end."""
+"""One run in the training loop: its evaluations, checkpoints, logs and end."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from t2t_flax.training.train_state import TrainState
 
 
 class Due(NamedTuple):
-    """What is due after an update: a validation loss, decoding the validation set, a regular checkpoint."""
+    """What is due after an update: validation loss, decoding the validation set, a scheduled checkpoint."""
 
     loss: bool
     decoding: bool
@@ -103,7 +103,7 @@ class RunTracker:
         return state
 
     def compile(self, state: TrainState) -> None:
-        """Compiles what evaluating and saving `state` compute."""
+        """Compiles the programs for evaluating and saving `state`."""
         self._valid_loss = validation_loss(self.run)
         compile_checksums(state)
 
@@ -160,7 +160,7 @@ class RunTracker:
             save(self.run, self.checkpoints, state, self.progress, self.metric)
 
     def check_saves(self) -> None:
-        """Raises what went wrong in the background, a full disk as UserError."""
+        """Raises errors of background saves, a full disk as UserError."""
         report_full_disk(self.checkpoints, self.checkpoints.check_for_errors)
 
     def wait_for_saves(self, supervisor: RunSupervisor) -> None:
@@ -179,7 +179,7 @@ class RunTracker:
 
 
 def common_step(trackers: list[RunTracker]) -> int:
-    """The update at which all runs are. Raises UserError where they differ."""
+    """The common update of all runs. Raises UserError if they differ."""
     steps = {tracker.progress.step for tracker in trackers}
     if len(steps) > 1:
         places = ", ".join(f"{t.run.workdir} at {t.progress.step}" for t in trackers)
@@ -191,7 +191,7 @@ def common_step(trackers: list[RunTracker]) -> int:
 
 
 def validation_loss(run: TrainingSetup) -> ValidationLoss | None:
-    """The function that computes the loss of the validation set, where the config wants it."""
+    """The function that computes the validation loss; None if the config does not need it."""
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     besides = run.abstract.opt_state, run.abstract.ema

@@ -1,4 +1,4 @@
-"""The parts of a run (data, mesh, model, optimizer, batches) and its compiled programs, one per batch shape."""
+"""The components of a run (data, mesh, model, optimizer, batches) and its compiled programs, one per batch shape."""
 
 import dataclasses
 from collections.abc import Callable

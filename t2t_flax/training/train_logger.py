@@ -1,4 +1,4 @@
-"""The log of updates: progress bar and metrics.jsonl, and what happens where an update was not finite."""
+"""Logs updates to the progress bar and metrics.jsonl, and handles updates that are not finite."""
 
 import math
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class TrainLogger:
             "data_sheet": sheet and sheet * devices,
             "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * devices,
         }
-        if jax.default_backend() == "cpu":  # simulated devices share the cores that one product already uses
+        if jax.default_backend() == "cpu":  # simulated devices share cores, which a single product already saturates
             self._peaks["measured"] /= devices
         self.profile = Profile(run.workdir / "profile", config.log.profile_steps)
 

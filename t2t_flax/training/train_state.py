@@ -1,4 +1,4 @@
-"""What a run carries from update to update: arrays only, nothing static, no random key.
+"""The state that a run carries between updates: arrays only, nothing static, no random key.
 
 Dropout is a function of (seed, update), batches of (config, update): params, optimizer state and the step are all there
 is to restore.
@@ -28,7 +28,7 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """What evaluation uses: the moving average where there is one."""
+        """The parameters for evaluation: the moving average if there is one, else the parameters."""
         return self.params if self.ema is None else self.ema
 
 
@@ -39,7 +39,7 @@ def compute_dtype(precision: str) -> jnp.dtype:
     return jnp.dtype("float32" if precision == "tf32" else precision)
 
 
-# JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU unless it is told otherwise.
+# By default JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU.
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
@@ -93,7 +93,7 @@ def parameter_shardings(config: Config, model: Transformer, mesh: jax.sharding.M
     """The sharding of each parameter or, `optimizer` True, of what the optimizer keeps for it (divided further by
     ZeRO-1).
     """
-    boxed = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device to make a key
+    boxed = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key
     return mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=optimizer))
 
 
@@ -121,7 +121,7 @@ def _names(path: tuple) -> tuple[str, ...]:
 
 
 def _unboxed(tree: Any) -> Any:
-    """Without the boxes of logical names. (`nn.unbox` would move each leaf to where the names alone put it.)"""
+    """Removes the boxes of logical names. (`nn.unbox` would reshard each leaf by the names alone.)"""
     is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
     return jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box)
 

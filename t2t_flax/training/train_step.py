@@ -61,11 +61,11 @@ def train_step(
         def micro(part, a):
             noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
             loss = lambda params: loss_sums(config, model, params, part, noise, shards)  # noqa: E731
-            with products(model.matmul_precision):  # a backward pass of its own (custom_vjp) is traced here
+            with products(model.matmul_precision):  # its custom_vjp is traced here
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
             return grads, {"loss": loss} | others
 
-        if count == 1:  # a loop of one costs a tenth of the step
+        if count == 1:  # a loop over one microbatch costs a tenth of the step
             grads, sums = micro(jax.tree.map(lambda x: x[0], batch), 0)
         else:
             zeros = jax.tree.map(jnp.zeros_like, state.params), zero_sums()

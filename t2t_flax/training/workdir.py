@@ -1,4 +1,4 @@
-"""The folder of a run: whether it is one, who may write to it, whether it is complete, and whether it may start over.
+"""The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
@@ -112,7 +112,7 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     else:
         _check_nothing_lost(workdir, stored)
         _remove_tokenizer(workdir / "tokenizer")
-        if train:  # left by an attempt without a checkpoint, whose updates are repeated
+        if train:  # from an attempt without a checkpoint, whose updates are repeated
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
     # A resumed run is not complete, wherever it stops next.
     (workdir / "complete.json").unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
 
 
 def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
-    """Whether metrics.jsonl reaches the second checkpoint, when the first must have been finished. For runs of versions
+    """Whether metrics.jsonl reaches the second checkpoint, so that the first must have been finished. For runs of versions
     that wrote no trained.json.
     """
     every = stored.checkpoint.every_steps
@@ -168,7 +168,7 @@ def _remove_tokenizer(folder: epath.Path) -> None:
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
-    """The message for a workdir that holds this run, complete; None if there is something left to do."""
+    """The message for a workdir whose run is complete; None if the run is not."""
     text = read_if_exists(workdir / "complete.json")
     stored = read_config(workdir) if text is not None else None
     if stored is None:

@@ -1,4 +1,4 @@
-"""Which pairs are in update k: a pure function of (lengths, config, seed, k).
+"""Assigns pairs to updates: a pure function of (lengths, config, seed, k).
 
 The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
 windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before

@@ -51,7 +51,7 @@ class Layouts:
         self.of = functools.lru_cache(maxsize=2)(self._of)
 
     def size_of(self, needed: Size) -> int:
-        """Which of `counts.sizes` an update that needs this size gets."""
+        """The index in `counts.sizes` to which an update of this size is padded."""
         return smallest_fitting(self.counts.sizes, needed)
 
     def _count(self) -> UpdateCounts:

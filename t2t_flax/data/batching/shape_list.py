@@ -1,4 +1,4 @@
-"""The closed list of sizes to which all updates of a run are padded, chosen from what its updates need."""
+"""The closed list of sizes to which all updates of a run are padded, chosen from the sizes of its updates."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Sources of data: text files, one TSV or JSON-lines file, a TFDS dataset, or the built-in corpus.
+"""Data sources: text files, a TSV or JSON-lines file, a TFDS dataset, or the built-in corpus.
 
 A new form is a file in this folder and a row in `SOURCES` (docs/extending.md).
 """

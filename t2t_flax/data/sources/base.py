@@ -51,7 +51,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a form needs besides its spec.
+    """The arguments of a form besides its spec.
 
     root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
     seed: config.seed.data. label: the spec with its config key, for error messages.

@@ -1,4 +1,4 @@
-"""Checksums of token stores: detects files that changed after a copy, a power cut, or on a failing disk.
+"""Checksums of token stores: detects files damaged by a copy, a power failure or a failing disk.
 
 meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s a core;
 after that, files of the same size, times and inode are trusted.

@@ -56,7 +56,7 @@ class StoreWriter:
     def __enter__(self) -> "StoreWriter":
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive(self.folder))
-            read_meta(self.folder)  # raises rather than replace a folder of something else
+            read_meta(self.folder)  # raises instead of replacing a foreign folder
             self._partial = stack.enter_context(
                 atomic_directory(
                     self.folder, tag=_machine(), keep=lambda: _keep(self.folder, self.meta.get("digest", ""))
@@ -91,7 +91,7 @@ class StoreWriter:
         self._stack.__exit__(kind, error, trace)
 
     def _finish(self, kind, error, trace) -> None:
-        self._open_files.close()  # writes what is buffered, and may fail for a full disk
+        self._open_files.close()  # flushes buffers, and may fail on a full disk
         if kind is not None:
             return
         sides = {
@@ -142,7 +142,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         entered.discard(folder)
-        path.unlink(missing_ok=True)  # before the release: a process that waits sees that the name is gone
+        path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
         if lock:
             lock.release()
 
@@ -164,7 +164,7 @@ def _wait_for_lock(path: Path) -> FileLock | None:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
                 return lock
-        lock.release()  # of a file whose name was removed by the previous holder
+        lock.release()  # the lock of a file that its previous holder has removed
     raise AssertionError("unreachable")
 
 

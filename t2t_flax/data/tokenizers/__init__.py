@@ -1,4 +1,4 @@
-"""Tokenizers: the kinds of tokenizer files, and the pair of tokenizers that a run has."""
+"""Tokenizers: the kinds of tokenizer files, and the pair of tokenizers of a run."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,7 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
                 return kind(data)
             except UserError:
                 raise
-            except Exception as error:  # whatever the library of that kind raises for a damaged file
+            except Exception as error:  # any error that the library raises for a damaged file
                 raise UserError(f"{path} is damaged: {kind.__name__} cannot read it ({error})") from error
     raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote")
 

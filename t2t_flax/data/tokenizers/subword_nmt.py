@@ -1,4 +1,4 @@
-"""Byte-pair codes of subword-nmt over text that is tokenized already, as fairseq, Marian and others prepare it.
+"""subword-nmt's byte-pair codes over pre-tokenized text, as used with fairseq, Marian and others.
 
 The vocabulary is what the segmented training text holds, most frequent piece first. One file keeps codes and vocabulary.
 """

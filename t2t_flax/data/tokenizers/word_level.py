@@ -1,4 +1,4 @@
-"""Tokenizers whose file lists their pieces, and the plainest of them: symbols that are split at spaces, such as trees."""
+"""Tokenizers whose file lists their pieces; the simplest splits symbols, such as those of trees, at spaces."""
 
 import json
 from collections import Counter
@@ -49,7 +49,7 @@ class ListTokenizer(Tokenizer):
 
 
 class SymbolTokenizer(ListTokenizer):
-    """Every symbol is a piece; one that training has not seen is UNK."""
+    """Every symbol is a piece; symbols unseen in training are UNK."""
 
     KIND, PIECES = "symbols split at spaces", "symbols"
 
