@@ -91,7 +91,7 @@ def test_train_prints_progress_and_writes_a_record(trained):
 def test_complete_run_is_reported_and_more_steps_resume_it(copy, t2t):
     command = ["train", TOY, f"--workdir={copy}", *SMALL]
     out, _ = t2t(*command, "--config.train.steps=20")
-    assert "is complete: 20 updates" in out and "BLEU" in out and "larger --config.train.steps" in out
+    assert "is complete: 20 updates" in out and "BLEU" in out and "raise --config.train.steps" in out
     out, _ = t2t(*command, "--config.train.steps=25")
     assert f"resuming {copy} after update 20" in out and (copy / "eval" / "test-25.json").exists()
 
