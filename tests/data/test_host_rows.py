@@ -19,7 +19,7 @@ KINDS = {
 }
 
 
-class Watched:
+class RecordingStore:
     """A store that records which ids are read."""
 
     def __init__(self, store):
@@ -68,26 +68,26 @@ def test_rows_of_all_hosts_form_the_batch(store, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_of_other_rows_are_not_read(store, kind):
-    watched = Watched(store)
-    batch = batches_of(kind, watched).batch(1)
-    assert not watched.read["source"], "finding the rows reads lengths alone"
+    recording = RecordingStore(store)
+    batch = batches_of(kind, recording).batch(1)
+    assert not recording.read["source"], "finding the rows reads lengths alone"
     half = batch.shape.rows // 2
     mine = batch.rows(0, half)
-    positions_read = {side: set(places) for side, places in watched.read.items()}
+    positions_read = {side: set(places) for side, places in recording.read.items()}
     batch.rows(half, batch.shape.rows)
     for side, segments in (("source", "source_segments"), ("target", "target_segments")):
         assert len(positions_read[side]) == (mine[segments] > 0).sum() > 0
-        assert len(watched.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
+        assert len(recording.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
 
 
 def test_validation_rows_of_hosts(store):
-    watched = Watched(store)
-    ((shape, batches),) = validation_batches(watched, DATA, shards=2, tokens=200)
+    recording = RecordingStore(store)
+    ((shape, batches),) = validation_batches(recording, DATA, shards=2, tokens=200)
     for batch in batches():
-        for part in watched.read.values():
+        for part in recording.read.values():
             part.clear()
         mine = batch.rows(0, shape.rows // 2)
-        assert len(watched.read["target"]) == (mine["target_segments"] > 0).sum()
+        assert len(recording.read["target"]) == (mine["target_segments"] > 0).sum()
         for name, whole in batch.arrays.items():
             np.testing.assert_array_equal(mine[name], whole[:, : shape.rows // 2])
 

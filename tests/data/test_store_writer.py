@@ -57,7 +57,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     (partial,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
     assert not (partial / "meta.json").exists()
     write(tmp_path / "other" / "s")
-    assert partial.exists(), "a writer of another folder leaves it alone"
+    assert partial.exists(), "a writer of another folder must not delete it"
     write(tmp_path / "s", digest="again")
     assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
 
@@ -96,7 +96,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
     real = writer.read_meta
     looks = []
 
-    def another_is_faster(folder):
+    def other_writer_wins(folder):
         there = real(folder)
         looks.append(folder)
         if len(looks) == 1:
@@ -104,7 +104,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
             write(tmp_path / "s", 3, digest="same")
         return there
 
-    monkeypatch.setattr(writer, "read_meta", another_is_faster)
+    monkeypatch.setattr(writer, "read_meta", other_writer_wins)
     write(tmp_path / "s", 4, digest="same")
     assert TokenStore.open(tmp_path / "s").source(0).tolist() == [3, 3] and names(tmp_path) == ["s"]
 
@@ -162,7 +162,7 @@ def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
     write(here, digest="a")
     *before, (last, there) = synced
     assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(there for _, there in before)
-    assert last == tmp_path.name and there, "and the name itself after it"
+    assert last == tmp_path.name and there, "the folder entry is synced after the rename"
 
 
 def test_failed_writer_releases_its_lock(tmp_path):

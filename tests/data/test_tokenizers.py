@@ -104,7 +104,7 @@ def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
     for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
         assert copy.digest == tokenizer.digest and copy.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
-    # It is a model that SentencePiece itself reads, with the same ids.
+    # SentencePiece itself reads the model, with the same ids.
     plain = SentencePieceProcessor(model_file=str(tmp_path / "new" / "t.model"))
     assert plain.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
 

@@ -64,7 +64,7 @@ def test_signal_to_one_process_stops_all_at_the_same_call(exits, signalled):
         calls = run_threads(work, list(enumerate(runs)))
         assert len(set(calls)) == 1 and calls[0] >= 6
         assert [run.signal for run in runs] == ["SIGTERM"] * 3
-        assert all(run.should_stop() for run in runs)  # and at every later call
+        assert all(run.should_stop() for run in runs)  # also at every later call
 
 
 def test_signals_to_two_processes_stop_at_the_later_proposal():
@@ -136,7 +136,7 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
         with run.suspend_hang_timeout():
             run.watchdog._alive_at -= 100
             assert not run.watchdog.is_hanging()
-        run._exit_if_hanging()  # what was suspended does not count
+        run._exit_if_hanging()  # suspended time does not count
         run.watchdog._alive_at -= 100
         wait_until(lambda: exits)
     assert "hang_timeout = 1" in capsys.readouterr().err

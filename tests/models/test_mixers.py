@@ -20,7 +20,7 @@ from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
-# Kinds that share the code of another one are slow tests.
+# Kinds that share code with another one are tested as slow.
 KINDS = {
     "window": dict(attention_window=5),
     "rotary": dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
@@ -95,7 +95,7 @@ def test_gradient_reaches_no_later_target(model_and_params):
     def decoded(shift):
         table = params["shared_embedding"]["table"]
         embedded = jnp.zeros((length, VOCAB)).at[jnp.arange(length), batch["target"][0]].set(1.0)
-        # A table row of its own for each target position, so that each has its own gradient.
+        # Each target position uses a different table row, so that each has its own gradient.
         rows = embedded @ table[:VOCAB] + shift
         wide = dict(params, shared_embedding={"table": jnp.concatenate([table, rows])})
         bigger = model.clone(target_vocab=len(table) + length)

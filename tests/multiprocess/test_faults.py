@@ -20,7 +20,7 @@ TWO = dict(mesh_cpu_devices=1)
 def test_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
     """The last one hangs; all others write their stack traces."""
     workdir = tmp_path / "run"
-    # Longer than an update takes on a busy machine, and shorter than the heartbeat timeout.
+    # Longer than an update on a busy machine, shorter than the heartbeat timeout.
     timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
     quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)

@@ -115,7 +115,7 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
             time.sleep(0.01)
             processes.all[0].send_signal(signal.SIGINT)
             code = processes.wait(90)
-        if code != [75]:  # on a busy machine the first may be done before the second comes
+        if code != [75]:  # on a busy machine the first may finish before the second arrives
             break
     assert code == [130], processes.outputs()
     assert "interrupted twice, exiting at once" in processes.output(0)

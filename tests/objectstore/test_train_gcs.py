@@ -39,7 +39,7 @@ class Commands:
         try:
             out, _ = process.communicate(timeout=240)
         finally:
-            process.terminate()  # the launcher ends what it started
+            process.terminate()  # the launcher ends its processes
         assert process.returncode == 0, out[-4000:]
         return out
 
@@ -67,7 +67,7 @@ def on_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disk")
     with FakeGcs() as server:
         Commands(server, folder / "home").run("train", f"--workdir={folder / 'run'}", *KEYS)
-        assert not server.objects, "a run on disk asks no bucket"
+        assert not server.objects, "a run on disk sends no request to the bucket"
     return folder / "run"
 
 

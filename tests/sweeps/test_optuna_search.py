@@ -133,8 +133,8 @@ def test_bad_trials_are_pruned(fake_search):
     ("valid_bleu", {250: 2.0}, [1.0], False),
     ("valid_nll", {250: float("nan")}, [], True),
     ("valid_nll", {200: 9.0}, [1.0], False),  # before a quarter of the updates
-    ("valid_nll", {1000: 9.0}, [1.0], False),  # nothing is saved by stopping at the end
-    ("valid_nll", {250: 1.0, 500: 9.0}, [2.0], False),  # the other has not come to a half
+    ("valid_nll", {1000: 9.0}, [1.0], False),  # stopping at the end would save nothing
+    ("valid_nll", {250: 1.0, 500: 9.0}, [2.0], False),  # the other trial has not reached half
 ])  # fmt: skip
 def test_successive_halving(fake_search, metric, own, others, pruned):
     sweep = fake_search(Search(SPACE, 9, metric, prune=True))

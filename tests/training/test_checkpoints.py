@@ -130,7 +130,7 @@ def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, training_se
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
 
 
-def chained(error):
+def wrapped_error(error):
     """An exception as Orbax raises it, with TensorStore's error as its cause."""
     wrapper = Exception("Encountered error while reading array index ()")
     wrapper.__cause__ = error
@@ -143,8 +143,8 @@ def chained(error):
      jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(errno.EIO, "Input/output error"),
      jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), OSError(errno.ESTALE, "Stale file handle"),
      jax.errors.JaxRuntimeError("FAILED_PRECONDITION: CUDA_ERROR_LAUNCH_FAILED"),
-     chained(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
-     chained(OSError(errno.EIO, "Input/output error"))],
+     wrapped_error(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
+     wrapped_error(OSError(errno.EIO, "Input/output error"))],
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
 def test_failing_device_disk_or_network_is_not_damage(tmp_path, training_setup, monkeypatch, error):

@@ -72,7 +72,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
-    assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
+    assert not any(name.endswith("data_sheet") for name in update)  # there is no data sheet for a CPU, so no MFU
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert 0 < valid[0]["valid_accuracy"] < 1
@@ -147,20 +147,20 @@ def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     assert Checkpoints(tmp_path / "run" / "checkpoints", keep_last=9).steps()[-1] == stopped
 
 
-def broken_at(*updates):
+def nan_loss_at(*updates):
     """A loss that is NaN at these updates."""
     real = step.loss_sums
 
-    def explode(config, model, params, batch, noise, shards):
+    def diverge(config, model, params, batch, noise, shards):
         loss, sums = real(config, model, params, batch, noise, shards)
         keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
         return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
-    return explode
+    return diverge
 
 
 def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", broken_at(6))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(6))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
     with pytest.raises(NonFiniteUpdate, match="update 6: loss nan"):
         loop.train(start(config, tmp_path, cache), score=None)
@@ -174,7 +174,7 @@ def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatc
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, resumed):
     """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
-    monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
     whole = tmp_path / "whole"
     outcome = loop.train(start(tiny_run(whole, **keys), whole, cache), score=None)
@@ -197,7 +197,7 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
 
 @pytest.mark.slow
 def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", broken_at(5, 6, 7))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 6, 7))
     config = tiny_run(tmp_path, train=dict(non_finite="skip", max_skipped_updates=2))
     with pytest.raises(NonFiniteUpdate, match="update 7: .* more than config.train.max_skipped_updates = 2 in a row"):
         loop.train(start(config, tmp_path, cache), score=None)
@@ -235,7 +235,7 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
     result = subprocess.run(absurd, **options)
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stdout + result.stderr
     assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
-    again = subprocess.run(absurd, **options)  # the same numbers: nothing was saved of the update
+    again = subprocess.run(absurd, **options)  # the same numbers: nothing of the update was saved
     assert again.returncode == 3 and "update 2: loss nan" in again.stderr
     while result.returncode == 3:
         print(result.stderr)
@@ -337,7 +337,7 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
     stored = tiny_run(tmp_path)
     workdir = epath.Path(tmp_path)
     adopt_config(workdir, small_config(model=dict(dropout=0.3)))
-    adopt_config(workdir, stored)  # no checkpoint yet: a corrected command takes its place
+    adopt_config(workdir, stored)  # no checkpoint yet: a corrected command replaces the config
     assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     adopt_config(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))

@@ -210,7 +210,7 @@ def slow(*values):
     return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
-# Adam itself is trained, resumed and sharded in the tests of the loop, of checkpoints and of the mesh.
+# Adam is covered by the tests of the loop, the checkpoints and the mesh.
 TRAINED = ["adafactor", "lion", "muon", *slow(["adam"], ["adamw"])]
 
 
@@ -266,7 +266,7 @@ def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
     assert_trees_close(state.params, whole.params, atol=2e-4)
     divided = lambda tree: {str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated}  # noqa: E731
     assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
-    # What has a parameter's shape lies as the parameter does; the vectors of factored moments are on every device.
+    # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.
     for leaf in jax.tree.leaves(state.opt_state):
         if leaf.ndim > 1:
             assert not leaf.sharding.is_fully_replicated

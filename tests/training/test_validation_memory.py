@@ -28,7 +28,7 @@ def run(tmp_path, cache):
     return start(tiny_run(tmp_path, data=data, eval=dict(every_steps=2)), tmp_path / "run", cache)
 
 
-def needs(monkeypatch, make) -> list[int]:
+def memory_estimates(monkeypatch, make) -> list[int]:
     """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
     with monkeypatch.context() as patch:
@@ -38,8 +38,8 @@ def needs(monkeypatch, make) -> list[int]:
 
 
 def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
-    usual, long = needs(monkeypatch, lambda: validation_loss(run))
-    assert usual < long, "the others have rows of their own"
+    usual, long = memory_estimates(monkeypatch, lambda: validation_loss(run))
+    assert usual < long, "other pairs keep shorter rows"
     monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
     place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
     with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
@@ -52,7 +52,8 @@ def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
 def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
     parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
     alone, beside = (
-        needs(monkeypatch, make)[0] for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
+        memory_estimates(monkeypatch, make)[0]
+        for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
     )
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     assert beside - alone == memory.resident_bytes(state.opt_state) > 2 * memory.resident_bytes(state.params) * 0.99
