@@ -194,7 +194,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(204, b"")
         span, _, total = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
         if span != "*":
-            assert int(span.split("-")[0]) == len(upload["data"]), "a piece follows the one before"
+            assert int(span.split("-")[0]) == len(upload["data"]), "pieces must be contiguous"
             upload["data"] += self.body
         if total == "*" or int(total) != len(upload["data"]):
             return self._send(308, b"", {"Range": f"bytes=0-{len(upload['data']) - 1}"})

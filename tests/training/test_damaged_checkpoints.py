@@ -259,11 +259,11 @@ class SecondProcess(ProcessGroup):
 
 def test_all_processes_use_the_list_of_process_0(three_checkpoints, monkeypatch):
     """On a network file system another host may see a new or a deleted folder late."""
-    group = SecondProcess({"the checkpoints that there are": "[1, 2]"})
+    group = SecondProcess({"the list of checkpoints": "[1, 2]"})
     assert Checkpoints(three_checkpoints, group=group).steps() == [1, 2]
     monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
-        Checkpoints(three_checkpoints, group=SecondProcess({"the checkpoints that there are": "[3, 7]"}))
+        Checkpoints(three_checkpoints, group=SecondProcess({"the list of checkpoints": "[3, 7]"}))
 
 
 STEPS = st.integers(1, 40).flatmap(

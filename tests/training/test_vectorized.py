@@ -35,7 +35,7 @@ DEVICES = jax.devices()
 
 
 def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **groups):
-    """A run for each variant, each on a device of its own.
+    """A run for each variant, each on its own device.
 
     Adam's eps is far above rounding: with 1e-9, a unit whose gradient is nearly zero takes steps of a random sign, and two
     programs that round differently end at different parameters.
@@ -77,7 +77,7 @@ def assert_same_training(runs, expected):
     "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
-    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
+    """Each with its own dropout, accumulation, rates, smoothing and seeds: losses to 1e-5 relative, parameters to 2e-5."""
     monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
     alone = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
