@@ -112,5 +112,5 @@ def _memory(config: Config, state: TrainState) -> list[str]:
     chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
     rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
-    lines.append("  activations depend on the shapes: they are weighed against the device when training starts")
+    lines.append("  activations depend on the shapes: their memory is checked when training starts")
     return lines

@@ -19,7 +19,7 @@ from t2t_flax.training.train_state import init_state
 
 @pytest.fixture
 def run(tmp_path, cache):
-    """A run whose validation set has one very long pair, on line 4."""
+    """A run whose validation set has one very long source sentence, on line 4."""
     sides = [list(side) for side in zip(*toy.pairs("valid", 9), strict=True)]
     sides[0][3] = "the house is red " * 100
     for side, lines in zip(("en", "de"), sides, strict=True):
