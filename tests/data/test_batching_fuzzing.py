@@ -183,7 +183,7 @@ def test_rows_do_not_depend_on_mesh_and_microbatches(run, shards):
 
 @hypothesis.settings(max_examples=15)
 @given(run=runs(), shards=st.integers(1, 8))
-def test_fewer_microbatch_tokens_never_hold_more_at_once(run, shards):
+def test_fewer_microbatch_tokens_never_need_larger_microbatches(run, shards):
     store, config, seed = run
     before = None
     for tokens in (0, 4000, 700, 100, 60, 24, 9, 1):

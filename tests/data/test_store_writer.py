@@ -62,7 +62,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
 
 
-def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_path):
+def test_partial_folders_of_other_machines_are_kept(tmp_path):
     """File locks may not work across machines."""
     theirs = tmp_path / "s.partial-0123456789ab-1"
     theirs.mkdir()

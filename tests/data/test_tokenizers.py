@@ -50,7 +50,7 @@ def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
     assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest != first.digest
 
 
-def test_normalization_and_byte_fallback_act():
+def test_normalization_and_byte_fallback_have_an_effect():
     nfkc = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
     assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
     plain = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False}))

@@ -115,7 +115,7 @@ def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
     assert exits == [2, 2] and capsys.readouterr().err.count("failed: no such file") == 2
 
 
-def test_lead_names_a_dead_process_and_exits(exits, capsys):
+def test_lead_reports_a_dead_process_and_exits(exits, capsys):
     with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0) as (_, runs):
         wait_until(lambda: 1 in runs[0]._heartbeats._peers)
         runs[1]._closed.set()  # it sends no more heartbeats
@@ -143,7 +143,7 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
     assert "test_supervisor.py" in (tmp_path / "process-0.txt").read_text()
 
 
-def test_late_processes_are_named(monkeypatch):
+def test_late_processes_are_reported(monkeypatch):
     monkeypatch.setattr(heartbeats, "INTERVAL", 0.02)
     _, groups = thread_groups(3)
     beats = [Heartbeats(group) for group in groups]

@@ -75,7 +75,7 @@ def test_workdir_on_s3_is_refused_before_any_work(s3, capsys, command):
     ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout, or pip install s3fs"),
     ("az://box/run", r"pip install adlfs .not tested."),
 ])  # fmt: skip
-def test_missing_package_is_named_for_each_scheme(monkeypatch, place, hint):
+def test_missing_package_is_reported_for_each_scheme(monkeypatch, place, hint):
     def missing(self):
         raise ImportError("no such package")
 

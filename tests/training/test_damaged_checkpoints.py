@@ -220,7 +220,7 @@ def test_digests_are_compared_before_arrays_are_read(three_checkpoints, training
         Checkpoints(three_checkpoints).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
 
 
-def test_checkpoints_on_another_disk_are_set_aside_there(three_checkpoints, training_setup, tmp_path, monkeypatch):
+def test_damaged_checkpoints_stay_on_their_disk(three_checkpoints, training_setup, tmp_path, monkeypatch):
     """`checkpoints` is a link; a rename to another disk would fail. Numbers that are taken are left out."""
     shutil.copytree(three_checkpoints, tmp_path / "disk" / "run7")
     (tmp_path / "run").mkdir()

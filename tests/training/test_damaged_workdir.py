@@ -76,7 +76,7 @@ NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metric
 @example("tokenizer", "truncate", 0.0, 0)
 @example("tokenizer", "delete", 0.0, 0)
 @example("metrics.jsonl", "flip", 0.2, 0)
-def test_damage_to_any_file_of_a_workdir(intact_run, tmp_path_factory, cache, top, way, place, pick):
+def test_damaged_workdir_files_are_harmless_or_reported(intact_run, tmp_path_factory, cache, top, way, place, pick):
     config, source, states = intact_run
     workdir = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(source, workdir)

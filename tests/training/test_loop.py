@@ -347,7 +347,7 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoint_and_log_keys_act(tmp_path, cache):
+def test_checkpoint_and_log_keys_have_an_effect(tmp_path, cache):
     """keep_last, log.every_steps, log.tensorboard and log.profile_steps."""
     config = tiny_run(
         tmp_path,

@@ -37,7 +37,7 @@ def memory_estimates(monkeypatch, make) -> list[int]:
     return checks
 
 
-def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
+def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
     usual, long = memory_estimates(monkeypatch, lambda: validation_loss(run))
     assert usual < long, "other pairs keep shorter rows"
     monkeypatch.setattr(memory, "device_memory", lambda: long - 1)

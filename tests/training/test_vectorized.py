@@ -141,7 +141,7 @@ def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, ca
 
 
 @pytest.mark.slow
-def test_vectorized_runs_resume_together_and_alone(tmp_path, cache):
+def test_vectorized_runs_resume_together_or_alone(tmp_path, cache):
     whole = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
     train_runs(whole)
     train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
