@@ -42,8 +42,8 @@ def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
         assert {plan.locate(epoch * n + k).epoch for k in range(n)} == {epoch}
     first, second = ({tuple(sorted(pairs_of(plan, e * n + k).tolist())) for k in range(n)} for e in range(2))
     assert first != second, "each epoch combines groups differently"
-    again = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
-    np.testing.assert_array_equal(pairs_of(again, n + 5), pairs_of(plan, n + 5))
+    rebuilt = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
+    np.testing.assert_array_equal(pairs_of(rebuilt, n + 5), pairs_of(plan, n + 5))
     longer = np.maximum(*lengths)
     one = PaddedBatchSampler(*lengths, batch_tokens=400, groups=1, seed=3)
     groups = [

@@ -133,14 +133,14 @@ def test_tsv_file_of_random_bytes(tokenizers, content, packed, well_formed):
 
 
 @given(
-    content=VALID, place=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
+    content=VALID, offset=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
 )
-def test_damaged_gzip_is_reported_or_harmless(content, place, damage, byte):
+def test_damaged_gzip_is_reported_or_harmless(content, offset, damage, byte):
     packed = gzip.compress(content, mtime=0)
-    place %= len(packed)
+    offset %= len(packed)
     broken = {
-        "cut": packed[:place],
-        "flip": packed[:place] + bytes([packed[place] ^ byte]) + packed[place + 1 :],
+        "cut": packed[:offset],
+        "flip": packed[:offset] + bytes([packed[offset] ^ byte]) + packed[offset + 1 :],
         "more": packed + bytes([byte]),
     }[damage]
     with tempfile.TemporaryDirectory() as folder:

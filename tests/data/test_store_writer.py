@@ -151,18 +151,18 @@ def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     (tmp_path / "s" / VERIFIED).unlink()
     with pytest.raises(UserError, match="has format 1, this version of t2t_flax reads 2"):
         TokenStore.open(tmp_path / "s")
-    again = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert again.digest == store.digest and "crc32" in again.meta and names(tmp_path) == ["s", "t.tsv"]
+    rewritten = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    assert rewritten.digest == store.digest and "crc32" in rewritten.meta and names(tmp_path) == ["s", "t.tsv"]
 
 
 def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
-    synced, here = [], tmp_path / "s"
+    synced, folder = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
-        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, here.exists())))
-    write(here, digest="a")
-    *before, (last, there) = synced
-    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(there for _, there in before)
-    assert last == tmp_path.name and there, "the folder entry is synced after the rename"
+        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, folder.exists())))
+    write(folder, digest="a")
+    *before, (last, existed) = synced
+    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(existed for _, existed in before)
+    assert last == tmp_path.name and existed, "the folder entry is synced after the rename"
 
 
 def test_failed_writer_releases_its_lock(tmp_path):

@@ -148,9 +148,9 @@ def test_pairs_joint_and_separate(tmp_path):
     for pair, names in [(joint, ["tokenizer.model"]), (separate, ["source.model", "target.model"])] * 2:
         pair.save(tmp_path / "pair")
         assert sorted(p.name for p in (tmp_path / "pair").iterdir()) == names
-        again = TokenizerPair.load(tmp_path / "pair")
-        assert (again.digest, again.joint) == (pair.digest, pair.joint)
-        assert pickle.loads(pickle.dumps(again)).joint == pair.joint
+        loaded = TokenizerPair.load(tmp_path / "pair")
+        assert (loaded.digest, loaded.joint) == (pair.digest, pair.joint)
+        assert pickle.loads(pickle.dumps(loaded)).joint == pair.joint
     assert [p.name for p in tmp_path.iterdir()] == ["pair"]
 
     one_file = TokenizerPair.load(tmp_path / "pair" / "source.model")

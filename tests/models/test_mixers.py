@@ -78,8 +78,8 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
     packed, *_, grads = scored(model, params, arrays)
-    alone, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
-    np.testing.assert_allclose(packed, alone, rtol=1e-6)
+    separate, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
+    np.testing.assert_allclose(packed, separate, rtol=1e-6)
     for (path, a), b in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True):
         scale = float(jnp.abs(b).max())
         np.testing.assert_allclose(a, b, atol=2e-4 * scale + 1e-6, err_msg=jax.tree_util.keystr(path))

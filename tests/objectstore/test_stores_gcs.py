@@ -115,8 +115,8 @@ def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeyp
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     (store.folder / name).unlink()
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
-    again = prepare_split(source, tokenizers, FOLDER, POLICIES)
-    assert content(again.folder) == in_bucket(gcs) and downloads(gcs) == 1
+    repaired = prepare_split(source, tokenizers, FOLDER, POLICIES)
+    assert content(repaired.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
 
 def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers, monkeypatch):

@@ -110,14 +110,14 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
         out = commands.run("evaluate", "--workdir=gs://bucket/run", "--split=valid")
         assert "record: gs://bucket/run/eval/valid-120.json" in out
         commands.run("evaluate", f"--workdir={on_disk}", "--split=valid")
-        again, local = (
+        evaluated, local = (
             json.loads(text)
             for text in (
                 server.read("run/eval/valid-120.json"),
                 (on_disk / "eval" / "valid-120.json").read_text(),
             )
         )
-        assert {k: again[k] for k in SAME} == {k: local[k] for k in SAME}
+        assert {k: evaluated[k] for k in SAME} == {k: local[k] for k in SAME}
 
 
 @pytest.mark.slow

@@ -183,8 +183,8 @@ def test_killed_worker_ends_its_trainings_and_another_continues(fake_sweep):
         "fake_sweep.worker_lib.training_command = s.training_command\n"
         "s.work()\n"
     )
-    here = Path(__file__).parent
-    env = os.environ | {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
+    tests_folder = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{tests_folder.parents[1]}{os.pathsep}{tests_folder}"}
     worker = subprocess.Popen([sys.executable, "-c", script, str(sweep.folder.path)], env=env)
     starts = sweep.folder.workdir("slow,seed=0") / "starts"
     wait_for(starts.exists, seconds=60)

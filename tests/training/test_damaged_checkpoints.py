@@ -78,9 +78,9 @@ def content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
-def flip(path, place=0.5):
+def flip(path, position=0.5):
     data = bytearray(path.read_bytes()) or bytearray(b"\x01")
-    data[min(int(len(data) * place), len(data) - 1)] ^= 0x04
+    data[min(int(len(data) * position), len(data) - 1)] ^= 0x04
     path.write_bytes(data)
 
 
@@ -93,10 +93,10 @@ WAYS = {
 }
 
 
-def check_damaged_file(three_checkpoints, training_setup, workdir, name, way):
+def check_damaged_file(three_checkpoints, training_setup, workdir, name, damage):
     """Damages a file of the newest checkpoint: it or the previous one is restored, and nothing else changes."""
     shutil.copytree(three_checkpoints, workdir / "checkpoints")
-    way(workdir / "checkpoints" / "3" / name)
+    damage(workdir / "checkpoints" / "3" / name)
     before = content(workdir)
     assert Checkpoints(workdir / "checkpoints").steps() == [1, 2, 3] and content(workdir) == before
     state, step = restored(workdir / "checkpoints", training_setup)
@@ -123,28 +123,28 @@ def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(
     three_checkpoints, training_setup, tmp_path_factory, data
 ):
     name = data.draw(st.sampled_from(files_of(three_checkpoints)))
-    place = data.draw(st.floats(0, 1))
-    way = data.draw(st.sampled_from(sorted(WAYS)))
-    act = (lambda path: flip(path, place)) if way == "flip" else WAYS[way]
+    position = data.draw(st.floats(0, 1))
+    damage = data.draw(st.sampled_from(sorted(WAYS)))
+    apply_damage = (lambda path: flip(path, position)) if damage == "flip" else WAYS[damage]
     workdir = tmp_path_factory.mktemp("any")
-    check_damaged_file(three_checkpoints, training_setup, workdir, name, act)
+    check_damaged_file(three_checkpoints, training_setup, workdir, name, apply_damage)
     write(workdir / "checkpoints", training_setup, (3, 4))  # as a resumed run would
     assert restored(workdir / "checkpoints", training_setup)[1] == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("way", WAYS)
-def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, way):
+@pytest.mark.parametrize("damage", WAYS)
+def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, damage):
     for number, name in enumerate(files_of(three_checkpoints)):
-        check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, WAYS[way])
+        check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, WAYS[damage])
 
 
-@pytest.mark.parametrize("way", ["empty", "zero", "truncate", "delete"])
-def test_damaged_metric_is_ignored(three_checkpoints, training_setup, tmp_path, way):
+@pytest.mark.parametrize("damage", ["empty", "zero", "truncate", "delete"])
+def test_damaged_metric_is_ignored(three_checkpoints, training_setup, tmp_path, damage):
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     for step in (1, 2, 3):
-        WAYS[way](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
+        WAYS[damage](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
     assert restored(tmp_path / "checkpoints", training_setup)[1] == 3
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert equal(checkpoints.restore_params(3, training_setup[2].params), state_at(training_setup, 3).params)

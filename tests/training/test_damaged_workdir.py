@@ -76,35 +76,38 @@ NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metric
 @example("tokenizer", "truncate", 0.0, 0)
 @example("tokenizer", "delete", 0.0, 0)
 @example("metrics.jsonl", "flip", 0.2, 0)
-def test_damaged_workdir_files_are_harmless_or_reported(intact_run, tmp_path_factory, cache, top, way, place, pick):
+def test_damaged_workdir_files_are_harmless_or_reported(
+    intact_run, tmp_path_factory, cache, entry, damage, position, number
+):
     config, source, states = intact_run
     workdir = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(source, workdir)
-    names = [name for name in sorted(files(workdir)) if name.split("/")[0] == top]
-    path = workdir / names[pick % len(names)]
+    names = [name for name in sorted(files(workdir)) if name.split("/")[0] == entry]
+    path = workdir / names[number % len(names)]
     data = bytearray(path.read_bytes())
-    if way == "delete":
+    if damage == "delete":
         path.unlink()
     else:
-        at = min(int(place * len(data)), len(data) - 1)
+        at = min(int(position * len(data)), len(data) - 1)
         data[at] ^= 0x10
-        path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[way])
+        path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[damage])
     before = files(workdir)
     with jax.default_device(jax.devices()[0]):
-        for act in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
+        for action in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
             try:
-                act()
+                action()
             except UserError as error:
-                assert str(workdir) in str(error) and top in str(error), f"{path}: {error}"
+                assert str(workdir) in str(error) and entry in str(error), f"{path}: {error}"
     after = files(workdir)
     moved = {name.replace("damaged/8-0/", "checkpoints/8/"): data for name, data in after.items()}
     for name, data in before.items():
         if name in ("config.json", "complete.json", "metrics.jsonl"):  # rewritten by a resumed run
             continue
-        assert moved.get(name) == data, f"{way} {path.name}: {name} was lost"
-    if "metrics.jsonl" in before and after.get("metrics.jsonl") != before["metrics.jsonl"] and top == "metrics.jsonl":
+        assert moved.get(name) == data, f"{damage} {path.name}: {name} was lost"
+    if "metrics.jsonl" in before and after.get("metrics.jsonl") != before["metrics.jsonl"] and entry == "metrics.jsonl":
         assert (
-            before["metrics.jsonl"] in (after.get("metrics.jsonl.damaged"), after["metrics.jsonl"]) or way == "truncate"
+            before["metrics.jsonl"] in (after.get("metrics.jsonl.damaged"), after["metrics.jsonl"])
+            or damage == "truncate"
         )
 
 

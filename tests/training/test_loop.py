@@ -118,9 +118,9 @@ def wait_for_step(workdir, at_least, process, seconds=120):
 def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
     """Killed at arbitrary updates; the loss curve equals that of the undisturbed run."""
     steps = "--config.train.steps=120"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert subprocess.run(command(whole, cache, config_file, steps), **options).returncode == 0
+    assert subprocess.run(command(undisturbed, cache, config_file, steps), **options).returncode == 0
     for at in (20, 60):
         process = subprocess.Popen(command(killed, cache, config_file, steps), **options)
         wait_for_step(killed, at, process)
@@ -128,8 +128,8 @@ def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
         process.wait()
     last = subprocess.run(command(killed, cache, config_file, steps), **options)
     assert last.returncode == 0 and "resuming" in last.stdout, last.stdout
-    assert curve(killed) == curve(whole)
-    assert len(curve(whole)) == 120
+    assert curve(killed) == curve(undisturbed)
+    assert len(curve(undisturbed)) == 120
 
 
 @pytest.mark.slow
@@ -176,10 +176,10 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
     """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
-    whole = tmp_path / "whole"
-    outcome = loop.train(start(tiny_run(whole, **keys), whole, cache), score=None)
-    assert [n for n, _, _ in curve(whole)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
-    lines = read_metrics(whole)
+    undisturbed = tmp_path / "whole"
+    outcome = loop.train(start(tiny_run(undisturbed, **keys), undisturbed, cache), score=None)
+    assert [n for n, _, _ in curve(undisturbed)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
+    lines = read_metrics(undisturbed)
     assert [(m["step"], m["skipped"].split(",")[0]) for m in lines if "skipped" in m] == [
         (n, f"update {n}: loss nan") for n in (5, 8)
     ]
@@ -189,10 +189,10 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
     if resumed:
         cut = tmp_path / "cut"
         loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)
-        again = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
-        assert curve(cut) == curve(whole)
+        repeated = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
+        assert curve(cut) == curve(undisturbed)
         assert {m["step"]: m["skipped_updates"] for m in read_metrics(cut)}[12] == 2
-        assert_same_state(again.state, outcome.state)
+        assert_same_state(repeated.state, outcome.state)
 
 
 @pytest.mark.slow
@@ -235,8 +235,8 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
     result = subprocess.run(absurd, **options)
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stdout + result.stderr
     assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
-    again = subprocess.run(absurd, **options)  # the same numbers: nothing of the update was saved
-    assert again.returncode == 3 and "update 2: loss nan" in again.stderr
+    repeated = subprocess.run(absurd, **options)  # the same numbers: nothing of the update was saved
+    assert repeated.returncode == 3 and "update 2: loss nan" in repeated.stderr
     while result.returncode == 3:
         print(result.stderr)
         lines = result.stderr.splitlines()
@@ -252,7 +252,7 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
 def test_full_disk_leaves_older_checkpoints_usable(tmp_path, cache, uninterrupted):
     copy_at(4, uninterrupted, tmp_path)
     run = start(run_config(log=dict(every_steps=100)), tmp_path, cache)
-    with full_disk(), pytest.raises(UserError, match="could not write a checkpoint: .* whole: 4"):
+    with full_disk(), pytest.raises(UserError, match="could not write a checkpoint: .* Intact checkpoints: 4"):
         loop.train(run, score=None)
     outcome = loop.train(start(run_config(), tmp_path, cache), score=None)
     assert curve(tmp_path) == curve(uninterrupted[0])

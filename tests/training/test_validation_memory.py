@@ -51,12 +51,16 @@ def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
 
 def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
     parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
-    alone, beside = (
+    without_optimizer, with_optimizer = (
         memory_estimates(monkeypatch, make)[0]
         for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
     )
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
-    assert beside - alone == memory.resident_bytes(state.opt_state) > 2 * memory.resident_bytes(state.params) * 0.99
+    assert (
+        with_optimizer - without_optimizer
+        == memory.resident_bytes(state.opt_state)
+        > 2 * memory.resident_bytes(state.params) * 0.99
+    )
 
 
 def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
@@ -70,11 +74,11 @@ def test_validation_loss_includes_long_pairs(run):
     """The total loss is the token-weighted mean of the losses of the pairs."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config
-    whole = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
+    all_rows = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
         state.params
     )
-    assert np.isfinite(whole["nll"]) and whole == pytest.approx(one_row, rel=1e-5)
+    assert np.isfinite(all_rows["nll"]) and all_rows == pytest.approx(one_row, rel=1e-5)
 
 
 def small_rows(config, length):
