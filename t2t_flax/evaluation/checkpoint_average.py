@@ -42,7 +42,7 @@ def average(
     for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise UserError(f"{what} names {twice} twice: it would weigh double.")
+            raise UserError(f"{what} names {twice} twice: it would count twice.")
     first = frame(workdirs[0], overrides)
     for workdir in workdirs[1:]:
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")

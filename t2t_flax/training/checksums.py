@@ -1,4 +1,4 @@
-"""A checksum of every leaf that does not depend on how the leaf lies on the mesh.
+"""A checksum of every leaf that does not depend on its sharding.
 
 Orbax restores a flipped byte silently, so each checkpoint carries these and restoring compares them.
 """
@@ -38,6 +38,6 @@ def checksums(tree: Any) -> dict[str, int]:
 
 
 def compile_checksums(state: Any) -> None:
-    """Compiles what saving `state` (params, opt_state, ema) computes, so that the first save does not."""
+    """Compiles the checksums of `state` (params, opt_state, ema), so that the first save does not."""
     for tree in (state.params, state.opt_state, state.ema):
         checksums(tree)

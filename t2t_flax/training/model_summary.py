@@ -1,4 +1,4 @@
-"""What a run of a config will be, in words and figures, before any data is read."""
+"""Summary of a run before any data is read: parameters, FLOPs, batch shapes, learning rates and memory."""
 
 import dataclasses
 from typing import Any
@@ -105,12 +105,12 @@ def _schedule(config: Config) -> list[str]:
 
 def _memory(config: Config, state: TrainState) -> list[str]:
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
-    kept = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
+    arrays = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
-    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in kept.items() if tree is not None]
+    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in arrays.items() if tree is not None]
     lines.append(f"  {'gradients':32} {size(state.params):>14,.1f}")
     chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
     rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
-    lines.append("  activations depend on the shapes: they are weighed against the device when training starts")
+    lines.append("  activations depend on the shapes: their memory is checked when training starts")
     return lines
