@@ -1,1 +1,1 @@
-"""Search over a step function, and translation of lines with it."""
+"""Beam search, sampling and scoring over a decode step, and translation of lines."""

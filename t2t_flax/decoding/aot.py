@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of a beam search, to measure its programs on a machine without the devices they are for."""
+"""Ahead-of-time compilation of a beam search, to measure its programs without the target devices."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ from t2t_flax.models.transformer import Transformer
 def compile_search(
     model: Transformer, params: Any, mesh: jax.sharding.Mesh, config: Decode, *, source_length: int, length: int
 ) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """(encoder and empty cache, one stage of the loop over target tokens), as `Translator` runs them on this mesh.
+    """(encoder with an empty cache, one stage of the decode loop), as `Translator` runs them on this mesh.
 
-    `params`: ShapeDtypeStructs with shardings. The programs take int32 sources [B, source_length], where B is
-    config.batch_size on each data shard, and the stage a cache of `length` target tokens.
+    params: ShapeDtypeStructs with shardings. The encoder takes int32 sources [B, source_length], with B =
+    config.batch_size on each data shard; the stage takes a cache of `length` target tokens.
     """
     rows = config.batch_size * mesh_lib.batch_shards(mesh)
-    by_rows, replicated = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.ROWS, mesh_lib.REPLICATED))
+    row_sharding, replicated = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.ROWS, mesh_lib.REPLICATED))
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, np.int32, sharding=by_rows)
+        return jax.ShapeDtypeStruct(shape, np.int32, sharding=row_sharding)
 
-    def placed(x: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    def with_sharding(x: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     options = beam_search.BeamOptions(
@@ -35,10 +35,10 @@ def compile_search(
         source = ints(rows, source_length)
         encode = translator.start_search.lower(model, params, source, config.beam_size, length).compile()
         empty_cache = lambda p, s: translator.start_search(model, p, s, config.beam_size, length)  # noqa: E731
-        cache = jax.tree.map(placed, jax.eval_shape(empty_cache, params, source), encode.output_shardings)
+        cache = jax.tree.map(with_sharding, jax.eval_shape(empty_cache, params, source), encode.output_shardings)
         sentences = search_loop.Sentences(ints(rows), ints(rows, 0))
         state = jax.eval_shape(lambda s: beam_search.start(options, s, length), sentences)
-        state = jax.tree.map(lambda x: placed(x, by_rows), state)
+        state = jax.tree.map(lambda x: with_sharding(x, row_sharding), state)
         position = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
         shared = {name: tree for name, tree in cache.items() if name != "self"}
         decode_step = translator.DecodeStep(model)

@@ -1,4 +1,4 @@
-"""Every layer's and head's attention for a pair (3.2.3): arrays with token labels, figures of each head, a picture."""
+"""Attention weights of every layer and head for one pair (3.2.3): arrays, statistics per head, a plot."""
 
 import dataclasses
 import importlib.util
@@ -23,9 +23,9 @@ LABELS = ("source_tokens", "target_tokens", "decoder_tokens")
 class AttentionMaps:
     """float32 weights whose rows sum to 1. L layers, N heads, S source and T target tokens, EOS included.
 
-    encoder [L, N, S, S], decoder [L, N, T, T], cross [L, N, T, S]: row = the token that looks. Target token t is what
-    the row predicts; the row itself stands at the token before it. `source_tokens`, `target_tokens`: labels of columns of
-    the encoder, and of rows of the decoder; `decoder_tokens`: of the decoder's columns, its inputs.
+    encoder [L, N, S, S], decoder [L, N, T, T], cross [L, N, T, S]: rows are queries, columns are keys. Decoder
+    row t predicts target token t, so its input is token t - 1. source_tokens label the encoder and the columns
+    of cross; target_tokens label the decoder's rows; decoder_tokens label its columns.
     """
 
     encoder: np.ndarray
@@ -36,17 +36,17 @@ class AttentionMaps:
 
     @property
     def decoder_tokens(self) -> tuple[str, ...]:
-        """What the decoder reads: its start, then the target but for the last token."""
+        """The decoder's inputs: the start token, then the target without its last token."""
         return ("<start>", *self.target_tokens[:-1])
 
     def entropy(self, kind: str) -> np.ndarray:
-        """[L, N]: mean entropy of the head's rows, in nats; 0 = always one token."""
+        """[L, N]: mean entropy of each head's rows in nats; 0 = all weight on one token."""
         weights = getattr(self, kind)
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
         return -(weights * logs).sum(-1).mean(-1)
 
     def mean_distance(self, kind: str) -> np.ndarray:
-        """[L, N]: mean of |row - column| under the weights, in tokens."""
+        """[L, N]: expected |row - column| under the weights, in tokens."""
         weights = getattr(self, kind)
         rows, columns = (np.arange(n) for n in weights.shape[-2:])
         return (weights * np.abs(rows[:, None] - columns)).sum(-1).mean(-1)
@@ -56,14 +56,14 @@ class AttentionMaps:
         return self.cross.mean((0, 1))
 
     def save(self, path: epath.PathLike) -> None:
-        """An .npz with the three arrays and the lists of labels."""
+        """Writes an .npz with the three arrays and their token labels."""
         buffer = io.BytesIO()
         labels = {name: np.array(getattr(self, name)) for name in LABELS}
         np.savez_compressed(buffer, **{kind: getattr(self, kind) for kind in KINDS}, **labels)
         atomic_write(path, buffer.getvalue())
 
     def draw(self, path: epath.PathLike) -> None:
-        """A picture: a row of heads for each layer of each kind. Raises UserError where matplotlib is not installed."""
+        """Plots one row of heads per layer of each kind. Raises UserError if matplotlib is not installed."""
         check_picture(path)
         from matplotlib.figure import Figure
 
@@ -86,30 +86,27 @@ class AttentionMaps:
 
 
 def check_picture(path: epath.PathLike) -> None:
-    """Raises UserError where no picture of that name can be drawn."""
+    """Raises UserError for an unsupported file type, or if matplotlib is not installed."""
     if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("a picture needs matplotlib: pip install -r requirements.txt, or pip install matplotlib.")
+        raise UserError("drawing a picture needs matplotlib: run `pip install matplotlib`.")
 
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:
-    """The weights with which the model reads a forced pair. Raises UserError where the model has no attention to show."""
+    """Attention weights of a teacher-forced pair. Raises UserError for a model without self-attention."""
     if model.config.mixer != "attention":
-        raise UserError(
-            f"config.model.mixer = {model.config.mixer}: this run has no self-attention whose weights could be shown."
-        )
+        raise UserError(f"config.model.mixer = {model.config.mixer}: this run has no self-attention weights to show.")
     batch = {name: jax.numpy.asarray(x) for name, x in rows_of([pair], 1).items()}
     _, state = _forward(model, params, batch)
-    found, sizes = state["intermediates"], (len(pair.source), len(pair.target))
+    intermediates, s, t = state["intermediates"], len(pair.source), len(pair.target)
 
     def stack(layers: str, module: str, rows: int, columns: int) -> np.ndarray:
-        count = sum(name.startswith(f"{layers}_") for name in found)
-        weights = [found[f"{layers}_{i}"][module]["weights"][0][0] for i in range(count)]
+        count = sum(name.startswith(f"{layers}_") for name in intermediates)
+        weights = [intermediates[f"{layers}_{i}"][module]["weights"][0][0] for i in range(count)]
         maps = [np.asarray(w)[:, :rows, :columns] for w in weights]
         return np.stack(maps) if maps else np.zeros((0, model.config.num_heads, rows, columns), np.float32)
 
-    s, t = sizes
     return AttentionMaps(
         encoder=stack("encoder", "self_attention", s, s),
         decoder=stack("decoder", "self_attention", t, t),

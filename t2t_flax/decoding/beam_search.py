@@ -1,7 +1,7 @@
 """Beam search with a length penalty (section 6.1).
 
-Unfinished ("alive") and finished hypotheses are kept apart, K of each. All alive ones have one length, so the penalty
-never orders them; it ranks finished ones and decides when to stop.
+Unfinished ("alive") and finished hypotheses are separate lists of K each. Alive hypotheses all have the same
+length, so the penalty never reorders them; it ranks the finished ones and decides when to stop.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ from t2t_flax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class BeamOptions:
-    """beam_size: hypotheses kept (K); n_best: hypotheses returned (N <= K); length_penalty, alpha: see there.
+    """beam_size: beam width K. n_best: hypotheses returned (N <= K). length_penalty, alpha: see `length_penalty`.
 
-    early_stopping: "exact" = when nothing can change the result any more; "beam_full" = when K hypotheses have finished;
-    "top_finished" = when N have and the likeliest candidate was among them. With the last two, as where they come
-    from, only the first K candidates of a step can finish.
+    early_stopping: "exact" = once the result can no longer change; "beam_full" = once K hypotheses have finished;
+    "top_finished" = once N have finished and the likeliest candidate was among them. In the last two, as in the
+    toolkits they come from, only the first K candidates of a step can finish.
     """
 
     beam_size: int = 4
@@ -69,7 +69,7 @@ class _State:
 
 
 def length_penalty(length, alpha: float, kind: str = "gnmt"):
-    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1; L counts the tokens, EOS included."""
+    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1 ("none"); L includes EOS."""
     return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
 
 
@@ -83,31 +83,31 @@ def beam_search(
     prefix_BxP=None,
     lengths: Sequence[int] = LENGTHS,
 ) -> SearchResult:
-    """The n best hypotheses of each sentence, best score first; unfinished ones come after all finished ones.
+    """The n-best list of each sentence, best score first, unfinished hypotheses after all finished ones.
 
-    caps_B: most tokens of each sentence, EOS included; a sentence that has no n finished hypotheses there is filled up
-    with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free. A sentence ends early by
-    `options.early_stopping`, by default once no alive hypothesis can enter its n-best list any more. Padding is never generated.
-    Of equal scores the older hypothesis comes first, then the lower beam, then the lower token id. `cache` and
-    `lengths`: see `stages`. Raises ValueError where the cache is for another number of beams.
+    caps_B: maximum tokens per sentence, EOS included. A sentence with fewer than n finished hypotheses at its
+    cap is filled up with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free.
+    `options.early_stopping` ends a sentence early, by default once no alive hypothesis can still enter its n-best
+    list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
+    id. cache, lengths: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
     """
     beams = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
     if beams - {options.beam_size}:
-        raise ValueError(f"the cache is for {sorted(beams)} beams, options.beam_size = {options.beam_size}")
+        raise ValueError(f"the cache has {sorted(beams)} beams, but options.beam_size = {options.beam_size}")
     sentences = make_sentences(caps_B, prefix_BxP)
     state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths)
     return _result(options, state, sentences.caps_B)
 
 
 def start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
-    """The state before the first target token, with room for `length` of them."""
+    """The state before the first target token, with buffers for `length` tokens."""
     shape = (len(sentences.caps_B), options.beam_size)
     return _State(
         done_B=sentences.caps_B < 1,
         top_finished_B=jnp.zeros(shape[:1], bool),
         last_BxK=jnp.zeros(shape, jnp.int32),
         alive_BxKxT=jnp.zeros((*shape, length), jnp.int32),
-        # One hypothesis at first, or all beams would be the same.
+        # Only one hypothesis at first; otherwise all beams would be identical.
         alive_log_probs_BxK=jnp.full(shape, -jnp.inf).at[:, 0].set(0.0),
         finished_BxKxT=jnp.zeros((*shape, length), jnp.int32),
         finished_scores_BxK=jnp.full(shape, -jnp.inf),
@@ -117,11 +117,11 @@ def start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
 
 
 def advance(options: BeamOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
-    """The state after one more target token, and the beam [B, K] that each new beam continues."""
+    """The state after one more target token, and the parent beam of each new beam, int32 [B, K]."""
     K, length = options.beam_size, position + 1
     log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
     totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
-    # Of 2K candidates at most K end, one of each beam, so that K go on whatever EOS scores.
+    # At most K of the 2K candidates end (one per beam), so K always continue, whatever EOS scores.
     log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
     parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
     tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
@@ -133,12 +133,12 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
     ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
     penalty = length_penalty(length, options.alpha, options.length_penalty)
     scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
-    finished_scores_BxK, kept_BxK = jax.lax.top_k(scores_Bx3K, K)
+    finished_scores_BxK, best_BxK = jax.lax.top_k(scores_Bx3K, K)
     alive_Bx2K = jnp.where(tokens_Bx2K == options.eos_id, -jnp.inf, log_probs_Bx2K)
-    alive_log_probs_BxK, on_BxK = jax.lax.top_k(alive_Bx2K, K)
+    alive_log_probs_BxK, alive_index_BxK = jax.lax.top_k(alive_Bx2K, K)
 
     def finished(old, new):
-        return _take(jnp.concatenate([old, new], 1), kept_BxK)
+        return _take(jnp.concatenate([old, new], 1), best_BxK)
 
     top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
     if options.early_stopping == "beam_full":
@@ -148,33 +148,33 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
     else:
         best_B = _best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options)
         enough_B = finished_scores_BxK[:, options.n_best - 1] > best_B
-    nothing_left_B = alive_log_probs_BxK[:, 0] == -jnp.inf
+    no_alive_B = alive_log_probs_BxK[:, 0] == -jnp.inf
     new = _State(
-        done_B=enough_B | nothing_left_B | (length >= sentences.caps_B),
+        done_B=enough_B | no_alive_B | (length >= sentences.caps_B),
         top_finished_B=top_finished_B,
-        last_BxK=_take(tokens_Bx2K, on_BxK),
-        alive_BxKxT=_take(sequences_Bx2KxT, on_BxK),
+        last_BxK=_take(tokens_Bx2K, alive_index_BxK),
+        alive_BxKxT=_take(sequences_Bx2KxT, alive_index_BxK),
         alive_log_probs_BxK=alive_log_probs_BxK,
         finished_BxKxT=finished(state.finished_BxKxT, sequences_Bx2KxT),
         finished_scores_BxK=finished_scores_BxK,
         finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_Bx2K),
         finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_Bx2K, length)),
     )
-    return new, None if K == 1 else _take(parents_Bx2K, on_BxK)
+    return new, None if K == 1 else _take(parents_Bx2K, alive_index_BxK)
 
 
 def _best_future(log_prob_B, next_length, caps_B, options: BeamOptions):
-    """Upper bound of the score of all that an alive hypothesis can become.
+    """Upper bound on the score of any continuation of an alive hypothesis.
 
-    A log-probability only falls, and being negative it scores best under the largest penalty to come: that of the cap,
-    or of the next length where alpha is negative.
+    Log-probabilities only decrease, and being negative they score best under the largest remaining penalty: that
+    of the cap, or that of the next length if alpha is negative.
     """
     penalty = functools.partial(length_penalty, alpha=options.alpha, kind=options.length_penalty)
     return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
 
 
 def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
-    """The best `count` tokens of each beam, or all: log-probabilities [B, K, C], -inf where impossible, and ids."""
+    """The best `count` tokens of each beam (or all): log-probabilities [B, K, C], -inf if impossible, and ids."""
     width = min(count + 1, logits_BxKxV.shape[-1])  # one more, because PAD may be among them
     best_BxKxC, ids_BxKxC = top_k(logits_BxKxV, width)
     best_BxKxC = jnp.where((ids_BxKxC == PAD) | (best_BxKxC <= IMPOSSIBLE), -jnp.inf, best_BxKxC)
@@ -189,13 +189,13 @@ def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | No
 
 @functools.partial(jax.jit, static_argnums=0)
 def _result(options: BeamOptions, state: _State, caps_B: jax.Array) -> SearchResult:
-    # A sentence that needs its alive hypotheses has reached its cap (or has none), so this is their length.
+    # Alive hypotheses are returned only for sentences that reached their cap, so the cap is their length.
     alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
     penalty_B = length_penalty(caps_B, options.alpha, options.length_penalty)
     alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
     finished_BxK = state.finished_scores_BxK > -jnp.inf
     is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
-    # Finished ones, then alive ones, each in their order; empty finished slots last.
+    # Finished hypotheses first, then alive ones, each in order; empty finished slots last.
     order_Bx2K = jnp.argsort(jnp.concatenate([jnp.where(finished_BxK, 0, 2), jnp.ones_like(alive_lengths_BxK)], 1), 1)
     best_BxN = order_Bx2K[:, : options.n_best]
 

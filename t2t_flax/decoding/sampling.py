@@ -1,4 +1,4 @@
-"""Sampling, with temperature, top-k and top-p, and greedy search, over the same step function as beam search."""
+"""Greedy search and sampling with temperature, top-k and top-p, over the same step function as beam search."""
 
 import dataclasses
 import functools
@@ -27,10 +27,10 @@ from t2t_flax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """num_samples: outputs of each sentence (K). temperature: divides the logits; 0 = the likeliest token (greedy).
+    """num_samples: outputs per sentence (K). temperature: divides the logits; 0 = greedy (argmax).
 
-    top_k: only the k likeliest tokens, 0 = all. top_p: only the likeliest tokens that together reach this mass, after
-    temperature and top_k; 1 = all.
+    top_k: sample from the k likeliest tokens, 0 = all. top_p: sample from the smallest set of likeliest tokens with
+    at least this probability mass, after temperature and top_k; 1 = all.
     """
 
     num_samples: int = 1
@@ -48,7 +48,7 @@ class SampleOptions:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (all tokens)"),
         ]:
             if not valid:
-                raise UserError(f"{name} = {getattr(self, name)} in sampling: it must be {range_}.")
+                raise UserError(f"sampling: {name} = {getattr(self, name)}, expected {range_}.")
 
 
 @flax.struct.dataclass
@@ -72,19 +72,19 @@ def sample(
     prefix_BxP=None,
     lengths: Sequence[int] = LENGTHS,
 ) -> SearchResult:
-    """`num_samples` outputs of each sentence, in the order of their sample index and not of their score.
+    """`num_samples` outputs per sentence, ordered by sample index, not by score.
 
-    The noise is a function of the seed, the sentence's id, the sample's index and the position, so that an output does
-    not depend on the batch. `log_probs` are the model's own (temperature 1, all tokens), `scores` equal them. Padding
-    is never generated. caps_B, prefix_BxP, cache, lengths: as in `beam_search`. Raises ValueError where the cache is
-    for another number of samples.
+    The noise is a function of seed, sentence id, sample index and position, so an output does not depend on its
+    batch. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal them. Padding is never
+    generated. caps_B, prefix_BxP, cache, lengths: as in `beam_search`. Raises ValueError for a cache of another
+    number of samples.
     """
     samples = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
     if samples - {options.num_samples}:
-        raise ValueError(f"the cache is for {sorted(samples)} samples, options.num_samples = {options.num_samples}")
+        raise ValueError(f"the cache has {sorted(samples)} samples, but options.num_samples = {options.num_samples}")
     keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
     sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
-    options = dataclasses.replace(options, seed=0)  # it is in the keys; a new seed needs no new program
+    options = dataclasses.replace(options, seed=0)  # already in the keys; a new seed must not recompile
     state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths)
     return SearchResult(
         tokens=state.tokens_BxKxT,
@@ -96,15 +96,15 @@ def sample(
 
 
 def _seed_key(seed: int) -> jax.Array:
-    # jax.random.key keeps 32 bits of a seed. The generator is named because others draw a batch's noise as a whole.
+    # jax.random.key keeps 32 bits of the seed. The generator is fixed: others draw the noise of a batch as a whole.
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     return jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _keys(key, ids_B, num_samples: int):
-    of_sentence_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
-    return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(of_sentence_B)
+    sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
+    return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)
 
 
 def _start(options: SampleOptions, sentences: Sentences, length: int) -> _State:
@@ -141,13 +141,13 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
 
 
 def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array:
-    """One token for each sample, int32 [B, K]: the largest logit / temperature + Gumbel noise among those allowed."""
+    """One token per sample, int32 [B, K]: argmax of logits / temperature + Gumbel noise over the allowed tokens."""
     V = logits_BxKxV.shape[-1]
-    out = (jnp.arange(V) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
-    logits_BxKxV = jnp.where(out, -jnp.inf, logits_BxKxV)
+    excluded = (jnp.arange(V) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
+    logits_BxKxV = jnp.where(excluded, -jnp.inf, logits_BxKxV)
     if options.temperature == 0:
         return top_k(logits_BxKxV, 1)[1][..., 0]
-    # Candidates C are sorted, likeliest first, where a limit needs it.
+    # The candidates C are sorted, likeliest first, only if top_k or top_p needs it.
     candidates_BxKxC, ids_BxKxC = logits_BxKxV, jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32), logits_BxKxV.shape)
     if options.top_k or options.top_p < 1:
         candidates_BxKxC, ids_BxKxC = top_k(logits_BxKxV, min(options.top_k or V, V))

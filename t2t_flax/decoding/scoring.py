@@ -1,4 +1,4 @@
-"""Forced decoding: the model's own probability of given pairs, and where it looks while it reads them."""
+"""Forced decoding: log-probabilities of target sentences given their sources."""
 
 import dataclasses
 import functools
@@ -19,12 +19,12 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring import memory
 
 _WHOLE_BATCH = 256
-"""Tokens of a side up to which `score_pairs` takes config.decode.batch_size pairs at once."""
+"""`score_pairs` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PairScore:
-    """Log-probability in nats of a target given its source. `tokens`, `token_log_probs`: its pieces, EOS last."""
+    """Log-probability in nats of a target given its source; tokens and token_log_probs end with EOS."""
 
     tokens: tuple[str, ...]
     token_log_probs: tuple[float, ...]
@@ -40,7 +40,7 @@ class PairScore:
 
 @dataclasses.dataclass(frozen=True)
 class PairIds:
-    """A pair as ids, each side with its EOS (the source where the run appends one)."""
+    """Token ids of a pair; the target ends with EOS, the source too if the run appends it."""
 
     source: list[int]
     target: list[int]
@@ -54,8 +54,8 @@ def encode_pairs(
     limit: int,
     where: Callable[[int], str] = "pair {}".format,
 ) -> list[PairIds]:
-    """Ids of pairs. Raises UserError, naming `where(number from 1)`, for an empty side and for one over `limit` ids."""
-    out = []
+    """Token ids of pairs. Raises UserError, naming `where(number)` from 1, for a side that is empty or over `limit` ids."""
+    encoded = []
     for number, (source, target) in enumerate(pairs, 1):
         ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
         for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
@@ -66,8 +66,8 @@ def encode_pairs(
                     f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
                     "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
                 )
-        out.append(PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS]))
-    return out
+        encoded.append(PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS]))
+    return encoded
 
 
 def score_pairs(
@@ -80,17 +80,17 @@ def score_pairs(
     batch_size: int,
     where: Callable[[int], str] = "pair {}".format,
 ) -> list[PairScore]:
-    """One PairScore for each pair, in order; none depends on its batch-mates. `batch_size`: of each data shard.
+    """One PairScore per pair, in order, independent of the rest of the batch. batch_size: pairs per data shard.
 
-    Pairs of more than 256 tokens come in smaller batches, so that what attention takes does not grow with their length
-    until each shard has one row. Raises UserError where there is not enough memory, naming `where(number from 1)` of a
-    pair that does not even fit alone.
+    Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
+    each shard has one row. Raises UserError before scoring anything if memory is too small; a pair that does not fit
+    even alone is named by `where(number)`, from 1.
     """
     shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
     order = sorted(range(len(pairs)), key=longest.__getitem__)
-    out: list[PairScore | None] = [None] * len(pairs)
-    parts = []
+    scores: list[PairScore | None] = [None] * len(pairs)
+    groups = []
     for length, members in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
         members = list(members)
         rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
@@ -99,32 +99,32 @@ def score_pairs(
         if rows == shards:
             last = pairs[members[-1]]
             advice = (
-                f"{where(members[-1] + 1)} has {len(last.source)} source and {len(last.target)} target tokens: shorten "
-                "that pair, or leave it out (config.decode.max_source_length is the most that is allowed)."
+                f"{where(members[-1] + 1)} has {len(last.source)} source and {len(last.target)} target tokens: shorten or "
+                "remove that pair (config.decode.max_source_length limits its length)."
             )
-        what = f"scoring {rows} pairs of up to {length} tokens"
-        memory.check_fits_in_memory(what, memory.program_bytes(program), memory.device_memory(), advice)
-        parts.append((program, rows, length, members))
-    for program, rows, length, members in parts:
+        name = f"scoring {rows} pairs of up to {length} tokens"
+        memory.check_fits_in_memory(name, memory.program_bytes(program), memory.device_memory(), advice)
+        groups.append((program, rows, length, members))
+    for program, rows, length, members in groups:
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
             log_probs_BxT = np.asarray(program(params, {k: put(x) for k, x in arrays.items()}))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
-                out[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
-    return out
+                scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+    return scores
 
 
 def _structs(params: Any) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
-    """The shapes, types and places of parameters, hashable, and the structure of their tree."""
+    """(shapes, dtypes and shardings of the parameters, as a hashable tuple; the tree structure)."""
     leaves, tree = jax.tree.flatten(params)
     return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves), tree
 
 
 @functools.lru_cache(maxsize=64)
 def _program(model: Transformer, mesh, leaves, tree, rows: int, length: int) -> jax.stages.Compiled:
-    """`_token_log_probs` compiled for rows [rows, length]."""
+    """`_token_log_probs` compiled for a batch [rows, length]."""
     ids = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=mesh_lib.named(mesh, mesh_lib.ROWS))
     names = ("", "_segments", "_positions")
     batch = {side + name: ids for side in ("source", "target") for name in names}
@@ -133,8 +133,9 @@ def _program(model: Transformer, mesh, leaves, tree, rows: int, length: int) -> 
 
 
 def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:
-    """Each pair in a row of its own, `rows` in all: arrays [rows, length] as the model takes them; a length that is not
-    given is the first of a short list that holds all pairs.
+    """A model batch of arrays int32 [rows, length] with one pair per row.
+
+    length: default the smallest of `SOURCE_LENGTHS` that fits all pairs.
     """
     length = length or round_up(max(max(len(p.source), len(p.target)) for p in pairs), SOURCE_LENGTHS)
     arrays = {}

@@ -1,10 +1,10 @@
 """The loop shared by beam search and sampling: one token per iteration, with a cache that grows in stages.
 
-A search is a function `advance`; the model is a function `step_fn`; neither knows the other. A stage is one compiled
-loop. It ends when the cache is full or all sentences are done; between stages the cache and the sequence buffers grow,
-because attention over a cache much longer than the sequence costs more than all the rest of the step.
+A search is a function `advance`, the model a function `step_fn`; neither depends on the other. A stage is one
+compiled loop. It ends when the cache is full or all sentences are done. The cache and the sequence buffers grow
+between stages, because attention over a cache much longer than the sequence would dominate the step.
 
-Letters: B sentences, K hypotheses (beams or samples) of a sentence, T length of the buffers, V vocabulary, P prefix.
+Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V vocabulary, P prefix length.
 """
 
 import functools
@@ -17,25 +17,25 @@ import jax.numpy as jnp
 
 from t2t_flax.config.special_tokens import PAD
 
-IMPOSSIBLE = -1e8  # logits at or below: rows that only pad the vocabulary
+IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 Cache = dict[str, Any]
-# step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): scores the tokens at `position`, given those of
-# position - 1 (ignored at position 0). cache["self"] leaves [B, K, ...] follow their hypothesis, those of three or more
-# axes have time on axis 2, except what lies under a key "state" (of a recurrence), which has no time axis; whatever else
-# is in the cache is [B, ...] and stays as it is.
+# step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
+# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are [B, K, ...] and are reordered with the
+# hypotheses. Those with three or more axes have time on axis 2, except under a key "state" (recurrent layers). All
+# other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 # advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
-# token, and which hypothesis each one continues (None: itself).
+# token, and the hypothesis that each one continues (None: itself).
 Advance = Callable[[Any, "Sentences", jax.Array, Any, jax.Array], tuple[Any, jax.Array | None]]
 
 
 @flax.struct.dataclass
 class Sentences:
-    """The inputs of a search for each sentence.
+    """Search inputs per sentence.
 
-    caps_B: most tokens it may have, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys.
+    caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys.
     """
 
     caps_B: jax.Array
@@ -45,12 +45,12 @@ class Sentences:
 
 @flax.struct.dataclass
 class SearchResult:
-    """N hypotheses for each sentence, axes [B, N].
+    """N hypotheses per sentence, axes [B, N].
 
-    tokens: int32 [B, N, T], EOS included where the hypothesis finished, then 0; T is at least the longest of `lengths`
-    and depends on the batch. scores: float32, log-probability over the length penalty. log_probs: float32, in nats,
-    forced tokens and EOS included. lengths: int32, EOS included. finished: bool, False where the cap ended it. A slot
-    for which no hypothesis exists (fewer sequences are possible than were asked for) has length 0 and score -inf.
+    tokens: int32 [B, N, T], with EOS if the hypothesis finished, then 0; T is at least max(lengths) and depends on the
+    batch. scores: float32, log-probability divided by the length penalty. log_probs: float32, in nats, including forced
+    tokens and EOS. lengths: int32, EOS included. finished: bool, False if cut off at the cap. A slot without a
+    hypothesis (fewer than N sequences are possible) has length 0 and score -inf.
     """
 
     tokens: jax.Array
@@ -61,7 +61,7 @@ class SearchResult:
 
 
 def make_sentences(caps_B, prefix_BxP=None, keys_BxK=None) -> Sentences:
-    """Sentences from arrays of any integer type. Raises ValueError where their number differs."""
+    """Sentences from arrays of any integer type. Raises ValueError if the numbers of rows differ."""
     caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
     prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
     if len(prefix_BxP) != len(caps_B):
@@ -70,7 +70,7 @@ def make_sentences(caps_B, prefix_BxP=None, keys_BxK=None) -> Sentences:
 
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
-    """int32 [B]: the token that the prefix forces at `position`, 0 where it forces none; None without prefixes."""
+    """int32 [B]: the prefix token at `position`, 0 = not forced; None if there are no prefixes."""
     width = sentences.prefix_BxP.shape[1]
     if width == 0:
         return None
@@ -88,17 +88,17 @@ def run_stages(
     start: Callable[[Any, Sentences, int], Any],
     lengths: Sequence[int] = LENGTHS,
 ) -> Any:
-    """Runs a search until every sentence is done, and returns its last state.
+    """Runs a search until every sentence is done and returns the final state.
 
-    `start(options, sentences, length)` makes the first state: a struct of arrays [B, ...] with the fields `done_B` and
-    `last_BxK` (the latest tokens); arrays of three axes are sequence buffers [B, K, T]. The state of a done sentence
-    no longer changes, so that it does not depend on its batch mates. The first stage is as long as the cache that comes in,
-    the next ones follow `lengths`. Equal shapes, functions and options compile once.
+    `start(options, sentences, length)` creates the initial state: a struct of arrays [B, ...] with the fields `done_B`
+    and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T]. The state of a done
+    sentence no longer changes, so results do not depend on the rest of the batch. The first stage is as long as the
+    given cache; later stages follow `lengths`. Equal shapes, functions and options compile once.
     """
     leaves = jax.tree.leaves_with_path(cache["self"])
     first = {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
     if len(first) > 1:
-        raise ValueError(f"cache['self'] has time axes of different lengths: {sorted(first)}")
+        raise ValueError(f"the time axes of cache['self'] have different lengths: {sorted(first)}")
     length = first.pop()
     state = _start(start, options, sentences, length)
     if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
@@ -117,7 +117,7 @@ def run_stages(
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:
-    """The first of `lengths` above `length`; past their end, the next multiple of the last."""
+    """The first of `lengths` above `length`; beyond them, the next multiple of the last."""
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
@@ -147,8 +147,10 @@ def _start(start, options, sentences, length):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(8, 9))
 def run_stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
-    """The loop over target tokens until all sentences are done or a cache of `length` is full: (position, state, cache,
-    whether all are done). Arguments as in `run_stages`; the last two are donated.
+    """Decodes until all sentences are done or the cache of `length` tokens is full.
+
+    Returns (position, state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
+    self_cache are donated.
     """
 
     def not_done(carry):

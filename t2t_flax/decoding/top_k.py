@@ -1,14 +1,15 @@
-"""Exact top-k over a wide axis, several times faster than `jax.lax.top_k` where k is small."""
+"""Exact top-k over a wide axis, several times faster than `jax.lax.top_k` for small k."""
 
 import jax
 import jax.numpy as jnp
 
 
 def top_k(x: jax.Array, k: int, group: int = 128) -> tuple[jax.Array, jax.Array]:
-    """The k largest of the last axis, descending, and their indices int32; among equals the lower index comes first.
+    """The k largest values of the last axis, descending, and their int32 indices; ties go to the lower index.
 
-    The same answer as `jax.lax.top_k`, from the k groups of `group` neighbours with the largest maxima: an element
-    outside them has k better ones, one in each. Groups are visited in index order, so that ties keep theirs.
+    Equal to `jax.lax.top_k`, but searches only the k groups of `group` neighbours with the largest maxima: any element
+    outside them is exceeded by the maximum of each of these groups. Groups are visited in index order, which preserves
+    the order of ties.
     """
     count = x.shape[-1] // group
     if count <= 2 * k:

@@ -1,4 +1,4 @@
-"""The mean of checkpoints (6.1) as a workdir of its own, which `evaluate`, `translate` and `train.init_from` take."""
+"""The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `train.init_from`."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean
-from t2t_flax.evaluation.restore import frame, stored_config
+from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.filesystem import atomic_write, list_names, move_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
@@ -31,43 +31,48 @@ def average(
     best: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> list[tuple[str, int]]:
-    """Writes the float32 mean of each workdir's `last` regular checkpoints (up to the one of `steps`, if there is one), of its
-    checkpoints `steps`, or of its `best`, to `output`.
+    """Writes the float32 mean of checkpoints of each workdir to `output`.
 
-    Returns the (workdir, step) pairs that went in. Config and tokenizer are those of the first workdir. Raises UserError
-    for an output that exists, unknown steps, and workdirs of another model or tokenizer (the keys are named).
+    last: each workdir's last regular checkpoints (up to each of `steps`, if given); without it, the checkpoints
+    `steps`, or the `best`. Returns the averaged (workdir, step) pairs. Config and tokenizer are those of the first
+    workdir. Raises UserError if the output exists, a step is unknown, or a workdir has another model (naming the keys) or
+    tokenizer.
     """
     output = epath.Path(output)
     _refuse_existing(output)
-    for what, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            raise UserError(f"{what} names {twice} twice: it would count twice.")
-    first = frame(workdirs[0], overrides)
+    for flag, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
+        duplicate = next((value for value in values if values.count(value) > 1), None)
+        if duplicate is not None:
+            raise UserError(
+                f"{flag} names {duplicate} twice: it would have double weight in the average. Name it once."
+            )
+    first = open_run(workdirs[0], overrides)
     for workdir in workdirs[1:]:
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
         if TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest != first.tokenizers.digest:
-            raise UserError(f"{workdir} has another tokenizer than {workdirs[0]}: their parameters mean other tokens.")
+            raise UserError(
+                f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be averaged."
+            )
     choices = [Choice(step=step, average=last) for step in steps] or [Choice(average=last, best=best)]
-    taken: list[tuple[str, int]] = []
+    averaged: list[tuple[str, int]] = []
 
     def parts() -> Iterator[Part]:
         for workdir in map(epath.Path, workdirs):
             for choice in choices:
                 run = dataclasses.replace(first, workdir=workdir, stored=stored_config(workdir))
                 for part in run.parts(choice):
-                    taken.extend((str(workdir), step) for step in part.steps)
+                    averaged.extend((str(workdir), step) for step in part.steps)
                     yield part
-                    del part  # before the next one is restored
+                    del part  # frees it before the next one is restored
 
     combined = mean(parts())
-    taken.sort(key=lambda x: -x[1])
-    _write(output, first.stored, first.tokenizers, combined.params, taken, list(combined.config_changes))
-    return taken
+    averaged.sort(key=lambda x: -x[1])
+    _write(output, first.stored, first.tokenizers, combined.params, averaged, list(combined.config_changes))
+    return averaged
 
 
 def _write(
-    output: epath.Path, config: Config, tokenizers: TokenizerPair, params: Any, taken: list, changes: list
+    output: epath.Path, config: Config, tokenizers: TokenizerPair, params: Any, averaged: list, changes: list
 ) -> None:
     partial = output.with_name(f"{output.name}.partial")
     _check_leftovers(partial)
@@ -81,9 +86,9 @@ def _write(
         atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
         meta = {
-            "step": max(step for _, step in taken),
+            "step": max(step for _, step in averaged),
             "scheduled": True,
-            "averaged": taken,
+            "averaged": averaged,
             "config_changes": changes,
             "config": config_lib.as_json(config),
             "digests": {"tokenizer": tokenizers.digest},
@@ -105,14 +110,14 @@ def _write(
 
 def _refuse_existing(output: epath.Path) -> None:
     if output.exists():
-        raise UserError(f"--output={output} is there already: name a new folder.")
+        raise UserError(f"--output={output} already exists: name a new folder.")
 
 
 def _check_leftovers(partial: epath.Path) -> None:
-    """Raises UserError where the folder holds anything but what a killed `average` has left."""
-    ours = (LOCK, "config.json", "tokenizer", "checkpoints", TRAINED)
-    other = [name for name in list_names(partial) if name.partition(".partial-")[0] not in ours]
-    if other:
+    """Raises UserError if the folder holds anything other than the leftovers of a killed `average`."""
+    own_names = (LOCK, "config.json", "tokenizer", "checkpoints", TRAINED)
+    foreign = [name for name in list_names(partial) if name.partition(".partial-")[0] not in own_names]
+    if foreign:
         raise UserError(
-            f"{partial} is in the way, and {other[0]} in it is not from `average`: move it elsewhere first."
+            f"{partial} already exists and contains {foreign[0]}, which `average` did not write: move the folder away."
         )

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are evaluated, and their parameters, restored one after the other."""
+"""Selects checkpoints of a run, restores their parameters one at a time and averages them."""
 
 import contextlib
 import dataclasses
@@ -24,8 +24,8 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The newest checkpoint; checkpoint `step`; the mean of the last `average` regular ones up to it; or the `best` by
-    eval.metric. at_most: an average takes fewer where there are fewer, or some are damaged.
+    """A selection of checkpoints: the newest; checkpoint `step`; the mean of the last `average` regular ones up to it; or
+    the `best` by eval.metric. at_most: average fewer if there are fewer or some are damaged.
     """
 
     step: int | None = None
@@ -35,19 +35,19 @@ class Choice:
 
     def __post_init__(self):
         if self.best and (self.step is not None or self.average):
-            raise UserError("the best checkpoint is a choice of its own: give --best, or --step and --average.")
+            raise UserError("--best cannot be combined with --step or --average: give one or the other.")
 
-    def asked(self, workdir: str | epath.Path) -> dict[str, Any]:
-        """The choice with the checkpoints that there are, as JSON values: the same later means the same parameters."""
-        asked: dict[str, Any] = {"step": self.step, "average": self.average}
-        asked["of"] = list_numbers(epath.Path(workdir) / "checkpoints")
-        return asked | {name: True for name in ("best", "at_most") if getattr(self, name)}
+    def as_json(self, workdir: str | epath.Path) -> dict[str, Any]:
+        """The choice and the checkpoints it chose from, as JSON values: equal entries mean equal parameters."""
+        entry: dict[str, Any] = {"step": self.step, "average": self.average}
+        entry["of"] = list_numbers(epath.Path(workdir) / "checkpoints")
+        return entry | {name: True for name in ("best", "at_most") if getattr(self, name)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Parameters, and the steps of which they are the mean. metric: that by which a best checkpoint was chosen, higher is
-    better. config_changes: of optimization, in the runs that they come from (`training.config_changes`).
+    """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
+    better. config_changes: changes of optimization keys during the run (`training.config_changes`).
     """
 
     params: Any
@@ -56,14 +56,14 @@ class Part:
     config_changes: tuple[dict[str, Any], ...] = ()
 
 
-def restored(
+def restore_parts(
     workdir: epath.Path, config: Config, choice: Choice, abstract: Any, tokenizer: str, group: ProcessGroup | None
 ) -> Iterator[Part]:
-    """The chosen checkpoints of a run, newest first, each restored when it is asked for.
+    """Yields the chosen checkpoints of a run, newest first, each restored on demand.
 
-    config: the run's own. abstract: the parameters' shapes and shardings. tokenizer: the digest of the run's tokenizer.
-    Of several processes (`group`) all take the same. Raises UserError where the choice is impossible, at the latest when
-    the last part has been taken.
+    config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
+    All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied, at the
+    latest when the iterator ends.
     """
     folder, item = workdir / "checkpoints", "ema" if config.optimizer.ema_decay else "params"
     if not folder.exists():
@@ -80,7 +80,7 @@ def restored(
             candidates = _best_first(workdir, config, checkpoints, metrics, choice.at_most)
         else:
             candidates = [s for s in reversed(steps) if step is None or s <= step]
-        regular, taken = _Regular(config), []
+        regular, used = _RegularCheckpoints(config), []
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
@@ -92,87 +92,83 @@ def restored(
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
                 log.warning("checkpoint %d in %s is damaged (%s); using the previous one", s, workdir, damage)
-                regular.unknown()
+                regular.add_damaged()
                 continue
-            taken.append(s)
-            regular.took(meta)
+            used.append(s)
+            regular.add(meta)
             means = tuple(part for _, part in meta.get("averaged", []))
             part = Part(params, means or (s,), metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield part
-            del part  # before the next one is restored
-            if len(taken) == max(1, choice.average):
+            del part  # frees it before the next one is restored
+            if len(used) == max(1, choice.average):
                 return
     finally:
         checkpoints.close()
-    if taken and choice.at_most:
+    if used and choice.at_most:
         return
-    if not taken and regular.unscheduled and choice.at_most:
-        yield from restored(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, group)
+    if not used and regular.unscheduled and choice.at_most:
+        yield from restore_parts(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, group)
         return
     left_out = regular.left_out()
-    if not taken and regular.unscheduled:
-        raise UserError(
-            f"{workdir} has no regular checkpoint yet{left_out}: leave out --average, or train on to the next one."
-        )
-    if not taken:
+    if not used and regular.unscheduled:
+        raise UserError(f"{workdir} has no regular checkpoint yet{left_out}: omit --average, or continue training.")
+    if not used:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
     raise UserError(
-        f"an average of {choice.average} checkpoints was asked for; {workdir} has {sorted(taken)}{left_out}."
+        f"cannot average {choice.average} checkpoints: {workdir} has {sorted(used)}{left_out}. Choose a smaller number."
     )
 
 
-class _Regular:
-    """Which of a run's checkpoints, looked at from the newest to the oldest, are the last regular ones without a gap."""
+class _RegularCheckpoints:
+    """Finds the last regular checkpoints without a gap, visiting a run's checkpoints from the newest to the oldest."""
 
     def __init__(self, config: Config):
-        self._kept = max(config.checkpoint.keep_last, config.checkpoint.average_last)
+        self._max_kept = max(config.checkpoint.keep_last, config.checkpoint.average_last)
         self._before: int | None = None
         self._count = 0
         self.unscheduled: list[int] = []
         self.only_best: list[int] = []
 
     def continues(self, step: int, meta: dict[str, Any]) -> bool:
-        """False for a checkpoint that only a stop or an evaluation asked for, and for a regular one that stands behind a
-        gap: its neighbours have been deleted, it was kept as one of the best.
+        """False for a checkpoint written only because of a stop or an evaluation, and for a regular one after a gap: its
+        neighbours were deleted, and it was kept only as one of the best.
         """
         if not meta.get("scheduled", True):
             self.unscheduled.append(step)
             return False
-        # Checkpoints of older versions do not name the regular one before them.
-        gap = self._count >= self._kept if self._before is None else step < self._before
+        # Checkpoints of older versions do not record the previous regular one.
+        gap = self._count >= self._max_kept if self._before is None else step < self._before
         if gap and self._count:
             self.only_best.append(step)
         return not (gap and self._count)
 
-    def took(self, meta: dict[str, Any]) -> None:
+    def add(self, meta: dict[str, Any]) -> None:
         self._count += 1
         self._before = meta.get("regular_before")
 
-    def unknown(self) -> None:
-        """What stood before a damaged checkpoint."""
+    def add_damaged(self) -> None:
+        """A damaged checkpoint does not say which regular one came before it."""
         self._before = None
 
     def left_out(self) -> str:
-        """In words, for an error."""
-        why = {"made when it was stopped or evaluated": self.unscheduled, "kept only as best": self.only_best}
-        told = "; ".join(f"{what}: {steps}" for what, steps in why.items() if steps)
-        return f" (left out, {told})" if told else ""
+        """The skipped checkpoints with reasons, for an error message."""
+        reasons = {"written at a stop or an evaluation": self.unscheduled, "kept only as best": self.only_best}
+        text = "; ".join(f"{reason}: {steps}" for reason, steps in reasons.items() if steps)
+        return f" (left out, {text})" if text else ""
 
 
 def _best_first(
     workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float], at_most: bool
 ) -> list[int]:
-    """The steps by falling metric, the earliest of equal ones first; by age, the newest first, where none has one and
-    `at_most` makes do with it.
-    """
+    """Steps by decreasing metric, the earliest first among equals. With `at_most`, newest first if none has a metric."""
     steps = checkpoints.steps()
     if not metrics and at_most:
         return steps[::-1]
     if not metrics:
         raise UserError(
-            f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: an evaluation of the validation "
-            "set gives it one (config.data.valid, eval.every_steps, eval.decode_every_steps), and checkpoint.keep_best keeps it."
+            f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
+            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
         )
     ranked = sorted(metrics, key=lambda step: (-metrics[step], step))
     progress: dict[str, Any] = {}
@@ -181,26 +177,26 @@ def _best_first(
     best = progress.get("best_metric")
     if best is not None and best > metrics[ranked[0]]:
         log.warning(
-            "%s had its best %s at step %d, whose checkpoint is gone (config.checkpoint.keep_best = %d): of those that are "
-            "there, %d is the best.",
+            "%s had its best %s at step %d, whose checkpoint no longer exists (config.checkpoint.keep_best = %d): using "
+            "step %d, the best of the remaining ones.",
             workdir, config.eval.metric, progress["best_step"], config.checkpoint.keep_best, ranked[0],
         )  # fmt: skip
     return ranked
 
 
-def _check_tokenizer(workdir: epath.Path, step: int, digest: str, own: str) -> None:
-    if digest != own:
+def _check_tokenizer(workdir: epath.Path, step: int, digest: str, expected: str) -> None:
+    if digest != expected:
         raise UserError(
             f"checkpoint {step} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
-            f"{workdir / 'tokenizer'} (digest {own[:12]}): bring the run's own tokenizer back."
+            f"{workdir / 'tokenizer'} (digest {expected[:12]}): restore the run's own tokenizer."
         )
 
 
 def mean(parts: Iterable[Part]) -> Part:
-    """The arithmetic mean of parameters in float32 (6.1), each part weighted by the checkpoints that it is of; a single
-    part stays as it is.
+    """The arithmetic mean of parameters in float32 (6.1), each part weighted by its number of checkpoints; a single part
+    is returned unchanged.
 
-    Takes the parts one by one and consumes their arrays, so that no more than two trees are in memory at once.
+    Consumes the parts one by one, donating their arrays: at most two trees are in memory at once.
     """
     parts = iter(parts)
     first = next(parts)
@@ -209,29 +205,29 @@ def mean(parts: Iterable[Part]) -> Part:
     del first
     for part in parts:
         if count == 1:
-            total = [_scaled(x, len(steps)) for x in total] if len(steps) > 1 else total
+            total = [_scale(x, len(steps)) for x in total] if len(steps) > 1 else total
         leaves, weight = jax.tree.leaves(part.params), len(part.steps)
         steps, count = steps + part.steps, count + 1
         changes += tuple(change for change in part.config_changes if change not in changes)
         del part
         for i, x in enumerate(total):
-            total[i], leaves[i] = _added(x, leaves[i], weight), None
+            total[i], leaves[i] = _add_weighted(x, leaves[i], weight), None
         del leaves
     if count > 1:
-        total = [_divided(x, len(steps)) for x in total]
+        total = [_divide(x, len(steps)) for x in total]
     return Part(jax.tree.unflatten(structure, total), steps, metric if count == 1 else None, changes)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _added(total: jax.Array, x: jax.Array, weight: float) -> jax.Array:
+def _add_weighted(total: jax.Array, x: jax.Array, weight: float) -> jax.Array:
     return total + weight * x.astype(jnp.float32)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _divided(total: jax.Array, by: float) -> jax.Array:
+def _divide(total: jax.Array, by: float) -> jax.Array:
     return total / by
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _scaled(x: jax.Array, by: float) -> jax.Array:
+def _scale(x: jax.Array, by: float) -> jax.Array:
     return by * x.astype(jnp.float32)

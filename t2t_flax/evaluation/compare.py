@@ -33,27 +33,27 @@ from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 
 METHOD = (
     "Paired bootstrap resampling over sentences: p_value is two-sided, twice the smaller share of resampled differences on "
-    "either side of zero; interval holds the middle 95 % of them, and leaves out zero exactly where p_value < 0.05; a_better "
-    "is the share of resamples in which a is better."
+    "either side of zero; interval is the central 95 % of them and excludes zero exactly where p_value < 0.05; a_better is "
+    "the share of resamples in which a is better."
 )
 METHOD_SACREBLEU = (
-    "p_value_sacrebleu is what sacreBLEU (PairedTest, test type bs) prints for the same resamples: where small in effect "
-    "one-sided."
+    "p_value_sacrebleu is the value that sacreBLEU (PairedTest, test type bs) prints for the same resamples; small values are "
+    "effectively one-sided."
 )
 METHOD_SEEDS = (
-    "The difference is the mean over pairs of runs of the same seed. Its distribution is that of a paired bootstrap over "
+    "The difference is the mean over pairs of runs with the same seed. Its distribution is that of a paired bootstrap over "
     "sentences plus Student's t times the standard error over seeds (Behrens and Fisher), which is estimated from all rows of "
-    "the table together (rows and seeds without interaction); p_value is two-sided, and interval (95 %) leaves out zero "
+    "the table together (rows and seeds without interaction); p_value is two-sided, and interval (95 %) excludes zero "
     "exactly where p_value < 0.05."
 )
 METHOD_ONE_SEED = (
-    "Paired bootstrap resampling over sentences: two-sided p_value and interval (95 %). What another seed would change is in "
-    "neither, as no row has two seeds."
+    "Paired bootstrap resampling over sentences: two-sided p_value and interval (95 %). Neither includes the variation "
+    "between seeds, as no row has two seeds."
 )
 METHOD_SEEDS_ALONE = (
-    "The difference is the mean over pairs of runs of the same seed. Interval (95 %) and two-sided p_value are Student's t for "
-    "the spread over seeds, estimated from all rows of the table together (rows and seeds without interaction); what other "
-    "sentences would change is in neither."
+    "The difference is the mean over pairs of runs with the same seed. Interval (95 %) and two-sided p_value are Student's t "
+    "for the spread over seeds, estimated from all rows of the table together (rows and seeds without interaction); neither "
+    "includes the variation between test sentences."
 )
 COLUMNS = ("run", "checkpoint", "score", "difference", "two-sided p (Holm)", "sentences")
 
@@ -127,7 +127,7 @@ def paired_systems(path_a: str | os.PathLike, path_b: str | os.PathLike, score: 
     return PairedSystems(task, task.metric(score), *statistics)
 
 
-@functools.lru_cache(maxsize=64)  # a table compares one system with many, and some metrics take seconds
+@functools.lru_cache(maxsize=64)  # a table compares one system with many; some metrics take seconds
 def _statistics(
     config: Config, score: str, references: tuple[tuple[str, ...], ...], hypotheses: tuple[str, ...]
 ) -> SentenceStatistics:
@@ -143,9 +143,9 @@ def compare(
     seed: int = SEED,
 ) -> dict[str, Any]:
     """Both systems' `score` (default: the primary metric), the difference a - b, its 95 % interval and
-    two-sided p-value, and sacreBLEU's own p-value for a metric of sacreBLEU.
+    two-sided p-value, and sacreBLEU's own p-value for a sacreBLEU metric.
 
-    Reads the hypotheses and references beside the records; needs no JAX. Raises UserError for a file
+    Reads the hypotheses and references beside the records; does not import JAX. Raises UserError for a file
     that is missing, changed or not a record, and for records of different test sets or references.
     """
     pair = paired_systems(path_a, path_b, score)
@@ -176,7 +176,7 @@ def compare(
 
 
 def describe(comparison: dict[str, Any]) -> str:
-    """A comparison in a few lines for people."""
+    """A comparison in a few lines of text."""
     c = comparison
     low, high, lower = c["interval"]["low"], c["interval"]["high"], c.get("lower_is_better", False)
     return "\n".join(
@@ -190,7 +190,7 @@ def describe(comparison: dict[str, Any]) -> str:
 
 
 def check_runs(configs: Sequence[tuple[str, Config]], split: str, score: str) -> None:
-    """Raises UserError for runs, as (workdir, config), of different tasks or test sets, or an unknown score."""
+    """Raises UserError if the runs (workdir, config) have different tasks or test sets, or for an unknown score."""
     (first, config), *_ = configs
     planned = planned_record(config, split)
     for workdir, other in configs:
@@ -208,7 +208,7 @@ def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], scor
     pairs = {path: paired_systems(path, paths[0], score) for path in others}
     resamples = resamples_for(len(others))
     differences = {path: paired_bootstrap(pair.a, pair.b, resamples) for path, pair in pairs.items()}
-    p_values = {path: two_sided_p(of) for path, of in differences.items()}
+    p_values = {path: two_sided_p(draws) for path, draws in differences.items()}
     factors = dict(zip(p_values, multipliers(list(p_values.values()), holm=True), strict=True))
     rows = []
     for path, name in zip(paths, names, strict=True):

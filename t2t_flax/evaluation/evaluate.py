@@ -43,14 +43,14 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores all sentences of `valid` or of one test set (see `dataset.sets_of`).
+    """Decodes and scores `valid` or one test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
     (`group`) all must call this; each decodes its share, process 0 writes.
 
-    progress: see `Translator.translate`. why: why these checkpoints, for the record.
-    Returns (the record, the list of (source, first reference, hypothesis)).
+    progress: see `Translator.translate`. why: reason for the choice of checkpoints, stored in the record.
+    Returns (record, list of (source, first reference, hypothesis)).
     """
     task = task_of(loaded.config)
     source = split_source(task, split)
@@ -125,7 +125,7 @@ def evaluate(
 def compute_scores(
     config: Config, metrics: Iterable[Metric], predictions: Predictions, *, samples: int = 0
 ) -> dict[str, Any]:
-    """The entry of each metric in a record, by name. samples: of 95 % intervals, 0 = none."""
+    """The record entry of each metric, by name. samples: bootstrap samples of 95 % intervals, 0 = no intervals."""
     scores = {}
     for metric in metrics:
         if metric.statistics is None:
@@ -152,35 +152,35 @@ def path_of(loaded: Loaded, record: dict[str, Any]) -> epath.Path:
 def existing_record(
     workdir: str | os.PathLike, split: str, choice: Choice, overrides: dict[str, str]
 ) -> epath.Path | None:
-    """The record of an evaluation of one test set, if repeating it would give the same; else None.
+    """The existing record of an evaluation of one test set if repeating it would give the same result, else None.
 
-    The same code, config, tokenizer, package versions and text, the same choice among the same
-    checkpoints, and the texts of the record are intact. Raises UserError where the folder holds no run.
+    Requires the same code, config, tokenizer, package versions and text, the same choice among the same
+    checkpoints, and intact texts of the record. Raises UserError if the folder holds no run.
     """
     config = stored_config(workdir, overrides)
-    requested, digest = choice.asked(workdir), split_source(task_of(config), split).fingerprint()
+    requested, digest = choice.as_json(workdir), split_source(task_of(config), split).fingerprint()
     tokenizer = TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest
-    wanted = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
+    expected = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
     for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
         try:
             record = read_record(path)
             texts(record, path)
-        except UserError:  # not a record, or its texts are lost: evaluated again
+        except UserError:  # not a record, or without its texts
             continue
         stored = dict(record["checkpoint"].get("asked") or {})
         averaged, digests = record["checkpoint"]["averaged"], record["digests"]
         too_few = stored.pop("at_most", False) and len(averaged) < choice.average
         same_choice = stored == requested and not too_few
-        if choice == Choice(step=choice.step) and "best" not in stored:  # the newest at that time, by any choice
+        if choice == Choice(step=choice.step) and "best" not in stored:  # the newest then, however it was chosen
             same_choice |= averaged == [choice.step]
-        made_of = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
-        if same_choice and (*made_of, record["versions"], _portable_settings(record["config"])) == wanted:
+        key = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
+        if same_choice and (*key, record["versions"], _portable_settings(record["config"])) == expected:
             return path
     return None
 
 
 def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without the keys that name folders of one machine."""
+    """A config without the keys that name folders on one machine."""
     groups = {group: dict(keys) for group, keys in config.items() if isinstance(keys, dict)}
     for group, key in (("data", "cache"), ("train", "compile_cache")):
         groups.get(group, {}).pop(key, None)
@@ -188,7 +188,7 @@ def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
-    entry = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.asked}
+    entry = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.choice}
     if loaded.metric is not None:
         name = loaded.config.eval.metric
         entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
@@ -196,14 +196,14 @@ def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """The scores of a record in a few lines for people."""
+    """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
-    what = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
+    checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     if best := record["checkpoint"].get("best"):
-        what += f", the best by {best['metric']} ({best['value']:.4f})"
+        checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
     corpus = f"{data['corpus']}, " if data.get("corpus") else ""
-    lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {what}:"]
+    lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task_of_record(record).summary(scores)
     if counts["unknown_target_tokens"]:
         lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
@@ -226,7 +226,7 @@ def versions() -> dict[str, str]:
 
 
 def _one_or_all(values: list[str]) -> str | list[str]:
-    """A single value as it is, several as a list."""
+    """The value itself if there is only one, else the list."""
     return values[0] if len(values) == 1 else values
 
 

@@ -1,8 +1,8 @@
-"""Evaluation records: what a record answers, its name in WORKDIR/eval, and reading it back.
+"""Evaluation records: their identity, their names in WORKDIR/eval, and reading them.
 
-A record answers one question: the scores of some checkpoints on a test set (by its content) under the
-settings that affect scores. Different questions have different names, so no record overwrites that of
-another question; the same question is stored under the same name again.
+A record is identified by its checkpoints, its test set (by content) and the settings that affect scores.
+Records of different evaluations have different names, so none overwrites another; repeating an
+evaluation writes to the same name.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
 
 def question(record: dict[str, Any]) -> dict[str, Any]:
-    """What a record answers: test set, checkpoints, and the settings that differ from the defaults.
+    """The identity of a record: test set, checkpoints, and settings that differ from the defaults.
 
-    A key that an older version did not know had its default.
+    Keys that an older version did not have count as defaults.
     """
     checkpoint, config = record["checkpoint"], upgraded(record["config"])
     settings = {}
@@ -66,18 +66,18 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
 def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     """The name of the record of a loaded run on a test set whose content has this digest.
 
-    `test-500`, `test-500-best`, or `test-500-mean5` for an average, where text and settings are those
-    of the run's own config. Other settings, and names already taken by another question, get a digest
-    of the question as a suffix.
+    `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
+    run's own config. For other settings, or if another evaluation already uses the name, a digest of the
+    identity is appended.
     """
     config = config_lib.as_json(loaded.config)
-    checkpoint = {"averaged": loaded.steps, "asked": loaded.asked}
-    ours = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
+    checkpoint = {"averaged": loaded.steps, "asked": loaded.choice}
+    current = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
     count = len(loaded.steps)
-    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if ours["best"] else "")
+    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
     folder = loaded.workdir / "eval"
     existing = {path.stem: _question_in(path) for path in folder.glob(f"{base}*.json")} if folder.exists() else {}
-    same = [name for name, other in sorted(existing.items()) if other == ours]
+    same = [name for name, other in sorted(existing.items()) if other == current]
     if same:
         return same[0]
     own = loaded.stored or loaded.config
@@ -85,9 +85,9 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
         {"split": split, "data": {"digest": _own_digest(loaded, split, digest)}, "checkpoint": checkpoint,
          "config": config_lib.as_json(own)}
     )  # fmt: skip
-    if default == ours and existing.get(base) is None:
+    if default == current and existing.get(base) is None:
         return base
-    return f"{base}-{hashlib.sha256(json.dumps(ours, sort_keys=True).encode()).hexdigest()[:8]}"
+    return f"{base}-{hashlib.sha256(json.dumps(current, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def _question_in(path: epath.Path) -> dict[str, Any] | None:
@@ -99,14 +99,15 @@ def _question_in(path: epath.Path) -> dict[str, Any] | None:
 
 
 def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
-    """The digest of the test set in the run's own config; if that text is missing, the same name means
-    the same text.
+    """The digest of the test set in the run's own config; if its text is missing, equal specs count as
+    equal text.
     """
-    own, now = loaded.stored or loaded.config, loaded.config
+    own, current = loaded.stored or loaded.config, loaded.config
     specs = [
-        (c.data.valid if split == "valid" else config_lib.parse_test_sets(c.data.test).get(split)) for c in (own, now)
+        (c.data.valid if split == "valid" else config_lib.parse_test_sets(c.data.test).get(split))
+        for c in (own, current)
     ]
-    if specs[0] == specs[1] and own.data.root == now.data.root and own.seed == now.seed:
+    if specs[0] == specs[1] and own.data.root == current.data.root and own.seed == current.seed:
         return digest
     try:
         return split_source(task_of(own), split).fingerprint()
@@ -117,7 +118,7 @@ def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
 def planned_record(config: Config, split: str) -> dict[str, Any]:
     """The data and config entries of the record that an evaluation would write.
 
-    Raises UserError where the text is missing.
+    Raises UserError if the text is missing.
     """
     source = split_source(task_of(config), split)
     data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
@@ -133,9 +134,9 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         record = json.loads(file.read_bytes())
     except ValueError:
         raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
-    needed = {"record_version", "data", "hypotheses", "config", "digests"}
-    if not isinstance(record, dict) or not needed <= set(record):
-        missing = ", ".join(sorted(needed - set(record)))
+    required = {"record_version", "data", "hypotheses", "config", "digests"}
+    if not isinstance(record, dict) or not required <= set(record):
+        missing = ", ".join(sorted(required - set(record)))
         raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
     if "references" not in record:
         raise UserError(f"{path} was written by a version that stored no references: run `evaluate` again.")
@@ -150,19 +151,19 @@ def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], l
 
 
 def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> list[list[str]]:
-    """The lines of each file of that kind."""
-    names, digests = (of if isinstance(of, list) else [of] for of in (record[kind], record["digests"][kind]))
+    """The lines of each file of that kind ("hypotheses" or "references")."""
+    names, digests = (x if isinstance(x, list) else [x] for x in (record[kind], record["digests"][kind]))
     sets = []
     for name, digest in zip(names, digests, strict=True):
         if os.path.basename(name) != name:
-            raise UserError(f"{path} names {name} as its {kind}: they must be in the record's folder.")
+            raise UserError(f"{path} names {name} as its {kind}, but they must be in the record's folder.")
         file = epath.Path(path).parent / name
         if not file.exists():
             raise UserError(f"the {kind} of {path} are missing: {file}. They must be in the record's folder.")
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             count = data.count(b"\n")
-            raise UserError(f"{file} is not what {path} describes ({count} lines, another digest): evaluate again.")
+            raise UserError(f"{file} does not match {path} ({count} lines, another digest): run `evaluate` again.")
         sets.append(data.decode("utf-8").split("\n")[:-1])
     return sets
 

@@ -1,4 +1,4 @@
-"""A trained run, restored from its workdir alone, on whatever devices there are."""
+"""Restores a trained run from its workdir, on the devices of this machine."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean, restored
+from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean, restore_parts
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
@@ -31,11 +31,11 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Parameters (of the checkpoints `steps`, newest first, averaged where there are several) and all that they need.
+    """A restored run: parameters (the mean of the checkpoints `steps`, newest first), model, tokenizers and config.
 
-    asked: which were asked for, and among which (`Choice.asked`). metric: that of a best checkpoint, higher is better.
-    stored: the run's own config, where it differs. config_changes: of optimization, up to the newest checkpoint
-    (`training.config_changes`).
+    choice: the requested checkpoints and those it chose from (`Choice.as_json`). metric: of a best checkpoint, higher is
+    better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
+    checkpoint (`training.config_changes`).
     """
 
     workdir: epath.Path
@@ -45,7 +45,7 @@ class Loaded:
     model: Transformer
     params: Any
     steps: tuple[int, ...]
-    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
     metric: float | None = None
     stored: Config | None = None
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -57,8 +57,8 @@ class Loaded:
         prefixes: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation for each line, in order; see `decoding.translator`. Raises UserError for prefixes where the run's
-        task has none.
+        """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task
+        does not support them.
         """
         task = task_of(self.config)
         if prefixes and not task.supports_prefixes:
@@ -71,64 +71,64 @@ class Loaded:
     def score(
         self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format
     ) -> list[PairScore]:
-        """The log-probability of each target given its source, in order; see `decoding.forced`.
+        """The log-probability of each target given its source, in order; see `decoding.scoring`.
 
-        Raises UserError, naming `where(number)`, for a pair with an empty side, one that is too long, and a target that
-        the task cannot have.
+        Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
+        for the task.
         """
-        ids = self._ids(pairs, where)
+        ids = self._encode(pairs, where)
         batch_size = self.config.decode.batch_size
         return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
 
     def attend(self, source: str, target: str | None = None) -> AttentionMaps:
-        """Attention of every layer and head for a pair; without a target, for the run's own translation.
+        """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
 
         Raises UserError for an empty or too long side.
         """
         if target is None:
-            self._encoded([(source, source)], "source {}".format)  # an impossible one is told before it is translated
+            self._encode_preprocessed([(source, source)], "source {}".format)  # reports a bad source before decoding
             target = task_of(self.config).postprocess(source, self.translate([source])[0].text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
-        (pair,) = self._ids([(source, target)], "pair {}".format)
+        (pair,) = self._encode([(source, target)], "pair {}".format)
         return attention_maps(self.model, self.params, self.tokenizers, pair)
 
-    def _ids(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
-        task, made = task_of(self.config), []
+    def _encode(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+        task, preprocessed = task_of(self.config), []
         for number, (source, target) in enumerate(pairs, 1):
             try:
-                told = task.preprocess_target(source, target) if source.strip() and target.strip() else target
+                text = task.preprocess_target(source, target) if source.strip() and target.strip() else target
             except UserError as error:
                 raise UserError(f"{where(number)}: {error}") from None
-            made.append((task.preprocess_source(source), told))
-        return self._encoded(made, where)
+            preprocessed.append((task.preprocess_source(source), text))
+        return self._encode_preprocessed(preprocessed, where)
 
-    def _encoded(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+    def _encode_preprocessed(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
         limit, model = self.config.decode.max_source_length, self.config.model
         limit = min(limit, model.max_positions) if model.position == "learned" else limit
         return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
-    """The resolved config of a run for use on this machine, with `{"decode.beam_size": "8"}` overrides.
+    """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
 
-    A run may come from anybody: where compiled programs are loaded from (train.compile_cache) and files are written
-    (data.cache; data.root for a TFDS dataset that is not prepared there) is not taken from it, only from `overrides`.
-    Raises UserError where the folder holds no run, or an override is impossible.
+    Runs are untrusted input: the paths from which compiled programs are loaded (train.compile_cache) and to which files
+    are written (data.cache; data.root for a TFDS dataset that is not prepared there) come only from `overrides`.
+    Raises UserError if the folder holds no run or an override is invalid.
     """
-    return _changed(_without_places(read_config(workdir)), overrides)
+    return _override(_without_local_paths(read_config(workdir)), overrides)
 
 
 def read_config(workdir: str | epath.Path) -> Config:
-    """The config of a run as it is stored. Raises UserError where the folder holds no run."""
+    """The config of a run as stored. Raises UserError if the folder holds no run."""
     check_workdir(workdir)
     stored = workdir_lib.read_config(workdir)
     if stored is None:
-        raise UserError(f"{workdir} holds no run: there is no config.json. Give the --workdir of a `train` command.")
+        raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
     return stored
 
 
-def _without_places(stored: Config) -> Config:
+def _without_local_paths(stored: Config) -> Config:
     data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
     specs = [data.valid, *config_lib.parse_test_sets(data.test).values()]
     names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
@@ -140,15 +140,15 @@ def _without_places(stored: Config) -> Config:
     return dataclasses.replace(stored, data=data, train=train)
 
 
-def _changed(stored: Config, overrides: dict[str, str] | None) -> Config:
+def _override(stored: Config, overrides: dict[str, str] | None) -> Config:
     if not overrides:
         return stored
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
-    """Everything about a run but its parameters. abstract: their shapes and shardings. stored: the config without
+class OpenRun:
+    """A run without its parameters. abstract: shapes and shardings of the parameters. stored: the config without
     overrides.
     """
 
@@ -161,26 +161,25 @@ class Frame:
     abstract: Any
 
     def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `parameters.restored`."""
-        return restored(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
+        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
+        return restore_parts(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
 
 
-def frame(
+def open_run(
     workdir: str | epath.Path, overrides: dict[str, str] | None = None, group: ProcessGroup | None = None
-) -> Frame:
-    """Reads a run without its parameters. Raises UserError for a folder without a run, or overrides that change the
-    model.
-    """
+) -> OpenRun:
+    """Reads a run without its parameters. Raises UserError for a folder without a run and overrides that change the model."""
     workdir = epath.Path(workdir)
     stored = stored_config(workdir)
-    config = _changed(stored, overrides)
+    config = _override(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    mesh = _mesh(config, workdir, given=any(key.startswith("mesh.") for key in overrides or {}), group=group)
+    requested = any(key.startswith("mesh.") for key in overrides or {})
+    mesh = _mesh(config, workdir, requested=requested, group=group)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
-    return Frame(workdir, stored, config, tokenizers, mesh, model, abstract.params)
+    return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract.params)
 
 
 def load(
@@ -193,34 +192,42 @@ def load(
     overrides: dict[str, str] | None = None,
     group: ProcessGroup | None = None,
 ) -> Loaded:
-    """Restores a run: the newest whole checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
+    """Restores a run: the newest intact checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
 
-    An average is of regular checkpoints: it leaves out those that are there only because the run was stopped, or because
-    they are among the best. With `at_most` it takes fewer where there are fewer, or some are damaged; `best` then makes
-    do with the next best, and with the newest where no checkpoint has a metric.
-    `overrides` such as `{"decode.beam_size": "8"}` change how it decodes. Of several processes (`group`) all take the same
-    checkpoints. Needs nothing but the workdir. Raises UserError for a folder without a run, an unknown step, or damage.
+    Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
+    uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
+    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. All processes of `group`
+    restore the same checkpoints. Needs only the workdir. Raises UserError for a folder without a run, an unknown step, or
+    a damaged checkpoint.
     """
     choice = Choice(step, average, best, at_most)
-    run = frame(workdir, overrides, group)
+    run = open_run(workdir, overrides, group)
     part = mean(run.parts(choice, group))
     if best and part.metric is None:
-        choice = Choice(at_most=True)  # which is what was found
-    found = dict(params=part.params, steps=part.steps, metric=part.metric, asked=choice.asked(run.workdir))
-    found["config_changes"] = list(part.config_changes)
-    return Loaded(run.workdir, run.config, run.tokenizers, run.mesh, run.model, stored=run.stored, **found)
+        choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest
+    return Loaded(
+        run.workdir,
+        run.config,
+        run.tokenizers,
+        run.mesh,
+        run.model,
+        params=part.params,
+        steps=part.steps,
+        choice=choice.as_json(run.workdir),
+        metric=part.metric,
+        stored=run.stored,
+        config_changes=list(part.config_changes),
+    )
 
 
-def _mesh(config: Config, workdir: epath.Path, *, given: bool, group: ProcessGroup | None) -> jax.sharding.Mesh:
-    """That of the config; where it does not fit the devices that are here, and nobody asked for it (`given`), all devices
-    share the rows, each with the whole model.
-    """
+def _mesh(config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None) -> jax.sharding.Mesh:
+    """The config's mesh; if it does not fit these devices and was not `requested` explicitly, data parallelism over all."""
     try:
         return mesh_lib.make_mesh(config.mesh)
     except UserError as error:
-        if given:
+        if requested:
             raise
         if group is None or group.is_lead:
-            log.warning("%s was trained on another mesh: %s Here all devices share the rows.", workdir, error)
+            log.warning("%s was trained on another mesh: %s Using data parallelism on all devices.", workdir, error)
         return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))

@@ -16,12 +16,12 @@ from scipy import special
 from t2t_flax.tasks.metrics import SentenceStatistics
 
 LEVEL = 0.05
-"""Significance level of every verdict."""
+"""Significance level of all tests."""
 RESAMPLES = 1000
 SEED = 12345
 """With RESAMPLES the defaults of sacreBLEU's command line."""
 SEED_DRAWS = 100_000
-"""Least number of resampled differences with uncertainty over seeds: resolves p-values down to 2e-5."""
+"""Minimum number of draws with uncertainty over seeds: resolves p-values down to 2e-5."""
 
 
 def draw_sentences(sentences: int, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
@@ -69,7 +69,7 @@ def seed_variance(scores: Mapping[tuple[Any, Any], float]) -> tuple[float, int]:
     """(variance of one run over seeds, degrees of freedom) from the scores of (system, seed).
 
     The residual mean square of the two-way layout without interaction: each system and each seed has
-    a level of its own, and all systems vary alike. (0, 0) where no system shares two seeds with another.
+    its own level, and all systems have the same variance. (0, 0) where no system shares two seeds with another.
     """
     if not scores:
         return 0.0, 0
@@ -169,6 +169,6 @@ def corrected(p_values: Sequence[float], *, holm: bool) -> list[float]:
 
 
 def format_difference(difference: float, low: float, high: float, p_value: float, digits: int = 2) -> str:
-    """A table cell: `-0.41 [-0.92, +0.08] p 0.1`. Smaller p-values than 0.001 depend on the model of chance."""
+    """A table cell: `-0.41 [-0.92, +0.08] p 0.1`. Below 0.001 a p-value mostly reflects the assumed distribution."""
     p = f"p {p_value:.3g}" if p_value >= 0.001 else "p < 0.001"
     return f"{difference:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] {p}"

@@ -1,1 +1,1 @@
-"""Trained models of other codebases as a configuration, parameters and vocabularies of ours."""
+"""Importers of trained models from other codebases."""

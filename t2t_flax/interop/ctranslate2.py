@@ -1,8 +1,8 @@
-"""An encoder-decoder Transformer of CTranslate2: pre-norm, fused projections, separate vocabularies.
+"""Imports a CTranslate2 encoder-decoder Transformer: pre-norm, fused projections, separate vocabularies.
 
-The folder holds `weights.npz` with the arrays under CTranslate2's names, `source_vocabulary.txt` and
-`target_vocabulary.txt` with one token a line. Linear weights are [out, in] there and [in, out] here; ids are renumbered
-so that 0, 1 and 2 are padding, end of sentence and unknown.
+The folder contains `weights.npz` with arrays under CTranslate2's names, and `source_vocabulary.txt` and
+`target_vocabulary.txt` with one token per line. CTranslate2's linear weights are [out, in], ours [in, out]; ids are
+renumbered so that 0, 1 and 2 are padding, EOS and unknown.
 """
 
 import itertools
@@ -21,11 +21,11 @@ _STACKS = {"source": "encoder", "target": "decoder"}
 
 
 def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[str, Any], list[str], list[str]]:
-    """(model keys, parameters, source vocabulary, target vocabulary); the token of id i is item i of its vocabulary.
+    """(model config, parameters, source vocabulary, target vocabulary); vocabulary[i] is the token of id i.
 
-    Parameters are float32 NumPy arrays. What the files do not say: the number of heads; the activation, taken to be
-    ReLU; and whether sources end in `</s>` (those of OpenNMT-tf do not). Raises UserError for files and arrays that are
-    missing, left over or misshapen.
+    Parameters are float32 NumPy arrays. The files do not contain the number of heads, the activation (assumed to be
+    ReLU), or whether sources end with `</s>` (those of OpenNMT-tf do not). Raises UserError for missing or unexpected
+    files and arrays, and for arrays of the wrong shape.
     """
     folder = Path(folder)
     arrays = _Arrays(folder / "weights.npz")
@@ -39,7 +39,7 @@ def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[st
     width = len(tokens["target"])
     d_ff = arrays.take("encoder/layer_0/ffn/linear_0/weight", 0, d_model).shape[0]
     layers = {stack: arrays.count(f"{stack}/layer_") for stack in _STACKS.values()}
-    # The row of <s> stands before the first target, and stays a token besides.
+    # The embedding of <s> is the decoder's start vector; <s> also remains in the vocabulary.
     start = tables["target"][orders["target"][tokens["target"].index(START)]]
     params = {
         "source_embedding": {"table": tables["source"][orders["source"]]},
@@ -75,11 +75,11 @@ def read_ctranslate2(folder: str | Path, num_heads: int) -> tuple[Model, dict[st
 
 
 class _Arrays:
-    """The arrays of a file by name; each is asked for with its shape, and none may be left over."""
+    """The arrays of a file by name; tracks which were used, so that unexpected ones can be reported."""
 
     def __init__(self, path: Path):
         if not path.is_file():
-            raise UserError(f"there is no {path}: expected the weights of a CTranslate2 model as a NumPy archive.")
+            raise UserError(f"there is no {path}: expected CTranslate2 weights as a NumPy archive.")
         try:
             with np.load(path, allow_pickle=False) as archive:
                 self._arrays = {name: archive[name] for name in archive.files}
@@ -88,29 +88,27 @@ class _Arrays:
         self.path, self._used = path, set()
 
     def count(self, prefix: str) -> int:
-        """How many of PREFIX0, PREFIX1, ... there are in a row, and 1 if there is none: its arrays are then missed."""
+        """The number of consecutive PREFIX0, PREFIX1, ...; at least 1, so that a missing layer 0 is reported by `take`."""
         has = lambda n: any(name.startswith(f"{prefix}{n}/") for name in self._arrays)  # noqa: E731
         return next(n for n in itertools.count(1) if not has(n))
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """float32 array of that shape, where 0 stands for any size above 0."""
+        """The float32 array with this name and shape; a 0 in the shape accepts any size above 0."""
         if name not in self._arrays:
             raise UserError(
                 f"{self.path} has no array {name!r}; expected a pre-norm encoder-decoder Transformer with biases, a "
-                "final norm in both stacks and an output projection of its own."
+                "final norm in both stacks and a separate output projection."
             )
         self._used.add(name)
         array = self._arrays[name]
         fits = array.ndim == len(shape) and all(
-            size == want if want else size > 0 for size, want in zip(array.shape, shape, strict=True)
+            size == expected if expected else size > 0 for size, expected in zip(array.shape, shape, strict=True)
         )
         if not fits:
-            wanted = ", ".join(str(want) if want else "any" for want in shape)
-            raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({wanted}).")
+            expected_shape = ", ".join(str(size) if size else "any" for size in shape)
+            raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({expected_shape}).")
         if array.dtype.kind != "f":
-            raise UserError(
-                f"{self.path}: {name!r} is {array.dtype}; expected floating-point numbers, not quantized ones."
-            )
+            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized, weights.")
         return array.astype(np.float32)
 
     def norm(self, name: str, d_model: int) -> dict[str, np.ndarray]:
@@ -130,16 +128,16 @@ class _Arrays:
         unused = sorted(set(self._arrays) - self._used)
         if unused:
             shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
-            raise UserError(f"{self.path} has {len(unused)} arrays that this model has no place for: {shown}.")
+            raise UserError(f"{self.path} has {len(unused)} unexpected arrays: {shown}.")
 
 
 def _layer(arrays: _Arrays, name: str, d_model: int, d_ff: int, num_heads: int) -> dict[str, Any]:
-    """Parameters of one layer; cross-attention is `attention` in CTranslate2."""
-    wide, heads = (d_model,), (num_heads, d_model // num_heads)
-    query, key, value = arrays.linear(f"{name}/self_attention/linear_0", wide, heads, parts=3)
-    (out,) = arrays.linear(f"{name}/self_attention/linear_1", heads, wide)
-    (up,) = arrays.linear(f"{name}/ffn/linear_0", wide, (d_ff,))
-    (down,) = arrays.linear(f"{name}/ffn/linear_1", (d_ff,), wide)
+    """Parameters of one layer; CTranslate2 names cross-attention `attention`."""
+    width, heads = (d_model,), (num_heads, d_model // num_heads)
+    query, key, value = arrays.linear(f"{name}/self_attention/linear_0", width, heads, parts=3)
+    (out,) = arrays.linear(f"{name}/self_attention/linear_1", heads, width)
+    (up,) = arrays.linear(f"{name}/ffn/linear_0", width, (d_ff,))
+    (down,) = arrays.linear(f"{name}/ffn/linear_1", (d_ff,), width)
     layer = {
         "self_attention": {"query": query, "key": key, "value": value, "out": out},
         "residual_attention": {"norm": arrays.norm(f"{name}/self_attention/layer_norm", d_model)},
@@ -147,26 +145,26 @@ def _layer(arrays: _Arrays, name: str, d_model: int, d_ff: int, num_heads: int) 
         "residual_ffn": {"norm": arrays.norm(f"{name}/ffn/layer_norm", d_model)},
     }
     if name.startswith("decoder"):
-        (query,) = arrays.linear(f"{name}/attention/linear_0", wide, heads)
-        key, value = arrays.linear(f"{name}/attention/linear_1", wide, heads, parts=2)
-        (out,) = arrays.linear(f"{name}/attention/linear_2", heads, wide)
+        (query,) = arrays.linear(f"{name}/attention/linear_0", width, heads)
+        key, value = arrays.linear(f"{name}/attention/linear_1", width, heads, parts=2)
+        (out,) = arrays.linear(f"{name}/attention/linear_2", heads, width)
         layer["cross_attention"] = {"query": query, "key": key, "value": value, "out": out}
         layer["residual_cross"] = {"norm": arrays.norm(f"{name}/attention/layer_norm", d_model)}
     return layer
 
 
 def _order(path: Path, rows: int) -> tuple[np.ndarray, list[str]]:
-    """(CTranslate2's row of each of our ids, the token of each of our ids)."""
+    """(CTranslate2's embedding row of each of our ids, token of each of our ids)."""
     if not path.is_file():
-        raise UserError(f"there is no {path}: expected one token a line, in the order of the embedding's rows.")
+        raise UserError(f"there is no {path}: expected one token per line, in the order of the embedding rows.")
     tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     if UNKNOWN not in tokens:
-        tokens.append(UNKNOWN)  # CTranslate2 gives it the row after the last token
+        tokens.append(UNKNOWN)  # CTranslate2 appends its row after the last token
     if len(tokens) != rows:
-        raise UserError(f"{path} has {len(tokens)} tokens with {UNKNOWN}, but the embedding has {rows} rows.")
+        raise UserError(f"{path} has {len(tokens)} tokens including {UNKNOWN}, but the embedding has {rows} rows.")
     if len(set(tokens)) != rows:
-        twice = next(token for token in tokens if tokens.count(token) > 1)
-        raise UserError(f"{path} has the token {twice!r} more than once; expected each token once.")
+        duplicate = next(token for token in tokens if tokens.count(token) > 1)
+        raise UserError(f"{path} has the token {duplicate!r} more than once.")
     missing = [token for token in (BLANK, END, START) if token not in tokens]
     if missing:
         raise UserError(f"{path} has no {missing[0]}; expected {BLANK}, {START} and {END} among its tokens.")

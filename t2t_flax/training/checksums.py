@@ -1,6 +1,6 @@
-"""A checksum of every leaf that does not depend on its sharding.
+"""Checksums of arrays, independent of their sharding.
 
-Orbax restores a flipped byte silently, so each checkpoint carries these and restoring compares them.
+Orbax does not detect flipped bits, so each checkpoint stores these and restoring compares them.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ _UINT = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-    """Sum of each element's bits times an odd weight of its place, modulo 2^32: any one changed element changes it."""
+    """Sum of each element's bits times an odd weight of its index, modulo 2^32: any single changed element changes it."""
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     bits = jax.lax.bitcast_convert_type(x, _UINT[x.dtype.itemsize]).astype(jnp.uint32)
-    place = jnp.zeros(x.shape, jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
-        place = place * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    return jnp.sum(bits * (mix(place) | np.uint32(1)), dtype=jnp.uint32)
+        index = index * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    return jnp.sum(bits * (mix(index) | np.uint32(1)), dtype=jnp.uint32)
 
 
 @jax.jit
@@ -31,13 +31,13 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 
 def checksums(tree: Any) -> dict[str, int]:
-    """Each leaf's checksum by its path. Leaves: arrays of at most 4-byte types, on any mesh."""
+    """The checksum of each leaf, by path. Leaves are arrays of at most 4 bytes per element, on any mesh."""
     paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True) if jax.tree.leaves(tree) else ((), ())
     values = jax.device_get(_checksums(list(leaves)))
     return {jax.tree_util.keystr(path): int(value) for path, value in zip(paths, values, strict=True)}
 
 
 def compile_checksums(state: Any) -> None:
-    """Compiles the checksums of `state` (params, opt_state, ema), so that the first save does not."""
+    """Compiles the checksums of `state` (params, opt_state, ema) ahead of the first save."""
     for tree in (state.params, state.opt_state, state.ema):
         checksums(tree)

@@ -1,4 +1,4 @@
-"""Summary of a run before any data is read: parameters, FLOPs, batch shapes, learning rates and memory."""
+"""A summary of a config: parameters, FLOPs, batches, schedule and memory, without reading data."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameter_groups
 
-# Table 3 of the paper, in millions, by (layers of a stack, d_model, d_ff, heads, d_k). Rows (A) have no figure of their own.
+# Millions of parameters in Table 3, by (layers per stack, d_model, d_ff, heads, d_k). The paper gives none for rows (A).
 _PAPER = {
     (6, 512, 2048, 8, 64): ("base", 65), (6, 1024, 4096, 16, 64): ("big", 213),
     (6, 512, 2048, 8, 16): ("row (B), d_k 16,", 58), (6, 512, 2048, 8, 32): ("row (B), d_k 32,", 60),
@@ -39,7 +39,7 @@ def describe(config: Config) -> str:
 
 
 def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
-    """Shapes and types of the state of a run whose tokenizers have these sizes."""
+    """Shapes and dtypes of the train state for these vocabulary sizes."""
     model = make_model(config, *sizes)
     one = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
     return init_state(config, model, make_optimizer(config), one, abstract=True)[0]
@@ -55,14 +55,14 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
     known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, m.head_widths[0]))
     if known and m.num_encoder_layers == m.num_decoder_layers:
         lines.append(
-            f"  the paper states {known[1]} M for {known[0]} (Table 3); no one vocabulary gives both 65 M and 213 M: with "
+            f"  the paper states {known[1]} M for {known[0]} (Table 3); no single vocabulary gives both 65 M and 213 M: with "
             "37,000 pieces they are 63.05 M and 214.17 M"
         )
     return lines
 
 
 def _flops(config: Config, vocab: int) -> list[str]:
-    lines = ["FLOPs of training per target token (forward and backward, 2 a multiply-add)"]
+    lines = ["FLOPs of training per target token (forward and backward, 2 per multiply-add)"]
     for length in (27, 64, 256):
         one = flops.Tokens(length, length, length**2, length**2, length**2)
         per_token = 3 * flops.forward_flops(config.model, vocab, one) / length
@@ -78,16 +78,16 @@ def _total(config: Config, vocab: int) -> float:
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    counted = {"real_tokens": "real tokens", "padded_tokens": "tokens, padding counted,"}[d.batch_size_counts]
+    counted = {"real_tokens": "real tokens", "padded_tokens": "tokens, padding included,"}[d.batch_size_counts]
     lines = ["batches", f"  an update holds at most {d.batch_tokens:,} {counted} on each side, over all devices"]
     if d.batching == "packed":
         rows = -(-d.batch_tokens // int(d.pack_length * _FILL))
         lines.append(
-            f"  packed: about {rows:,} rows of {d.pack_length} (the exact list is printed when training starts)"
+            f"  packed: about {rows:,} rows of {d.pack_length} (training prints the exact shapes when it starts)"
         )
     else:
-        lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair in each")
-    lines.append(f"  {config.train.steps:,} updates, {config.train.steps * d.batch_tokens:,} tokens a side")
+        lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")
+    lines.append(f"  {config.train.steps:,} updates, {config.train.steps * d.batch_tokens:,} tokens per side")
     return lines
 
 
@@ -105,12 +105,12 @@ def _schedule(config: Config) -> list[str]:
 
 def _memory(config: Config, state: TrainState) -> list[str]:
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
-    arrays = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
+    trees = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
-    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in arrays.items() if tree is not None]
+    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
     lines.append(f"  {'gradients':32} {size(state.params):>14,.1f}")
     chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
     rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
-    lines.append("  activations depend on the shapes: their memory is checked when training starts")
+    lines.append("  activations depend on the batch shapes: training checks them against device memory at the start")
     return lines

@@ -127,7 +127,7 @@ def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, c
     source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
     assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
     error = error_of(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
-    assert "is there already" in error
+    assert "already exists" in error
 
 
 def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Beam search against enumeration and against a plain search in NumPy that never stops early."""
+"""Beam search against exhaustive enumeration and a NumPy beam search without early stopping."""
 
 import itertools
 import math
@@ -20,16 +20,16 @@ MODEL = TableModel()
 
 def search(seeds, options, caps, *, prefix=None, length=12, lengths=(12, 16), params=PARAMS, model=MODEL):
     cache = model.start(seeds, options.beam_size, length)
-    found = beam_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
-    return jax.tree.map(np.asarray, found)
+    result = beam_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
+    return jax.tree.map(np.asarray, result)
 
 
-def hypotheses(found, b: int) -> list[tuple[int, ...]]:
-    return [tuple(ids[:n].tolist()) for ids, n in zip(found.tokens[b], found.lengths[b], strict=True)]
+def hypotheses(result, b: int) -> list[tuple[int, ...]]:
+    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True)]
 
 
-def plain_search(seed: int, beam_size: int, alpha: float, cap: int, prefix=(), params=PARAMS, model=MODEL):
-    """[(score, tokens, finished)]: all that finished and were kept, best first, then what is alive at the cap."""
+def reference_search(seed: int, beam_size: int, alpha: float, cap: int, prefix=(), params=PARAMS, model=MODEL):
+    """[(score, tokens, finished)]: the finished hypotheses, best first, then those alive at the cap."""
     alive, finished = [(0.0, ())], []
     for step in range(cap):
         forced = prefix[step] if step < len(prefix) else 0
@@ -49,162 +49,162 @@ def penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
-def assert_equals_plain(found, seeds, options, caps, **how):
+def assert_equals_reference(result, seeds, options, caps, **search_args):
     for b, (seed, cap) in enumerate(zip(seeds, caps, strict=True)):
-        expected = plain_search(seed, options.beam_size, options.alpha, cap, **how)[: options.n_best]
-        assert hypotheses(found, b)[: len(expected)] == [tokens for _, tokens, _ in expected]
-        assert found.finished[b].tolist()[: len(expected)] == [finished for _, _, finished in expected]
-        np.testing.assert_allclose(found.scores[b, : len(expected)], [score for score, *_ in expected], rtol=1e-5)
-        assert (found.scores[b, len(expected) :] == -np.inf).all()
-        assert (found.lengths[b, len(expected) :] == 0).all()
+        expected = reference_search(seed, options.beam_size, options.alpha, cap, **search_args)[: options.n_best]
+        assert hypotheses(result, b)[: len(expected)] == [tokens for _, tokens, _ in expected]
+        assert result.finished[b].tolist()[: len(expected)] == [finished for _, _, finished in expected]
+        np.testing.assert_allclose(result.scores[b, : len(expected)], [score for score, *_ in expected], rtol=1e-5)
+        assert (result.scores[b, len(expected) :] == -np.inf).all()
+        assert (result.lengths[b, len(expected) :] == 0).all()
 
 
-def test_length_penalty_has_the_gnmt_values():
+def test_gnmt_length_penalty_values():
     values = [length_penalty(n, 0.6) for n in (1, 10, 25, 50)]
     np.testing.assert_allclose(values, [1.0, 1.732862, 2.626528, 3.778565], rtol=1e-6)
     assert length_penalty(17, 0.0) == 1.0
 
 
-def test_a_wide_beam_finds_what_enumeration_finds():
+def test_wide_beam_equals_exhaustive_enumeration():
     cap, alpha, seeds = 4, 0.6, [3, 4, 5]
-    found = search(seeds, BeamOptions(81, alpha, 60), [cap] * 3, length=4)
+    result = search(seeds, BeamOptions(81, alpha, 60), [cap] * 3, length=4)
     for b, seed in enumerate(seeds):
         bodies = [body for n in range(cap) for body in itertools.product((2, 3, 4), repeat=n)]
         ended = sorted((-MODEL.score(seed, (*t, EOS)) / penalty(len(t) + 1, alpha), (*t, EOS)) for t in bodies)
         cut = sorted((-MODEL.score(seed, t), t) for t in itertools.product((2, 3, 4), repeat=cap))
         expected = [t for _, t in ended] + [t for _, t in cut]
         assert len(ended) == 40
-        assert hypotheses(found, b) == expected[:60]
-        assert found.finished[b].tolist() == [True] * 40 + [False] * 20
-        np.testing.assert_allclose(found.log_probs[b], [MODEL.score(seed, t) for t in expected[:60]], rtol=1e-5)
-        lengths = found.lengths[b]
-        np.testing.assert_allclose(found.scores[b], found.log_probs[b] / penalty(lengths, alpha), rtol=1e-6)
+        assert hypotheses(result, b) == expected[:60]
+        assert result.finished[b].tolist() == [True] * 40 + [False] * 20
+        np.testing.assert_allclose(result.log_probs[b], [MODEL.score(seed, t) for t in expected[:60]], rtol=1e-5)
+        lengths = result.lengths[b]
+        np.testing.assert_allclose(result.scores[b], result.log_probs[b] / penalty(lengths, alpha), rtol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 3.0])
 @pytest.mark.parametrize("n_best", [1, 3])
-def test_stopping_early_changes_no_list(alpha, n_best):
+def test_early_stopping_does_not_change_n_best_lists(alpha, n_best):
     seeds = np.arange(200) + 1000
     caps = (np.arange(200) * 7) % 12 + 1
     for eos in (0.0, 2.0):
         params = PARAMS | {"eos": np.float32(eos)}
         options = BeamOptions(3, alpha, n_best)
-        found = search(seeds, options, caps, params=params, length=12)
-        assert_equals_plain(found, seeds, options, caps, params=params)
+        result = search(seeds, options, caps, params=params, length=12)
+        assert_equals_reference(result, seeds, options, caps, params=params)
 
 
-def test_padding_takes_no_candidate_s_place():
+def test_padding_is_never_a_candidate():
     seeds, options = np.arange(40), BeamOptions(1, 0.6, 1)
-    found = search(seeds, options, [6] * 40)
-    assert_equals_plain(found, seeds, options, [6] * 40)
+    result = search(seeds, options, [6] * 40)
+    assert_equals_reference(result, seeds, options, [6] * 40)
 
 
-def test_the_search_stops_once_nothing_better_can_come():
+def test_search_stops_once_the_result_is_final():
     params = PARAMS | {"eos": np.float32(8.0)}
-    found = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 500), params=params)
-    assert found.tokens.shape[2] == 4
-    assert found.finished.all()
-    # Wanted are three now: the search has to go on for longer lists.
+    result = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 500), params=params)
+    assert result.tokens.shape[2] == 4
+    assert result.finished.all()
+    # A list of three needs a longer search.
     longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], length=4, lengths=(4, 500), params=params)
     assert longer.finished.all()
-    np.testing.assert_array_equal(longer.lengths[:, 0], found.lengths[:, 0])
+    np.testing.assert_array_equal(longer.lengths[:, 0], result.lengths[:, 0])
 
 
-def test_eos_in_every_beam_leaves_the_beam_full():
+def test_eos_in_every_beam_keeps_the_beam_full():
     params = PARAMS | {"eos": np.float32(5.0)}
-    options = BeamOptions(3, 5.0, 3)  # so large a reward for length that the search goes on to the cap
-    found = search([7], options, [6], params=params)
-    assert found.finished.all() and found.lengths.max() == 6
-    assert_equals_plain(found, [7], options, [6], params=params)
+    options = BeamOptions(3, 5.0, 3)  # a length reward so large that the search continues to the cap
+    result = search([7], options, [6], params=params)
+    assert result.finished.all() and result.lengths.max() == 6
+    assert_equals_reference(result, [7], options, [6], params=params)
 
 
-def test_a_sentence_does_not_depend_on_its_batch():
+def test_result_is_independent_of_the_batch():
     options = BeamOptions(3, 0.6, 3)
     seeds, caps = np.arange(6) + 50, np.array([9, 3, 12, 1, 7, 5])
     batch = search(seeds, options, caps, length=4, lengths=(4, 16))
     order = np.array([3, 0, 5, 1, 4, 2])
     permuted = search(seeds[order], options, caps[order], length=4, lengths=(4, 16))
-    mates = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 16))
+    other_caps = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 16))
     for i, b in enumerate(order):
         alone = search(seeds[b : b + 1], options, caps[b : b + 1], length=16, lengths=(16,))
-        for other, row in [(permuted, i), (alone, 0)] + [(mates, 1)] * int(b == 1):
+        for other, row in [(permuted, i), (alone, 0)] + [(other_caps, 1)] * int(b == 1):
             assert hypotheses(other, row) == hypotheses(batch, b)
             np.testing.assert_array_equal(other.finished[row], batch.finished[b])
             np.testing.assert_allclose(other.scores[row], batch.scores[b], rtol=1e-6)
 
 
-def test_lists_are_sorted_and_without_repeats():
-    found = search(np.arange(40), BeamOptions(6, 0.6, 6), [10] * 40, length=10)
+def test_n_best_lists_are_sorted_and_unique():
+    result = search(np.arange(40), BeamOptions(6, 0.6, 6), [10] * 40, length=10)
     for b in range(40):
-        finished = found.finished[b]
-        assert len(set(hypotheses(found, b))) == 6
-        assert (np.diff(found.scores[b][finished]) <= 0).all() and (np.diff(found.scores[b][~finished]) <= 0).all()
+        finished = result.finished[b]
+        assert len(set(hypotheses(result, b))) == 6
+        assert (np.diff(result.scores[b][finished]) <= 0).all() and (np.diff(result.scores[b][~finished]) <= 0).all()
         assert (np.diff(finished.astype(int)) <= 0).all()
-        for tokens, is_finished, log_prob in zip(hypotheses(found, b), finished, found.log_probs[b], strict=True):
+        for tokens, is_finished, log_prob in zip(hypotheses(result, b), finished, result.log_probs[b], strict=True):
             assert (tokens[-1] == EOS) == is_finished and EOS not in tokens[:-1] and 0 not in tokens
             np.testing.assert_allclose(log_prob, MODEL.score(b, tokens), rtol=1e-5)
-    beyond = np.arange(found.tokens.shape[2]) >= found.lengths[..., None]
-    assert (found.tokens[beyond] == 0).all()
+    beyond = np.arange(result.tokens.shape[2]) >= result.lengths[..., None]
+    assert (result.tokens[beyond] == 0).all()
 
 
-def test_a_forced_prefix_begins_every_hypothesis_and_counts():
+def test_forced_prefix_starts_hypotheses_and_is_scored():
     prefixes = [(2, 3), (4,), (), (3, 3, 2), (2, EOS), (2, 3, 4)]
     prefix_BxP = np.array([p + (0,) * (3 - len(p)) for p in prefixes], np.int32)
     seeds, caps = np.arange(6) + 9, [6, 6, 6, 6, 6, 2]
     options = BeamOptions(3, 0.6, 2)
-    found = search(seeds, options, caps, prefix=prefix_BxP)
+    result = search(seeds, options, caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         one = [seeds[b]], options, [caps[b]]
-        row = jax.tree.map(lambda x, b=b: x[b : b + 1], found)
-        assert_equals_plain(row, *one, prefix=prefix)
-        assert all(tokens[: len(prefix)] == prefix[: len(tokens)] for tokens in hypotheses(found, b) if tokens)
-        np.testing.assert_allclose(found.log_probs[b, 0], MODEL.score(seeds[b], hypotheses(found, b)[0]), rtol=1e-5)
-    assert hypotheses(found, 4) == [(2, EOS), ()]  # no second one exists
-    assert hypotheses(found, 5) == [(2, 3), ()] and not found.finished[5].any()
+        row = jax.tree.map(lambda x, b=b: x[b : b + 1], result)
+        assert_equals_reference(row, *one, prefix=prefix)
+        assert all(tokens[: len(prefix)] == prefix[: len(tokens)] for tokens in hypotheses(result, b) if tokens)
+        np.testing.assert_allclose(result.log_probs[b, 0], MODEL.score(seeds[b], hypotheses(result, b)[0]), rtol=1e-5)
+    assert hypotheses(result, 4) == [(2, EOS), ()]  # no second hypothesis exists
+    assert hypotheses(result, 5) == [(2, 3), ()] and not result.finished[5].any()
 
 
-def test_the_cap_is_each_sentence_s_own_and_flags_what_it_cuts():
+def test_caps_are_per_sentence_and_cut_outputs_are_flagged():
     params = PARAMS | {"eos": np.float32(-30.0)}
     caps = np.array([1, 2, 5, 11])
     options = BeamOptions(1, 0.6, 1)
-    found = search([1, 2, 3, 4], options, caps, params=params)
-    # EOS is never among the two best, so nothing finishes.
-    np.testing.assert_array_equal(found.lengths[:, 0], caps)
-    assert not found.finished.any() and (found.tokens != EOS).all()
+    result = search([1, 2, 3, 4], options, caps, params=params)
+    # EOS is never among the two best candidates, so nothing finishes.
+    np.testing.assert_array_equal(result.lengths[:, 0], caps)
+    assert not result.finished.any() and (result.tokens != EOS).all()
     for b, cap in enumerate(caps):
-        log_prob = MODEL.score(b + 1, hypotheses(found, b)[0], params)
-        np.testing.assert_allclose(found.scores[b, 0], log_prob / penalty(cap, 0.6), rtol=1e-5)
-    # EOS as the last token that the cap allows is a finish and no cut.
+        log_prob = MODEL.score(b + 1, hypotheses(result, b)[0], params)
+        np.testing.assert_allclose(result.scores[b, 0], log_prob / penalty(cap, 0.6), rtol=1e-5)
+    # EOS as the last allowed token finishes the hypothesis.
     ends = search([1], BeamOptions(1, 0.6, 1), [1], params=PARAMS | {"eos": np.float32(9.0)})
     assert hypotheses(ends, 0) == [(EOS,)] and ends.finished.all()
     nothing = search([1, 2], BeamOptions(2, 0.6, 1), [0, 3])
     assert nothing.lengths[0, 0] == 0 and nothing.lengths[1, 0] > 0
 
 
-def test_ties_go_to_the_lower_hypothesis_and_the_lower_id():
+def test_ties_go_to_lower_beam_and_lower_token_id():
     flat = TableModel(flat=True)
-    found = search([0], BeamOptions(2, 0.0, 2), [3], model=flat)
-    # Without a penalty a shorter one is always likelier; of equals the lower id is first.
-    assert hypotheses(found, 0) == [(EOS,), (2, EOS)]
-    found = search([0], BeamOptions(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
-    assert hypotheses(found, 0) == [(2, 2, 2)]
+    result = search([0], BeamOptions(2, 0.0, 2), [3], model=flat)
+    # Without a penalty shorter hypotheses are always likelier; ties go to the lower id.
+    assert hypotheses(result, 0) == [(EOS,), (2, EOS)]
+    result = search([0], BeamOptions(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
+    assert hypotheses(result, 0) == [(2, 2, 2)]
 
 
-def test_stages_change_nothing_but_the_room():
+def test_stages_change_only_the_buffer_length():
     options = BeamOptions(4, 0.6, 4)
     caps = np.arange(8) * 2 + 1
     one = search(np.arange(8), options, caps, length=16)
     staged = search(np.arange(8), options, caps, length=4, lengths=(4, 8, 16))
-    room = staged.tokens.shape[2]
-    assert (one.tokens[:, :, room:] == 0).all()
-    one = one.replace(tokens=one.tokens[:, :, :room])
+    width = staged.tokens.shape[2]
+    assert (one.tokens[:, :, width:] == 0).all()
+    one = one.replace(tokens=one.tokens[:, :, :width])
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
     past_the_list = search(np.arange(8), options, caps, length=2, lengths=(2, 3))
     assert [hypotheses(past_the_list, b) for b in range(8)] == [hypotheses(one, b) for b in range(8)]
 
 
-def test_stage_lengths_and_growth():
+def test_stage_lengths_and_cache_growth():
     assert [next_length(n, (4, 8)) for n in (1, 4, 7, 8, 9, 16)] == [4, 8, 8, 16, 16, 24]
     cache = MODEL.start([1, 2], 3, 4)
     grown = grow_cache(cache, 6)
@@ -212,19 +212,19 @@ def test_stage_lengths_and_growth():
     assert grown["cross"] is cache["cross"]
 
 
-def test_equal_shapes_compile_once_and_the_cache_survives():
+def test_equal_shapes_compile_once_and_keep_the_callers_cache():
     traces = []
 
-    class Counted(TableModel):
+    class CountingModel(TableModel):
         def __call__(self, *args):
             traces.append(1)
             return super().__call__(*args)
 
-    model, options = Counted(), BeamOptions(2, 0.6, 1)
+    model, options = CountingModel(), BeamOptions(2, 0.6, 1)
     cache = model.start([1, 2], 2, 4)
     first = beam_search(model, PARAMS, cache, options, caps_B=[4, 3], lengths=(4,))
     count = len(traces)
-    again = beam_search(Counted(), PARAMS, cache, BeamOptions(2, 0.6, 1), caps_B=[4, 3], lengths=(4,))
+    again = beam_search(CountingModel(), PARAMS, cache, BeamOptions(2, 0.6, 1), caps_B=[4, 3], lengths=(4,))
     beam_search(
         model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, caps_B=[2, 4], lengths=(4,)
     )
@@ -232,7 +232,7 @@ def test_equal_shapes_compile_once_and_the_cache_survives():
     np.testing.assert_array_equal(first.tokens, again.tokens)
 
 
-def test_a_batch_split_over_devices_gives_the_same():
+def test_sharded_batch_gives_the_same_result():
     mesh = devices_mesh(data=4)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)
     options, seeds, caps = BeamOptions(3, 0.6, 2), np.arange(8), np.arange(8) + 2
@@ -246,10 +246,10 @@ def test_a_batch_split_over_devices_gives_the_same():
     assert not split.tokens.sharding.is_fully_replicated
 
 
-def test_wrong_options_say_so():
+def test_invalid_options_raise():
     with pytest.raises(UserError, match="n_best = 5 with beam_size = 4"):
         BeamOptions(4, 0.6, 5)
     with pytest.raises(UserError, match="alpha = nan"):
         BeamOptions(4, math.nan)
-    with pytest.raises(ValueError, match="the cache is for"):
+    with pytest.raises(ValueError, match=r"the cache has \[2\] beams"):
         beam_search(MODEL, PARAMS, MODEL.start([1], 2, 4), BeamOptions(3), caps_B=[4])

@@ -1,4 +1,4 @@
-"""Sampling against the softmax it draws from, greedy search against a rollout of argmax."""
+"""Sampling against the softmax distribution, greedy search against an argmax rollout."""
 
 import jax
 import numpy as np
@@ -15,12 +15,12 @@ MODEL = TableModel(vocab=7)
 def draw(seeds, options, caps, *, ids=None, prefix=None, length=16, lengths=(16,), params=PARAMS):
     cache = MODEL.start(seeds, options.num_samples, length)
     ids = np.arange(len(seeds)) if ids is None else ids
-    found = sample(MODEL, params, cache, options, caps_B=caps, sentence_ids_B=ids, prefix_BxP=prefix, lengths=lengths)
-    return jax.tree.map(np.asarray, found)
+    result = sample(MODEL, params, cache, options, caps_B=caps, sentence_ids_B=ids, prefix_BxP=prefix, lengths=lengths)
+    return jax.tree.map(np.asarray, result)
 
 
-def sequence(found, b: int, n: int = 0) -> tuple[int, ...]:
-    return tuple(found.tokens[b, n, : found.lengths[b, n]].tolist())
+def sequence(result, b: int, n: int = 0) -> tuple[int, ...]:
+    return tuple(result.tokens[b, n, : result.lengths[b, n]].tolist())
 
 
 def rollout(seed: int, cap: int, prefix=()) -> tuple[int, ...]:
@@ -32,44 +32,44 @@ def rollout(seed: int, cap: int, prefix=()) -> tuple[int, ...]:
 
 
 def distribution(seed: int, prefix=(), temperature: float = 1.0) -> np.ndarray:
-    """The softmax without padding, float64 [vocab]."""
+    """Softmax without the padding token, float64 [vocab]."""
     p = np.exp(MODEL.log_probs(seed, prefix) / temperature)
     p[0] = 0
     return p / p.sum()
 
 
 def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
-    counts, wanted = np.bincount(tokens.ravel(), minlength=len(expected)), expected * tokens.size
-    some = expected > 0
-    assert counts[~some].sum() == 0
-    return float(((counts - wanted)[some] ** 2 / wanted[some]).sum())
+    counts, expected_counts = np.bincount(tokens.ravel(), minlength=len(expected)), expected * tokens.size
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    return float(((counts - expected_counts)[possible] ** 2 / expected_counts[possible]).sum())
 
 
-def test_greedy_is_a_rollout_of_the_argmax():
+def test_greedy_equals_an_argmax_rollout():
     seeds, caps = np.arange(30), np.arange(30) % 13 + 1
-    found = draw(seeds, SampleOptions(temperature=0.0), caps)
+    result = draw(seeds, SampleOptions(temperature=0.0), caps)
     for b in range(30):
         expected = rollout(b, caps[b])
-        assert sequence(found, b) == expected
-        assert found.finished[b, 0] == (expected[-1] == EOS)
-        assert (found.tokens[b, 0, len(expected) :] == 0).all()
-        np.testing.assert_allclose(found.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
-    assert found.finished.any() and not found.finished.all()
-    np.testing.assert_array_equal(found.scores, found.log_probs)
+        assert sequence(result, b) == expected
+        assert result.finished[b, 0] == (expected[-1] == EOS)
+        assert (result.tokens[b, 0, len(expected) :] == 0).all()
+        np.testing.assert_allclose(result.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
+    assert result.finished.any() and not result.finished.all()
+    np.testing.assert_array_equal(result.scores, result.log_probs)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_frequencies_are_those_of_the_softmax(temperature):
+def test_token_frequencies_follow_the_softmax(temperature):
     options = SampleOptions(num_samples=64, temperature=temperature, seed=11)
-    found = draw(np.full(128, 5), options, np.full(128, 2))
+    result = draw(np.full(128, 5), options, np.full(128, 2))
     # 99.9% of chi-square with 5 degrees of freedom is 20.5.
-    assert chi_square(found.tokens[:, :, 0], distribution(5, (), temperature)) < 20.5
+    assert chi_square(result.tokens[:, :, 0], distribution(5, (), temperature)) < 20.5
     for token in range(2, 7):
-        second = found.tokens[:, :, 1][found.tokens[:, :, 0] == token]
+        second = result.tokens[:, :, 1][result.tokens[:, :, 0] == token]
         assert second.size > 100
         assert chi_square(second, distribution(5, (token,), temperature)) < 20.5
-    # Log-probabilities are the model's own, whatever the temperature.
-    np.testing.assert_allclose(found.log_probs[3, 4], MODEL.score(5, sequence(found, 3, 4)), rtol=1e-5)
+    # Reported log-probabilities are at temperature 1.
+    np.testing.assert_allclose(result.log_probs[3, 4], MODEL.score(5, sequence(result, 3, 4)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ def test_frequencies_are_those_of_the_softmax(temperature):
         ({"top_k": 3, "top_p": 0.7}, None),
     ],
 )
-def test_top_k_and_top_p_keep_the_likeliest_and_their_proportions(options, size):
+def test_top_k_and_top_p_renormalize_the_likeliest_tokens(options, size):
     expected = distribution(8)
     order = np.argsort(-expected, kind="stable")
     if "top_k" in options:
         expected[order[options["top_k"] :]] = 0
         expected /= expected.sum()
     if "top_p" in options:
-        kept = int(np.sum(np.cumsum(expected[order]) < options["top_p"])) + 1
-        expected[order[kept:]] = 0
+        count = int(np.sum(np.cumsum(expected[order]) < options["top_p"])) + 1
+        expected[order[count:]] = 0
         expected /= expected.sum()
     assert 0 < (expected > 0).sum() < 7 and size in (None, (expected > 0).sum())
-    found = draw(np.full(64, 8), SampleOptions(num_samples=64, **options), np.full(64, 1))
-    assert set(np.unique(found.tokens[:, :, 0])) == set(np.flatnonzero(expected))
-    assert chi_square(found.tokens[:, :, 0], expected) < 20.5
+    result = draw(np.full(64, 8), SampleOptions(num_samples=64, **options), np.full(64, 1))
+    assert set(np.unique(result.tokens[:, :, 0])) == set(np.flatnonzero(expected))
+    assert chi_square(result.tokens[:, :, 0], expected) < 20.5
 
 
-def test_a_sample_is_a_function_of_seed_sentence_and_index():
+def test_sample_depends_only_on_seed_sentence_and_index():
     options = SampleOptions(num_samples=3, seed=2)
     seeds, ids, caps = np.arange(6), np.array([10, 11, 12, 13, 14, 15]), np.array([9, 3, 12, 1, 7, 5])
     batch = draw(seeds, options, caps, ids=ids)
@@ -110,7 +110,7 @@ def test_a_sample_is_a_function_of_seed_sentence_and_index():
         for n in range(3):
             assert sequence(batch, b, n) == sequence(permuted, i, n) == sequence(alone, 0, n)
         assert sequence(batch, b) == sequence(fewer, 0)
-    # The same model state under other ids, indices or seeds draws other noise.
+    # Other ids, indices and seeds draw other noise for the same model state.
     same = draw(np.zeros(40, int), SampleOptions(num_samples=2), np.full(40, 6))
     assert len({sequence(same, b, n) for b in range(40) for n in range(2)}) > 30
     wide = [
@@ -119,16 +119,16 @@ def test_a_sample_is_a_function_of_seed_sentence_and_index():
     assert len(set(wide)) == 3
 
 
-def test_caps_flags_and_a_forced_prefix():
+def test_caps_finished_flags_and_forced_prefixes():
     prefixes = [(2, 3), (4,), (), (3, EOS), (2, 3, 4)]
     prefix_BxP = np.array([p + (0,) * (3 - len(p)) for p in prefixes], np.int32)
     caps = [6, 6, 6, 6, 2]
-    found = draw(np.arange(5), SampleOptions(temperature=0.0), caps, prefix=prefix_BxP)
+    result = draw(np.arange(5), SampleOptions(temperature=0.0), caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         expected = rollout(b, caps[b], prefix)
-        assert sequence(found, b) == expected
-        assert found.finished[b, 0] == (expected[-1] == EOS)
-        np.testing.assert_allclose(found.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
+        assert sequence(result, b) == expected
+        assert result.finished[b, 0] == (expected[-1] == EOS)
+        np.testing.assert_allclose(result.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
     sampled = draw(np.arange(5), SampleOptions(num_samples=4), caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         for n in range(4):
@@ -137,7 +137,7 @@ def test_caps_flags_and_a_forced_prefix():
             assert sampled.finished[b, n] == (tokens[-1] == EOS) and EOS not in tokens[:-1] and 0 not in tokens
 
 
-def test_stages_change_nothing():
+def test_stages_do_not_change_samples():
     options, seeds, caps = SampleOptions(num_samples=2, top_p=0.9, seed=4), np.arange(8), np.arange(8) * 2 + 1
     params = PARAMS | {"eos": np.float32(-2.0)}
     one = draw(seeds, options, caps, length=16, params=params)
@@ -146,9 +146,9 @@ def test_stages_change_nothing():
         np.testing.assert_array_equal(a, b)
 
 
-def test_wrong_options_say_so():
+def test_invalid_options_raise():
     for name, value in [("temperature", -1.0), ("top_p", 0.0), ("top_k", -1), ("num_samples", 0)]:
-        with pytest.raises(UserError, match=f"{name} = {value} in sampling: it must be"):
+        with pytest.raises(UserError, match=f"sampling: {name} = {value}, expected"):
             SampleOptions(**{name: value})
-    with pytest.raises(ValueError, match="the cache is for"):
+    with pytest.raises(ValueError, match=r"the cache has \[2\] samples"):
         sample(MODEL, PARAMS, MODEL.start([1], 2, 4), SampleOptions(), caps_B=[4], sentence_ids_B=[0])

@@ -1,4 +1,4 @@
-"""Scores of given pairs, attention of a pair, and the mean of checkpoints as a workdir."""
+"""Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
 
 import json
 
@@ -35,21 +35,21 @@ def loaded(workdir):
     return load(workdir, overrides=ALL)
 
 
-def test_scores_are_those_of_the_search(loaded):
-    """Forced decoding of what greedy search found gives the log-probability that the search reports."""
+def test_scores_equal_those_of_the_search(loaded):
+    """Forced decoding of greedy outputs gives the log-probabilities reported by the search."""
     greedy = load(loaded.workdir, overrides=ALL | {"decode.strategy": "greedy"})
     sources = [s for s, _ in PAIRS]
-    found = [t.hypotheses[0] for t in greedy.translate(sources)]
-    finished = [(s, h) for s, h in zip(sources, found, strict=True) if not h.hit_cap and h.text.strip()]
+    outputs = [t.hypotheses[0] for t in greedy.translate(sources)]
+    finished = [(s, h) for s, h in zip(sources, outputs, strict=True) if not h.hit_cap and h.text.strip()]
     for (_, h), score in zip(finished, loaded.score([(s, h.text) for s, h in finished]), strict=True):
         if tuple(loaded.tokenizers.target.encode(h.text)) == h.tokens:
             assert score.log_prob == pytest.approx(h.log_prob, abs=1e-4)
 
 
-def test_scores_depend_on_no_batch_mate(loaded):
-    together = loaded.score(PAIRS)
+def test_scores_are_independent_of_the_batch(loaded):
+    batched = loaded.score(PAIRS)
     backwards = loaded.score(PAIRS[::-1])[::-1]
-    for pair, a, b in zip(PAIRS, together, backwards, strict=True):
+    for pair, a, b in zip(PAIRS, batched, backwards, strict=True):
         (alone,) = loaded.score([pair])
         np.testing.assert_allclose(a.token_log_probs, b.token_log_probs, atol=1e-5)
         np.testing.assert_allclose(a.token_log_probs, alone.token_log_probs, atol=1e-5)
@@ -57,7 +57,7 @@ def test_scores_depend_on_no_batch_mate(loaded):
         assert a.per_token == pytest.approx(a.log_prob / len(a.tokens))
 
 
-def test_pairs_that_cannot_be_scored_are_named(loaded):
+def test_invalid_pairs_are_named(loaded):
     with pytest.raises(UserError, match="pair 2: the target is empty"):
         loaded.score([PAIRS[0], ("A word.", "  ")])
     with pytest.raises(UserError, match=r"line 1: the source has \d+ tokens with EOS, more than the 1024 allowed"):
@@ -66,26 +66,24 @@ def test_pairs_that_cannot_be_scored_are_named(loaded):
         loaded.attend("")
 
 
-def needs(monkeypatch, run) -> dict[str, int]:
-    """Bytes that each program of `run()` is said to need."""
+def memory_needs(monkeypatch, run) -> dict[str, int]:
+    """Bytes needed by each program that `run()` checks against memory."""
     seen = {}
     with monkeypatch.context() as patch:
         patch.setattr(
-            memory, "check_fits_in_memory", lambda what, needed, available, advice: seen.update({what: needed})
+            memory, "check_fits_in_memory", lambda name, needed, available, advice: seen.update({name: needed})
         )
         run()
     return seen
 
 
-def test_a_pair_that_memory_cannot_score_is_named(loaded, monkeypatch):
-    """Before anything is scored; and the others do not pay for its length."""
+def test_pair_too_large_for_memory_is_named(loaded, monkeypatch):
+    """Reported before anything is scored; other pairs do not need more memory because of it."""
     pairs = [PAIRS[0], ("word " * 150, "Wort"), PAIRS[1]]
-    short, long = needs(monkeypatch, lambda: loaded.score(pairs)).values()
+    short, long = memory_needs(monkeypatch, lambda: loaded.score(pairs)).values()
     assert short < long
     monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
-    message = (
-        r"scoring 8 pairs of up to \d+ tokens needs .*line 2 has \d+ source and \d+ target tokens: shorten that pair"
-    )
+    message = r"scoring 8 pairs of up to \d+ tokens needs .*line 2 has \d+ source and \d+ target tokens: shorten or remove that pair"
     with pytest.raises(UserError, match=message):
         loaded.score(pairs, where="line {}".format)
     assert len(loaded.score([PAIRS[0], PAIRS[1]])) == 2
@@ -94,7 +92,7 @@ def test_a_pair_that_memory_cannot_score_is_named(loaded, monkeypatch):
         loaded.score(PAIRS)
 
 
-def test_attention_rows_are_distributions_over_what_may_be_seen(loaded):
+def test_attention_rows_are_distributions_over_visible_tokens(loaded):
     source, target = PAIRS[0]
     maps = loaded.attend(source, target)
     s, t = len(maps.source_tokens), len(maps.target_tokens)
@@ -110,8 +108,8 @@ def test_attention_rows_are_distributions_over_what_may_be_seen(loaded):
     assert (maps.mean_distance("encoder") <= s).all() and (maps.entropy("encoder") <= np.log(s) + 1e-5).all()
 
 
-def test_attention_of_the_cached_decoder_is_the_same(loaded):
-    """The weights of each decoding step are the rows of the forced pass (3.2.3)."""
+def test_cached_decoder_has_the_same_attention(loaded):
+    """The weights of each decoding step equal the rows of the teacher-forced pass (3.2.3)."""
     source, target = PAIRS[1]
     maps = loaded.attend(source, target)
     model, tokenizers = loaded.model, loaded.tokenizers
@@ -136,25 +134,22 @@ def test_attention_of_the_cached_decoder_is_the_same(loaded):
         previous = token
 
 
-def test_arrays_and_picture_are_written(loaded, tmp_path):
+def test_attention_arrays_and_picture_are_written(loaded, tmp_path):
     maps = loaded.attend(*PAIRS[2])
     maps.save(tmp_path / "a.npz")
     stored = np.load(tmp_path / "a.npz")
     np.testing.assert_array_equal(stored["cross"], maps.cross)
     assert tuple(stored["target_tokens"]) == maps.target_tokens
-    assert tuple(stored["decoder_tokens"]) == (
-        "<start>",
-        *maps.target_tokens[:-1],
-    )  # what the decoder's columns stand for
+    assert tuple(stored["decoder_tokens"]) == ("<start>", *maps.target_tokens[:-1])
     maps.draw(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(UserError, match=r"a .png, .pdf or .svg file"):
         maps.draw(tmp_path / "a.doc")
 
 
-def test_an_average_is_a_workdir(workdir, loaded, tmp_path):
-    taken = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
-    assert taken == [(str(workdir), 6), (str(workdir), 2)]
+def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
+    averaged = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
+    assert averaged == [(str(workdir), 6), (str(workdir), 2)]
     mean = load(tmp_path / "mean", overrides=ALL)
     parts = [load(workdir, step=s, overrides=ALL).params for s in (2, 6)]
     jax.tree.map(lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts)
@@ -163,8 +158,8 @@ def test_an_average_is_a_workdir(workdir, loaded, tmp_path):
     assert [step for _, step in last] == [6, 4, 2]
 
 
-def test_an_average_on_a_full_disk_is_told_and_leaves_nothing(workdir, tmp_path, monkeypatch):
-    """In the words of what writes the arrays, which raises no OSError."""
+def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, monkeypatch):
+    """The array writer raises a ValueError, not an OSError."""
 
     def full(*_):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
@@ -175,19 +170,19 @@ def test_an_average_on_a_full_disk_is_told_and_leaves_nothing(workdir, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_an_average_refuses_what_does_not_belong_together(workdir, tmp_path, cache):
+def test_average_refuses_other_models_and_existing_outputs(workdir, tmp_path, cache):
     with pytest.raises(UserError, match="no checkpoint of step 3"):
         average([workdir], tmp_path / "x", steps=[3], overrides=ALL)
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(tmp_path.iterdir()), "partial output must be removed"
     other = tmp_path / "other"
     loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), score=None)
     with pytest.raises(UserError, match="model.d_ff: 48 there, 32 here"):
         average([workdir, other], tmp_path / "x", last=1, overrides=ALL)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         average([workdir], other, last=1)
 
 
-def test_an_average_is_not_a_run_that_goes_on(workdir, tmp_path, cache):
+def test_average_cannot_be_resumed(workdir, tmp_path, cache):
     average([workdir], tmp_path / "mean", last=2, overrides=ALL)
     config = tiny_run(
         tmp_path / "mean",
@@ -199,8 +194,8 @@ def test_an_average_is_not_a_run_that_goes_on(workdir, tmp_path, cache):
         loop.train(start(config, tmp_path / "mean", cache), score=None)
 
 
-def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_path):
-    """What only a signal made be written is no regular checkpoint."""
+def test_averages_skip_checkpoints_written_at_a_stop(workdir, loaded, tmp_path):
+    """A checkpoint written only because of a signal is not a regular one."""
     import shutil
 
     copy = tmp_path / "copy"
@@ -213,19 +208,19 @@ def test_checkpoints_of_a_stop_are_left_out_of_averages(workdir, loaded, tmp_pat
     change(4, scheduled=False)
     change(6, regular_before=2)
     assert load(copy, average=2, overrides=ALL).steps == (6, 2)
-    with pytest.raises(UserError, match="an average of 3"):
+    with pytest.raises(UserError, match="cannot average 3 checkpoints"):
         load(copy, average=3, overrides=ALL)
     assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)
     for step in (2, 6):
         change(step, scheduled=False)
     with pytest.raises(
-        UserError, match=r"no regular checkpoint yet .left out, made when it was stopped or evaluated: \[6, 4, 2\]"
+        UserError, match=r"no regular checkpoint yet .left out, written at a stop or an evaluation: \[6, 4, 2\]"
     ):
         load(copy, average=2, overrides=ALL)
     assert load(copy, average=2, at_most=True, overrides=ALL).steps == (6,)
 
 
-def test_attention_of_an_empty_translation_asks_for_a_target(loaded, monkeypatch):
+def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):
     from t2t_flax.decoding.translator import Hypothesis, Translation
 
     empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]

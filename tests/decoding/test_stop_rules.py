@@ -1,4 +1,4 @@
-"""Length penalties and stop rules of other toolkits, against a plain search in NumPy."""
+"""Length penalties and stopping rules of other toolkits, against a NumPy beam search."""
 
 from types import SimpleNamespace
 
@@ -16,8 +16,8 @@ EOS, MODEL = 1, TableModel()
 DIVISORS = {"gnmt": lambda n, a: ((5 + n) / 6) ** a, "power": lambda n, a: n**a, "none": lambda n, a: 1.0}
 
 
-def plain(seed, options, cap, params):
-    """The best finished hypothesis by the rule, or the best alive one; and the step at which the search ended."""
+def reference_search(seed, options, cap, params):
+    """The best finished hypothesis under the stopping rule, or else the best alive one."""
     beam = options.beam_size
     alive, finished, top = [(0.0, ())], [], False
     divisor = lambda n: DIVISORS[options.length_penalty](n, options.alpha)  # noqa: E731
@@ -39,26 +39,26 @@ def plain(seed, options, cap, params):
 @pytest.mark.parametrize("kind", DIVISORS)
 @pytest.mark.parametrize("stop", ["beam_full", "top_finished"])
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_rules_of_other_toolkits_equal_a_plain_search(kind, stop, alpha):
+def test_stopping_rules_equal_the_numpy_search(kind, stop, alpha):
     seeds, cap, params = np.arange(60) + 7, 9, PARAMS | {"eos": np.float32(1.0)}
     options = BeamOptions(3, alpha, 1, kind, stop)
     cache = MODEL.start(seeds, 3, 12)
-    found = jax.tree.map(np.asarray, beam_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
-    got = [tuple(found.tokens[b, 0, : found.lengths[b, 0]].tolist()) for b in range(60)]
-    assert got == [plain(int(seed), options, cap, params) for seed in seeds]
+    result = jax.tree.map(np.asarray, beam_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
+    outputs = [tuple(result.tokens[b, 0, : result.lengths[b, 0]].tolist()) for b in range(60)]
+    assert outputs == [reference_search(int(seed), options, cap, params) for seed in seeds]
 
 
-def test_the_rules_differ():
-    """With a strong length reward the first finished ones are not the best: stopping early then costs something."""
+def test_stopping_rules_have_different_results():
+    """With a strong length reward the first finished hypotheses are not the best, so stopping early lowers the score."""
     seeds, results = np.arange(60), {}
     for stop in ("exact", "beam_full", "top_finished"):
         options = BeamOptions(3, 3.0, 1, "power", stop)
-        found = beam_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
-        results[stop] = np.asarray(found.scores[:, 0])
+        result = beam_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
+        results[stop] = np.asarray(result.scores[:, 0])
     assert results["exact"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
 
 
-def test_penalties_by_formula():
+def test_length_penalties_equal_their_formulas():
     lengths = np.array([1, 10, 25])
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "gnmt"), [1.0, 1.732862, 2.626528], rtol=1e-6)
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "power"), lengths**0.6)
@@ -66,14 +66,14 @@ def test_penalties_by_formula():
     assert (Decode().length_penalty, Decode().early_stopping) == ("gnmt", "exact")
 
 
-def test_search_keys_reach_the_search(monkeypatch):
-    """decode.length_penalty and decode.early_stopping are what the beam search is told."""
+def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
+    """decode.length_penalty, decode.early_stopping and decode.alpha become the beam search's options."""
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
     tokenizer = SimpleNamespace(encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
-    told = []
+    options = []
     real = translator_module.beam_search
-    monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: told.append(a[3]) or real(*a, **k))
+    monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
     config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
     pair = SimpleNamespace(source=tokenizer, target=tokenizer)
     translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])
-    assert (told[0].length_penalty, told[0].early_stopping, told[0].alpha) == ("power", "beam_full", 1.0)
+    assert (options[0].length_penalty, options[0].early_stopping, options[0].alpha) == ("power", "beam_full", 1.0)

@@ -1,4 +1,4 @@
-"""Grouped top-k is lax.top_k: values, order, and the lower index among equals."""
+"""Grouped top-k equals lax.top_k: values, order and tie-breaking by index."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("size", [1, 7, 64, 100, 127, 128, 129, 1000, 4096, 4133])
 @pytest.mark.parametrize("k", [1, 4, 9])
 @pytest.mark.parametrize("values", ["distinct", "ties", "constant", "padded"])
-def test_equals_a_stable_sort(size, k, values):
+def test_equals_stable_sort_and_lax_top_k(size, k, values):
     k = min(k, size)
     rng = np.random.default_rng([size, k])
     x = {
@@ -25,16 +25,16 @@ def test_equals_a_stable_sort(size, k, values):
         "padded": np.where(rng.random((3, 2, size)) < 0.97, -np.inf, rng.integers(0, 3, (3, 2, size))),
     }[values].astype(np.float32)
     for group in (8, 128):
-        found, index = jax.jit(top_k, static_argnums=(1, 2))(x, k, group)
+        values_out, index = jax.jit(top_k, static_argnums=(1, 2))(x, k, group)
         expected, order = brute_force(x, k)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(values_out, expected)
         np.testing.assert_array_equal(index, order)
         reference, reference_index = jax.lax.top_k(x, k)
-        np.testing.assert_array_equal(found, reference)
+        np.testing.assert_array_equal(values_out, reference)
         np.testing.assert_array_equal(index, reference_index)
 
 
-def test_k_of_the_whole_axis_sorts_it():
+def test_k_equal_to_the_axis_sorts_it():
     x = np.random.default_rng(0).integers(0, 9, (2, 300)).astype(np.float32)
     values, index = top_k(x, 300)
     expected, order = brute_force(x, 300)

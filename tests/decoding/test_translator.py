@@ -1,4 +1,4 @@
-"""Lines in, lines out; a sentence's translation is its own."""
+"""Translation of lines: one output per line, independent of batch, order and mesh."""
 
 import contextlib
 import dataclasses
@@ -20,8 +20,8 @@ SMALL = dict(d_model=32, d_ff=64, num_encoder_layers=1, num_decoder_layers=1)
 
 
 @pytest.fixture(scope="module")
-def made():
-    """A model with sharp random weights: its outputs end, and differ from sentence to sentence."""
+def small_model():
+    """A model with sharpened random weights: outputs terminate and differ between sentences."""
     pairs = list(toy.pairs("train", 300))
     tokenizer = train_sentencepiece(
         [s for pair in pairs for s in pair], Data(tokenizer="bpe", vocab_size=300, byte_fallback=False)
@@ -38,37 +38,37 @@ def made():
     return model, params, TokenizerPair(tokenizer, tokenizer), lines
 
 
-def translate(made, lines=None, mesh=None, params=None, prefixes=None, **decode):
-    model, own, tokenizers, all_lines = made
+def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, **decode):
+    model, own, tokenizers, all_lines = small_model
     config = dataclasses.replace(Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode)
     translator = Translator(model, tokenizers, mesh or devices_mesh(), config)
     return translator.translate(params or own, all_lines if lines is None else lines, prefixes=prefixes)
 
 
-def same(a, b):
+def assert_same(a, b):
     assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
     np.testing.assert_allclose([h.score for h in a.hypotheses], [h.score for h in b.hypotheses], rtol=1e-5, atol=1e-5)
     assert [h.text for h in a.hypotheses] == [h.text for h in b.hypotheses]
 
 
 @pytest.mark.parametrize("strategy", ["beam", "greedy"])
-def test_translation_depends_on_no_batch_mate_order_or_batch_size(made, strategy):
-    lines = made[3]
-    together = translate(made, strategy=strategy)
+def test_translation_is_independent_of_batch_and_order(small_model, strategy):
+    lines = small_model[3]
+    together = translate(small_model, strategy=strategy)
     assert len({t.text for t in together}) > 10
     order = np.random.default_rng(0).permutation(len(lines))
-    shuffled = translate(made, [lines[i] for i in order], strategy=strategy, batch_size=4)
-    for place, i in enumerate(order):
-        same(shuffled[place], together[i])
+    shuffled = translate(small_model, [lines[i] for i in order], strategy=strategy, batch_size=4)
+    for position, i in enumerate(order):
+        assert_same(shuffled[position], together[i])
     for i in (0, 7, 19):
-        same(translate(made, [lines[i]], strategy=strategy, batch_size=1)[0], together[i])
-    long = translate(made, [lines[3], " ".join(lines[:6])], strategy=strategy)
-    same(long[0], together[3])
+        assert_same(translate(small_model, [lines[i]], strategy=strategy, batch_size=1)[0], together[i])
+    long = translate(small_model, [lines[3], " ".join(lines[:6])], strategy=strategy)
+    assert_same(long[0], together[3])
 
 
-def test_a_caller_is_told_where_programs_are_compiled(made):
-    """Once for each shape of a batch: a run gives up there rather than to keep a signal waiting."""
-    model, params, tokenizers, lines = made
+def test_compiling_context_is_entered_once_per_batch_shape(small_model):
+    """A training run can exit on a signal there instead of waiting for the compiler."""
+    model, params, tokenizers, lines = small_model
     entered = []
 
     @contextlib.contextmanager
@@ -84,92 +84,92 @@ def test_a_caller_is_told_where_programs_are_compiled(made):
         assert len(entered) == expected
 
 
-def test_learned_positions_end_where_the_sentence_may(made):
-    """A table that is shorter than what a source is padded to."""
-    _, _, tokenizers, lines = made
+def test_position_table_may_be_shorter_than_the_padded_source(small_model):
+    """Learned positions: padding beyond the table gives no NaN."""
+    _, _, tokenizers, lines = small_model
     lines = [line for line in lines if len(tokenizers.source.encode(line)) < 28]
     longest = max(len(tokenizers.source.encode(line)) + 1 for line in lines)
     assert 16 < longest < 32
     tables = dict(position="learned", max_positions=longest)
     model, _, state, _ = model_and_state(small_config(model=SMALL | tables), vocab=300)
-    found = translate((model, state.params, tokenizers, lines))
-    assert all(np.isfinite(t.hypotheses[0].score) for t in found)
+    translations = translate((model, state.params, tokenizers, lines))
+    assert all(np.isfinite(t.hypotheses[0].score) for t in translations)
 
 
-def test_samples_of_a_line_depend_on_its_number_alone(made):
-    lines = made[3]
-    together = translate(made, strategy="sample", n_best=2)
-    other = translate(made, [*lines[:4], "", *lines[5:]], strategy="sample", n_best=2, batch_size=4)
+def test_samples_depend_on_the_line_number_only(small_model):
+    lines = small_model[3]
+    together = translate(small_model, strategy="sample", n_best=2)
+    other = translate(small_model, [*lines[:4], "", *lines[5:]], strategy="sample", n_best=2, batch_size=4)
     for i in (0, 1, 2, 3, 5, 19):
-        same(together[i], other[i])
-    assert translate(made, strategy="sample", seed=1)[0].text != together[0].text
+        assert_same(together[i], other[i])
+    assert translate(small_model, strategy="sample", seed=1)[0].text != together[0].text
 
 
-def test_sharded_decoding_gives_the_same_translations(made):
-    model, params, _, _ = made
-    one = translate(made)
+def test_sharded_decoding_gives_the_same_translations(small_model):
+    model, params, _, _ = small_model
+    one = translate(small_model)
     for shape in ((8, 1, 1), (2, 2, 2)):
         mesh = devices_mesh(*shape)
         shardings = model_and_state(small_config(model=SMALL), mesh, vocab=300)[3].params
         moved = jax.device_put(params, shardings)
-        for a, b in zip(translate(made, mesh=mesh, params=moved, batch_size=2), one, strict=True):
-            same(a, b)
+        for a, b in zip(translate(small_model, mesh=mesh, params=moved, batch_size=2), one, strict=True):
+            assert_same(a, b)
 
 
-def test_as_many_lines_out_as_in_and_empty_lines_stay_empty(made):
-    lines = ["", made[3][0], "   ", made[3][1], ""]
-    out = translate(made, lines)
+def test_empty_lines_stay_empty(small_model):
+    lines = ["", small_model[3][0], "   ", small_model[3][1], ""]
+    out = translate(small_model, lines)
     assert len(out) == 5 and [t.text == "" for t in out] == [True, False, True, False, True]
-    same(out[1], translate(made, [made[3][0]])[0])
-    assert translate(made, []) == []
+    assert_same(out[1], translate(small_model, [small_model[3][0]])[0])
+    assert translate(small_model, []) == []
 
 
 @pytest.mark.parametrize("search", [{}, {"strategy": "sample"}])
-def test_empty_lines_honour_their_prefix_and_the_length_of_n_best_lists(made, search):
-    lines, prefixes = ["", made[3][0], " ", ""], ["Der alte Mann", "Der alte", "", "Der"]
-    out = translate(made, lines, prefixes=prefixes, n_best=3, **search)
+def test_empty_lines_return_their_prefix_n_best_times(small_model, search):
+    lines, prefixes = ["", small_model[3][0], " ", ""], ["Der alte Mann", "Der alte", "", "Der"]
+    out = translate(small_model, lines, prefixes=prefixes, n_best=3, **search)
     assert [len(t.hypotheses) for t in out] == [3] * 4
     for translation, prefix in zip(out, prefixes, strict=True):
         assert all(h.text.startswith(prefix) for h in translation.hypotheses)
     assert [out[i].text for i in (0, 2, 3)] == ["Der alte Mann", "", "Der"]
-    assert [len(t.hypotheses) for t in translate(made, ["", ""], n_best=2, **search)] == [2, 2]
+    assert [len(t.hypotheses) for t in translate(small_model, ["", ""], n_best=2, **search)] == [2, 2]
 
 
-def test_cut_sources_and_capped_outputs_are_flagged(made):
-    long = " ".join(made[3])
-    out = translate(made, [long, made[3][0]], max_source_length=40)
+def test_truncated_sources_and_capped_outputs_are_flagged(small_model):
+    long = " ".join(small_model[3])
+    out = translate(small_model, [long, small_model[3][0]], max_source_length=40)
     assert [t.source_cut for t in out] == [True, False]
-    capped = translate(made, max_length_ratio=0.0, max_length_offset=2)
+    capped = translate(small_model, max_length_ratio=0.0, max_length_offset=2)
     assert any(t.hit_cap for t in capped)
     assert all(len(h.tokens) <= 2 for t in capped for h in t.hypotheses)
     assert all(t.text for t in capped if t.hit_cap)
 
 
-def test_cap_follows_the_sentences_own_length(made):
-    """max_length_ratio * source tokens + max_length_offset, EOS counted on both sides."""
-    model, params, tokenizers, lines = made
+def test_output_cap_follows_the_source_length(small_model):
+    """max_length_ratio * source tokens + max_length_offset, with EOS counted on both sides."""
+    model, params, tokenizers, lines = small_model
     never = params | {"shared_embedding": {"table": params["shared_embedding"]["table"].at[1].set(-50.0)}}
     for ratio, extra in ((0.5, 3), (0.25, 0)):
-        out = translate(made, params=never, max_length_ratio=ratio, max_length_offset=extra, strategy="greedy")
+        out = translate(small_model, params=never, max_length_ratio=ratio, max_length_offset=extra, strategy="greedy")
         for line, t in zip(lines, out, strict=True):
             if t.hit_cap:
                 assert len(t.hypotheses[0].tokens) == int(ratio * (len(tokenizers.source.encode(line)) + 1)) + extra
         assert sum(t.hit_cap for t in out) > len(lines) / 2
 
 
-def test_forced_prefix_and_n_best(made):
-    out = translate(made, prefixes=["Der alte Mann"] * 20, n_best=3)
+def test_forced_prefix_and_n_best(small_model):
+    out = translate(small_model, prefixes=["Der alte Mann"] * 20, n_best=3)
     for t in out:
         assert all(h.text.startswith("Der alte Mann") for h in t.hypotheses)
         assert len({h.tokens for h in t.hypotheses}) == 3
     with pytest.raises(UserError, match="2 prefixes for 20 lines"):
-        translate(made, prefixes=["a", "b"])
+        translate(small_model, prefixes=["a", "b"])
 
 
-def test_score_is_the_models_log_probability(made):
-    """Of the returned tokens, forced through the uncached model."""
-    model, params, tokenizers, lines = made
-    best = [t.hypotheses[0] for t in translate(made)[:6]]
+def test_score_equals_the_uncached_models_log_probability(small_model):
+    """The returned tokens are teacher-forced through the model without a cache."""
+    model, params, tokenizers, lines = small_model
+    best = [t.hypotheses[0] for t in translate(small_model)[:6]]
     targets = [[*h.tokens] + ([] if h.hit_cap else [1]) for h in best]
     sources = [tokenizers.source.encode(line) + [1] for line in lines[:6]]
     batch = rows_alone(list(zip(sources, targets, strict=True)), 40)
@@ -180,19 +180,22 @@ def test_score_is_the_models_log_probability(made):
         assert hypothesis.score == pytest.approx(expected / ((5 + len(target)) / 6) ** 0.6, abs=1e-4)
 
 
-def test_search_keys_change_the_search(made, monkeypatch):
-    """beam_size, alpha, temperature, top_k, top_p and batch_size reach what they name."""
-    greedy = [t.text for t in translate(made, strategy="greedy")]
-    assert [t.text for t in translate(made, beam_size=6)] != [t.text for t in translate(made, beam_size=1)]
+def test_search_keys_change_the_output(small_model, monkeypatch):
+    """beam_size, alpha, temperature, top_k, top_p and batch_size have an effect."""
+    greedy = [t.text for t in translate(small_model, strategy="greedy")]
+    assert [t.text for t in translate(small_model, beam_size=6)] != [
+        t.text for t in translate(small_model, beam_size=1)
+    ]
     long, short = (
-        sum(len(t.hypotheses[0].tokens) for t in translate(made, alpha=alpha, beam_size=8)) for alpha in (3.0, 0.0)
+        sum(len(t.hypotheses[0].tokens) for t in translate(small_model, alpha=alpha, beam_size=8))
+        for alpha in (3.0, 0.0)
     )
     assert long > short
     samples = {"temperature": 1e-4, "top_k": 1, "top_p": 1e-6}
-    assert [t.text for t in translate(made, strategy="sample")] != greedy
+    assert [t.text for t in translate(small_model, strategy="sample")] != greedy
     for key, value in samples.items():
-        assert [t.text for t in translate(made, strategy="sample", **{key: value})] == greedy, key
-    model, params, tokenizers, lines = made
+        assert [t.text for t in translate(small_model, strategy="sample", **{key: value})] == greedy, key
+    model, params, tokenizers, lines = small_model
     for batch_size in (3, 8):
         translator = Translator(model, tokenizers, devices_mesh(), Decode(batch_size=batch_size))
         calls = Mock()

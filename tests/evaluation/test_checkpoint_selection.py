@@ -1,4 +1,4 @@
-"""Which checkpoints are taken, and their mean with two trees in memory."""
+"""Selection of checkpoints, and their mean with at most two parameter trees in memory."""
 
 import shutil
 
@@ -23,18 +23,18 @@ def tree(seed: int) -> dict:
     return {"a": jax.random.normal(keys[0], (3, 4)), "b": {"c": jax.random.normal(keys[1], (5,))}}
 
 
-def test_a_mean_is_the_sum_over_the_number_in_float32():
-    """Bit for bit the sum in order, divided once."""
-    found = mean(Part(tree(i), (i,)) for i in range(5))
+def test_mean_is_the_float32_sum_divided_once():
+    """Bit-identical to the sequential sum divided by the count."""
+    averaged = mean(Part(tree(i), (i,)) for i in range(5))
     expected = jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / 5, *map(tree, range(5)))
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected)
-    assert found.steps == (0, 1, 2, 3, 4)
+    jax.tree.map(np.testing.assert_array_equal, averaged.params, expected)
+    assert averaged.steps == (0, 1, 2, 3, 4)
 
 
-def test_a_part_counts_as_the_checkpoints_that_it_is_of():
-    found = mean(iter([Part(tree(0), (3, 2, 1)), Part(tree(1), (4,)), Part(tree(2), (6, 5))]))
-    for x, *of in zip(*map(jax.tree.leaves, (found.params, *map(tree, range(3)))), strict=True):
-        np.testing.assert_allclose(x, np.average(of, axis=0, weights=[3, 1, 2]), atol=1e-6)
+def test_parts_are_weighted_by_their_number_of_checkpoints():
+    averaged = mean(iter([Part(tree(0), (3, 2, 1)), Part(tree(1), (4,)), Part(tree(2), (6, 5))]))
+    for x, *values in zip(*map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True):
+        np.testing.assert_allclose(x, np.average(values, axis=0, weights=[3, 1, 2]), atol=1e-6)
     one = Part(tree(0), (1,), 0.5)
     leaves = jax.tree.leaves(one.params)
     alone = mean([one])
@@ -44,7 +44,7 @@ def test_a_part_counts_as_the_checkpoints_that_it_is_of():
 
 @pytest.fixture(scope="module")
 def six(tmp_path_factory, cache):
-    """Checkpoints after each of six updates."""
+    """A run with a checkpoint after each of its six updates."""
     workdir = tmp_path_factory.mktemp("six")
     config = tiny_run(workdir, steps=6, checkpoint=dict(every_steps=1, keep_last=9))
     loop.train(start(config, workdir, cache), score=None)
@@ -55,19 +55,19 @@ def live_bytes() -> int:
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-@pytest.mark.parametrize("how", ["load", "average"])
-def test_at_most_two_trees_exist_while_many_are_averaged(six, tmp_path, monkeypatch, how):
+@pytest.mark.parametrize("function", ["load", "average"])
+def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function):
     one = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, seen = live_bytes(), []
     original = Checkpoints.restore_params
 
     def counted(self, *arguments):
-        found = original(self, *arguments)
+        params = original(self, *arguments)
         seen.append(live_bytes() - before)
-        return found
+        return params
 
     monkeypatch.setattr(Checkpoints, "restore_params", counted)
-    if how == "load":
+    if function == "load":
         load(six, average=6, overrides=HERE)
     else:
         shutil.copytree(six, tmp_path / "other")
@@ -77,7 +77,7 @@ def test_at_most_two_trees_exist_while_many_are_averaged(six, tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def best_at_4(tmp_path_factory, cache):
-    """Checkpoints 4, kept as the best, and 10, the last one; both are regular."""
+    """A run with regular checkpoints 4 (the best) and 10 (the last)."""
     workdir, scores = tmp_path_factory.mktemp("best"), iter([5.0, 9.0, 8.0, 7.0, 6.0])
     config = tiny_run(
         workdir,
@@ -90,14 +90,14 @@ def best_at_4(tmp_path_factory, cache):
     return workdir
 
 
-def test_the_best_checkpoint_is_the_one_that_training_found_best(best_at_4):
+def test_best_checkpoint_has_the_best_validation_metric(best_at_4):
     loaded = load(best_at_4, best=True, overrides=HERE)
-    assert (loaded.steps, loaded.metric, loaded.asked["best"]) == ((4,), 9.0, True)
+    assert (loaded.steps, loaded.metric, loaded.choice["best"]) == ((4,), 9.0, True)
     assert load(best_at_4, overrides=HERE).steps == (10,)
 
 
-def test_an_average_leaves_out_what_is_kept_only_as_best(best_at_4, tmp_path):
-    with pytest.raises(UserError, match=r"average of 2 .* has \[10\] \(left out, kept only as best: \[4\]\)"):
+def test_average_skips_checkpoints_kept_only_as_best(best_at_4, tmp_path):
+    with pytest.raises(UserError, match=r"cannot average 2 .* has \[10\] \(left out, kept only as best: \[4\]\)"):
         load(best_at_4, average=2, overrides=HERE)
     assert load(best_at_4, average=2, at_most=True, overrides=HERE).steps == (10,)
     with pytest.raises(UserError, match="kept only as best"):
@@ -105,8 +105,8 @@ def test_an_average_leaves_out_what_is_kept_only_as_best(best_at_4, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_average_sees_a_gap_where_more_are_kept_than_before(best_at_4, tmp_path, cache):
-    """keep_last may grow when a run goes on: nothing but the checkpoints says which were deleted before."""
+def test_average_stops_at_a_gap_after_keep_last_grows(best_at_4, tmp_path, cache):
+    """If keep_last grows on resume, only the checkpoints record which ones were deleted before."""
     copy = shutil.copytree(best_at_4, tmp_path / "copy")
     config = tiny_run(
         copy,
@@ -122,8 +122,8 @@ def test_an_average_sees_a_gap_where_more_are_kept_than_before(best_at_4, tmp_pa
     assert load(copy, average=2, step=12, overrides=HERE).steps == (12, 10)
 
 
-def test_an_average_of_a_run_that_names_no_neighbours_takes_as_many_as_it_keeps(best_at_4, tmp_path, monkeypatch):
-    """As older versions wrote checkpoints."""
+def test_average_of_old_checkpoints_is_limited_by_keep_last(best_at_4, tmp_path, monkeypatch):
+    """Older versions did not record the previous regular checkpoint."""
     original = Checkpoints.meta
     without = lambda self, step: {k: v for k, v in original(self, step).items() if k != "regular_before"}  # noqa: E731
     monkeypatch.setattr(Checkpoints, "meta", without)
@@ -131,11 +131,11 @@ def test_an_average_of_a_run_that_names_no_neighbours_takes_as_many_as_it_keeps(
         load(best_at_4, average=2, overrides=HERE)
 
 
-def test_best_is_refused_where_it_cannot_be(six, best_at_4, tmp_path, caplog):
+def test_best_without_metric_or_with_damage_is_refused(six, best_at_4, tmp_path, caplog):
     with pytest.raises(UserError, match="no checkpoint in .* has a config.eval.metric = nll: .*keep_best"):
         load(six, best=True, overrides=HERE)
     for other in (dict(step=4), dict(average=2)):
-        with pytest.raises(UserError, match="the best checkpoint is a choice of its own"):
+        with pytest.raises(UserError, match="--best cannot be combined with"):
             load(best_at_4, best=True, **other, overrides=HERE)
     copy = shutil.copytree(best_at_4, tmp_path / "copy")
     (copy / "checkpoints" / "4" / "meta" / "metadata").write_text("{")
@@ -143,4 +143,4 @@ def test_best_is_refused_where_it_cannot_be(six, best_at_4, tmp_path, caplog):
         load(copy, best=True, overrides=HERE)
     shutil.rmtree(copy / "checkpoints" / "4")
     assert load(copy, best=True, overrides=HERE).steps == (10,)
-    assert "had its best bleu at step 4, whose checkpoint is gone" in caplog.text
+    assert "had its best bleu at step 4, whose checkpoint no longer exists" in caplog.text

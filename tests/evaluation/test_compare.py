@@ -1,4 +1,4 @@
-"""A paired test of two records: what it finds, and what it refuses."""
+"""Paired comparison of two records: results and refused inputs."""
 
 import hashlib
 import json
@@ -32,72 +32,74 @@ def write(folder, name, hypotheses, references=REFERENCES, **described):
     return record(folder, name, hypotheses, references, **described)
 
 
-def test_a_system_against_itself(tmp_path):
+def test_system_compared_with_itself_has_no_difference(tmp_path):
     a, b = write(tmp_path, "a", BAD), write(tmp_path, "b", BAD)
-    found = compare(a, b)
-    assert found["difference"] == 0 and found["p_value"] == 1
-    assert found["interval"] == {"level": 0.95, "low": 0, "high": 0} and found["a_better"] == 0
+    result = compare(a, b)
+    assert result["difference"] == 0 and result["p_value"] == 1
+    assert result["interval"] == {"level": 0.95, "low": 0, "high": 0} and result["a_better"] == 0
 
 
-def test_a_clearly_better_system(tmp_path):
+def test_clearly_better_system_is_significant(tmp_path):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
-    found, other = compare(a, b), compare(b, a)
-    assert found["p_value"] < 0.05 and found["a_better"] == 1
-    assert 0 < found["interval"]["low"] < found["difference"] < found["interval"]["high"]
-    for key, said in (("a", GOOD), ("b", BAD)):
-        expected = score_translations(said, [REFERENCES], names=["sacrebleu"])["sacrebleu"]["score"]
-        assert found[key]["score"] == expected
-    assert other["difference"] == -found["difference"] and other["p_value"] == found["p_value"]
-    text = describe(found)
-    assert str(a) in text and "sacreBLEU" in text and "1000 resamples" in text and f"{found['difference']:+.2f}" in text
+    result, other = compare(a, b), compare(b, a)
+    assert result["p_value"] < 0.05 and result["a_better"] == 1
+    assert 0 < result["interval"]["low"] < result["difference"] < result["interval"]["high"]
+    for key, hypotheses in (("a", GOOD), ("b", BAD)):
+        expected = score_translations(hypotheses, [REFERENCES], names=["sacrebleu"])["sacrebleu"]["score"]
+        assert result[key]["score"] == expected
+    assert other["difference"] == -result["difference"] and other["p_value"] == result["p_value"]
+    text = describe(result)
+    assert (
+        str(a) in text and "sacreBLEU" in text and "1000 resamples" in text and f"{result['difference']:+.2f}" in text
+    )
 
 
-def test_a_difference_of_two_sentences_is_not_significant(tmp_path):
+def test_difference_of_two_sentences_is_not_significant(tmp_path):
     near = [r.replace("Hunde", "Tiere") if i in (7, 50) else r for i, r in enumerate(BAD)]
     mixed = [r.replace("ihn", "es") if i == 20 else r for i, r in enumerate(BAD)]
-    found = compare(write(tmp_path, "a", near), write(tmp_path, "b", mixed))
-    assert found["p_value"] > 0.05 and found["interval"]["low"] < 0 < found["interval"]["high"]
+    result = compare(write(tmp_path, "a", near), write(tmp_path, "b", mixed))
+    assert result["p_value"] > 0.05 and result["interval"]["low"] < 0 < result["interval"]["high"]
 
 
 @pytest.mark.parametrize("score", [metric.name for metric in METRICS if metric.statistics])
-def test_sacrebleus_own_p_value_is_given_under_its_own_name(tmp_path, monkeypatch, score):
+def test_sacrebleu_p_value_has_its_own_key(tmp_path, monkeypatch, score):
     slightly = [r.replace("und", "oder") if i % 4 == 0 else r for i, r in enumerate(GOOD)]
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", slightly)
-    found = compare(a, b, score=score, resamples=200, seed=5)
+    result = compare(a, b, score=score, resamples=200, seed=5)
     chosen = recipe(score, translation_config())
     monkeypatch.setenv("SACREBLEU_SEED", "5")
     systems = [("b", chosen.prepare(slightly)), ("a", chosen.prepare(GOOD))]
     signatures, results = PairedTest(systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200)()
-    (expected,) = (of for name, of in results.items() if name != "System")
+    (expected,) = (result for name, result in results.items() if name != "System")
     (signature,) = signatures.values()
-    assert found["p_value_sacrebleu"] == pytest.approx(expected[1].p_value, abs=1e-6)
-    assert (found["b"]["score"], found["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
-    assert found["signature"] == str(signature) and "bs:200|seed:5" in found["signature"]
-    assert chosen.method in found["how"] and "one-sided" in found["how"]
+    assert result["p_value_sacrebleu"] == pytest.approx(expected[1].p_value, abs=1e-6)
+    assert (result["b"]["score"], result["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
+    assert result["signature"] == str(signature) and "bs:200|seed:5" in result["signature"]
+    assert chosen.method in result["how"] and "one-sided" in result["how"]
 
 
-def test_the_seed_decides_and_nothing_else(tmp_path, monkeypatch):
+def test_bootstrap_depends_only_on_its_seed(tmp_path, monkeypatch):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
-    found = compare(a, b, resamples=50)
+    result = compare(a, b, resamples=50)
     monkeypatch.setenv("SACREBLEU_SEED", "77")
-    assert compare(a, b, resamples=50) == found
-    assert compare(a, b, resamples=50, seed=1)["interval"] != found["interval"]
+    assert compare(a, b, resamples=50) == result
+    assert compare(a, b, resamples=50, seed=1)["interval"] != result["interval"]
 
 
-def test_tokenized_systems_are_compared_detokenised(tmp_path):
+def test_tokenized_systems_are_compared_detokenized(tmp_path):
     data = {"pretokenized": True}
     tokens = [[line.replace(".", " .") for line in lines] for lines in (GOOD, BAD, REFERENCES)]
     a, b = (
         write(tmp_path, name, t, references=tokens[2], data=data) for name, t in (("a", tokens[0]), ("b", tokens[1]))
     )
     plain = compare(write(tmp_path, "c", GOOD), write(tmp_path, "d", BAD), resamples=50)
-    found = compare(a, b, resamples=50)
+    result = compare(a, b, resamples=50)
     for key in ("difference", "interval", "p_value", "signature"):
-        assert found[key] == plain[key]
-    assert "detokenized" in found["how"]
+        assert result[key] == plain[key]
+    assert "detokenized" in result["how"]
 
 
-def test_different_test_sets_are_refused_by_name(tmp_path):
+def test_different_test_sets_are_refused_and_named(tmp_path):
     a = write(tmp_path, "a", GOOD)
     b = write(tmp_path, "b", BAD[:60], references=REFERENCES[:60], spec="flickr.en,flickr.de")
     with pytest.raises(UserError, match=r"different test sets: .*a\.json of toy:test \(120 sentences.*b\.json of flickr\.en,flickr\.de \(60 sentences"):  # fmt: skip
@@ -111,11 +113,11 @@ def test_different_test_sets_are_refused_by_name(tmp_path):
         compare(a, write(tmp_path, "c", GOOD, data={"pretokenized": True}))
 
 
-def test_texts_that_are_missing_or_changed(tmp_path):
+def test_missing_or_changed_texts_are_refused(tmp_path):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
     with (tmp_path / "b.hyp.txt").open("a") as file:
         file.write("noch eine Zeile\n")
-    with pytest.raises(UserError, match=r"b\.hyp\.txt is not what .*b\.json describes \(121 lines"):
+    with pytest.raises(UserError, match=r"b\.hyp\.txt does not match .*b\.json \(121 lines"):
         compare(a, b)
     (tmp_path / "b.hyp.txt").unlink()
     with pytest.raises(UserError, match=r"the hypotheses of .*b\.json are missing: .*b\.hyp\.txt"):
@@ -125,7 +127,7 @@ def test_texts_that_are_missing_or_changed(tmp_path):
         compare(a, b)
 
 
-def test_files_that_are_no_record(tmp_path):
+def test_files_that_are_not_records_are_refused(tmp_path):
     a = write(tmp_path, "a", GOOD)
     (tmp_path / "text.json").write_text("Das ist ein Satz.\n")
     (tmp_path / "other.json").write_text('{"step": 3}')
@@ -144,18 +146,18 @@ def test_files_that_are_no_record(tmp_path):
         compare(tmp_path / "old.json", a)
 
 
-def test_two_records_on_the_command_line_without_jax(tmp_path):
+def test_records_are_compared_without_importing_jax(tmp_path):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
     program = "import sys; sys.modules['jax'] = None; from t2t_flax.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, "evaluate", f"--record={a}", f"--compare={b}", "--compare-score=paper_bleu"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(json.dumps(compare(a, b, score="paper_bleu")))
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == json.loads(json.dumps(compare(a, b, score="paper_bleu")))
 
 
 def test_flags_without_effect_are_refused(tmp_path, capsys):
@@ -191,11 +193,11 @@ def run_of_updates(tmp_path_factory, cache):
     return workdir
 
 
-def test_a_record_counts_only_where_it_would_be_made_the_same(run_of_updates, monkeypatch):
-    """What `evaluate` over several runs need not make again."""
+def test_existing_record_requires_identical_inputs(run_of_updates, monkeypatch):
+    """`evaluate` over several runs skips only what would give the same record."""
     overrides = {"mesh.data": "-1"}
-    asked = dict(split="test", choice=Choice(step=2), overrides=overrides)
-    find = lambda **of: existing_record(run_of_updates, **asked | of)  # noqa: E731
+    request = dict(split="test", choice=Choice(step=2), overrides=overrides)
+    find = lambda **changes: existing_record(run_of_updates, **request | changes)  # noqa: E731
     evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
     path = run_of_updates / "eval" / "test-2.json"
     assert find() == path and find(overrides={}) is None and find(split="valid") is None
@@ -216,16 +218,16 @@ def test_a_record_counts_only_where_it_would_be_made_the_same(run_of_updates, mo
     assert find() is None
 
 
-def test_an_average_of_fewer_is_no_average_of_as_many_as_asked_for(run_of_updates):
-    """The evaluation at the end of `train` takes what there is; `evaluate --average=3` would refuse."""
+def test_record_of_a_smaller_average_is_not_reused(run_of_updates):
+    """The evaluation after `train` averages the existing checkpoints; `evaluate --average=3` would fail."""
     overrides = {"mesh.data": "-1"}
-    for count, found in ((3, None), (2, "test-4-mean2.json")):
+    for count, name in ((3, None), (2, "test-4-mean2.json")):
         evaluate(load(run_of_updates, average=count, at_most=True, overrides=overrides), "test")
         record = existing_record(run_of_updates, "test", Choice(average=count), overrides)
-        assert (record and record.name) == found
+        assert (record and record.name) == name
 
 
-def test_several_references_of_a_test_set_are_all_in_the_record(run_of_updates, tmp_path):
+def test_record_has_all_references_of_a_test_set(run_of_updates, tmp_path):
     pairs = [("the dog sleeps .", "der Hund schläft ."), ("it is late .", "es ist spät .")]
     for name, lines in (
         ("s.en", [source for source, _ in pairs]),
@@ -234,17 +236,19 @@ def test_several_references_of_a_test_set_are_all_in_the_record(run_of_updates, 
     ):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     overrides = {"mesh.data": "-1", "data.root": str(tmp_path), "data.test": "s.en,r1.de,r2.de"}
-    made, triples = evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
+    record, triples = evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
     folder = run_of_updates / "eval"
-    name = made["hypotheses"].removesuffix(".hyp.txt")
-    assert made["references"] == [f"{name}.ref.txt", f"{name}.ref2.txt"]
-    for text, file, digest in zip(("r1.de", "r2.de"), made["references"], made["digests"]["references"], strict=True):
+    name = record["hypotheses"].removesuffix(".hyp.txt")
+    assert record["references"] == [f"{name}.ref.txt", f"{name}.ref2.txt"]
+    for text, file, digest in zip(
+        ("r1.de", "r2.de"), record["references"], record["digests"]["references"], strict=True
+    ):
         assert (folder / file).read_bytes() == (tmp_path / text).read_bytes()
         assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
-    assert made["scores"]["sacrebleu"]["signature"].startswith("nrefs:2|")
+    assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:2|")
     assert [(source, reference) for source, reference, _ in triples] == pairs
-    found = existing_record(run_of_updates, "test", Choice(step=2), overrides)
-    assert found and found.name == f"{name}.json"
+    existing = existing_record(run_of_updates, "test", Choice(step=2), overrides)
+    assert existing and existing.name == f"{name}.json"
     one = evaluate(load(run_of_updates, step=4, overrides=overrides | {"data.test": "s.en,r1.de"}), "test")[0]
     other = one["hypotheses"].removesuffix(".hyp.txt")
     assert one["references"] == f"{other}.ref.txt" and one["scores"]["nll"] > 0
@@ -256,23 +260,25 @@ def test_several_references_of_a_test_set_are_all_in_the_record(run_of_updates, 
         split_source(task_of(stored_config(run_of_updates, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
 
 
-def test_evaluate_keeps_what_a_comparison_needs(run_of_updates, capsys):
-    of = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
-    assert main(["evaluate", *of, "--step=2"]) == 0
+def test_evaluate_stores_what_a_comparison_needs(run_of_updates, capsys):
+    flags = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
+    assert main(["evaluate", *flags, "--step=2"]) == 0
     first = run_of_updates / "eval" / "test-2.json"
-    kept = json.loads(first.read_text())
-    assert kept["data"]["corpus"] == "built-in captions" and kept["references"] == "test-2.ref.txt"
+    stored = json.loads(first.read_text())
+    assert stored["data"]["corpus"] == "built-in captions" and stored["references"] == "test-2.ref.txt"
     for kind in ("hypotheses", "references"):
-        text = (first.parent / kept[kind]).read_bytes()
-        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == kept["digests"][kind]
-    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(kept["scores"])
-    said = capsys.readouterr().out
-    assert all(name in said for name in ("sacreBLEU", "tokenized BLEU", "paper BLEU", "built-in captions, toy:test:30"))
-    assert main(["evaluate", *of, f"--compare={first}"]) == 0
+        text = (first.parent / stored[kind]).read_bytes()
+        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == stored["digests"][kind]
+    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(stored["scores"])
+    output = capsys.readouterr().out
+    assert all(
+        name in output for name in ("sacreBLEU", "tokenized BLEU", "paper BLEU", "built-in captions, toy:test:30")
+    )
+    assert main(["evaluate", *flags, f"--compare={first}"]) == 0
     second = run_of_updates / "eval" / "test-4.json"
     stored = json.loads(second.read_text())["compare"]
     assert stored == json.loads(json.dumps(compare(second, first)))
     assert stored["a"]["score"] == json.loads(second.read_text())["scores"]["sacrebleu"]["score"]
     assert describe(stored) in capsys.readouterr().out
-    assert main(["evaluate", *of, f"--compare={second}"]) == 2
+    assert main(["evaluate", *flags, f"--compare={second}"]) == 2
     assert "is the record that this evaluation would replace" in capsys.readouterr().err

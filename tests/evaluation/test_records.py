@@ -1,4 +1,4 @@
-"""A record for each question: none replaces another's, and the same question comes back to its own."""
+"""Names of records: different evaluations never overwrite each other, repeated ones reuse their record."""
 
 import csv
 import dataclasses
@@ -41,7 +41,7 @@ def copy(run, tmp_path, monkeypatch):
 
 @pytest.fixture
 def text(tmp_path):
-    """Writes the first n pairs to NAME.en and NAME.de; gives the source."""
+    """Returns a function that writes the first n pairs to NAME.en and NAME.de and returns their spec."""
 
     def write(name: str, n: int, split: str = "test") -> str:
         pairs = list(toy.pairs(split, n))
@@ -65,12 +65,12 @@ def evaluated(workdir, split="test", overrides=None, **choice) -> str:
     return planned.stem
 
 
-def test_no_record_replaces_that_of_another_question(copy, text):
-    """Another text, another search, another choice of checkpoints: each has its own, with its own texts beside it."""
+def test_different_evaluations_never_share_a_record(copy, text):
+    """Another text, search or choice of checkpoints has its own record and its own texts beside it."""
     own = evaluated(copy)
     files = {path: path.read_bytes() for path in (copy / "eval").iterdir()}
     other, few = {"data.test": text("o", 2)}, {"decode.beam_size": "2"}
-    asked = [
+    variants = [
         ("test", {}, dict(average=2)),
         ("test", {}, dict(best=True)),
         ("test", {}, dict(step=2)),
@@ -80,45 +80,44 @@ def test_no_record_replaces_that_of_another_question(copy, text):
         ("valid", few, {}),
         ("test", {"train.precision": "bfloat16"}, {}),
     ]
-    made = [own] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in asked]
-    assert len(set(made)) == len(made) and sorted(made) == names(copy)
-    assert made[:4] == ["test-4", "test-4-mean2", "test-4-best", "test-2"]
-    assert all(name.startswith(("test-4-", "valid-4-")) for name in made[4:])
+    records = [own] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in variants]
+    assert len(set(records)) == len(records) and sorted(records) == names(copy)
+    assert records[:4] == ["test-4", "test-4-mean2", "test-4-best", "test-2"]
+    assert all(name.startswith(("test-4-", "valid-4-")) for name in records[4:])
     assert all(path.read_bytes() == content for path, content in files.items())
-    assert len(list((copy / "eval").iterdir())) == 3 * len(made)
+    assert len(list((copy / "eval").iterdir())) == 3 * len(records)
 
 
-def test_the_same_question_finds_its_record_again(copy, text):
+def test_repeated_evaluation_reuses_its_record(copy, text):
     other = {"data.test": text("o", 2)}
     first = [evaluated(copy), evaluated(copy, overrides=other), evaluated(copy, overrides={"decode.alpha": "1.0"})]
-    text("elsewhere", 2)  # the same text at another place
+    text("elsewhere", 2)  # the same text at another path
     moved = {"data.test": other["data.test"].replace("/o.", "/elsewhere.")}
     again = [evaluated(copy), evaluated(copy, overrides=moved), evaluated(copy, overrides={"decode.alpha": "1.0"})]
     assert again == first and names(copy) == sorted(first)
-    # What cannot change a score.
+    # Keys that cannot change a score.
     assert evaluated(copy, overrides={"decode.batch_size": "5", "data.cache": str(copy / "else")}) == "test-4"
-    assert (
-        evaluated(copy, overrides={"data.test": text("same", 6)}) != "test-4"
-    )  # files are told from the built-in text
+    # Files and the built-in corpus have different digests.
+    assert evaluated(copy, overrides={"data.test": text("same", 6)}) != "test-4"
 
 
-def test_a_record_made_by_an_older_version_keeps_its_name_and_place(copy, text):
-    """Older versions knew fewer keys, and wrote every question under one name."""
+def test_records_of_older_versions_keep_their_names(copy, text):
+    """Older versions had fewer keys and wrote all evaluations under one name."""
     record, _ = evaluate(load(copy, overrides=HERE), "test")
     path = copy / "eval" / "test-4.json"
     del record["config"]["decode"]["early_stopping"], record["digests"]["code"], record["checkpoint"]["asked"]
     path.write_text(json.dumps(record))
     assert evaluated(copy) == "test-4"
     path.write_text(json.dumps(record | {"data": record["data"] | {"digest": "0" * 64}}))
-    found = evaluated(copy)
-    assert found.startswith("test-4-") and json.loads(path.read_text())["data"]["digest"] == "0" * 64
-    assert evaluated(copy) == found
-    path.write_text("{")  # no record
-    (copy / "eval" / f"{found}.json").unlink()
+    name = evaluated(copy)
+    assert name.startswith("test-4-") and json.loads(path.read_text())["data"]["digest"] == "0" * 64
+    assert evaluated(copy) == name
+    path.write_text("{")  # not a record
+    (copy / "eval" / f"{name}.json").unlink()
     assert evaluated(copy) == "test-4"
 
 
-def test_a_run_evaluated_where_its_own_text_is_not(copy, text, tmp_path):
+def test_evaluation_when_the_runs_own_text_is_missing(copy, text, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     config["data"] |= {"test": "here.en,here.de", "root": "/nowhere"}
     (copy / "config.json").write_text(json.dumps(config))
@@ -128,13 +127,13 @@ def test_a_run_evaluated_where_its_own_text_is_not(copy, text, tmp_path):
     assert evaluated(copy, overrides=other).startswith("test-4-")
 
 
-def test_several_test_sets_have_a_record_each(copy, text, capsys):
+def test_each_test_set_has_its_own_record(copy, text, capsys):
     sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
     command = ["evaluate", f"--workdir={copy}", "--config.mesh.data=-1", f"--config.data.test={sets}"]
     assert main(command) == 0
     out = capsys.readouterr().out
     first, second = sorted((copy / "eval").glob("*.json"))
-    assert first.stem.startswith("t16-4-") and second.stem.startswith("t17-4-")  # not of the run's own config
+    assert first.stem.startswith("t16-4-") and second.stem.startswith("t17-4-")  # not test sets of the run's own config
     assert out.index(f"record: {first}") < out.index(f"record: {second}")
     assert "t16 (" in out and "3 sentences" in out and "t17 (" in out and "2 sentences" in out
     assert json.loads(second.read_text())["split"] == "t17"
@@ -149,8 +148,8 @@ def test_several_test_sets_have_a_record_each(copy, text, capsys):
     assert names(copy) == [first.stem, second.stem]
 
 
-def test_several_runs_and_sets_in_one_table_and_again(copy, text, tmp_path, monkeypatch, capsys):
-    """Evaluated once; what is there is found, of each set and for the best checkpoint too."""
+def test_table_of_runs_and_test_sets_reuses_records(copy, text, tmp_path, monkeypatch, capsys):
+    """Each test set is evaluated once, for the best checkpoint too; the second command starts no evaluation."""
     started = []
     in_process = lambda *words: (started.append(words), main([*words]))[1]  # noqa: E731
     monkeypatch.setattr("t2t_flax.cli.evaluate.run_in_child", in_process)
@@ -181,15 +180,15 @@ def test_several_runs_and_sets_in_one_table_and_again(copy, text, tmp_path, monk
         assert "set" not in next(csv.reader(file))
 
 
-def test_missing_files_of_test_sets_are_told_with_what_the_value_may_mean(copy):
-    for spec, split, told in (
+def test_missing_test_set_files_explain_the_syntax(copy):
+    for spec, split, message in (
         ("lang=en/a,x", "lang", "written ./lang="),
         ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
         ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
     ):
         config = stored_config(copy, {"data.test": spec})
         assert sets_of(config, "test")[0] == split
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             split_source(task_of(config), split)
     with pytest.raises(UserError, match="names the test sets a, b: ask for one"):
         split_source(task_of(config), "test")
@@ -197,12 +196,12 @@ def test_missing_files_of_test_sets_are_told_with_what_the_value_may_mean(copy):
         sets_of(stored_config(copy, {"data.test": ""}), "test")
 
 
-def test_best_in_words_and_beside_other_choices(copy, capsys):
+def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     record, _ = evaluate(load(copy, best=True, overrides=HERE), "test", why="somebody asked")
-    found = record["checkpoint"]
+    checkpoint = record["checkpoint"]
     value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
-    assert found["best"]["metric"] == "nll" and found["best"]["value"] == pytest.approx(value, abs=1e-6)
-    assert found["why"] == "somebody asked" and "the best by nll" in summary(record)
+    assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(value, abs=1e-6)
+    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record)
     for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
         words = [*command.split(), f"--workdir={copy}", "--best"]
         for other in ("--step=2", "--average=2"):
@@ -210,12 +209,12 @@ def test_best_in_words_and_beside_other_choices(copy, capsys):
             assert f"--best and {other.split('=')[0]} are two choices" in capsys.readouterr().err
     output = copy.parent / "best"
     assert main(["average", f"--workdir={copy}", "--best", f"--output={output}", "--config.mesh.data=-1"]) == 0
-    assert load(output, overrides=HERE).steps == (found["step"],)
+    assert load(output, overrides=HERE).steps == (checkpoint["step"],)
     assert main(["average", f"--workdir={copy}", "--best", "--last=1", f"--output={copy.parent / 'no'}"]) == 2
 
 
-def test_nothing_in_a_run_says_where_files_are_written_or_programs_loaded_from(copy, tmp_path):
-    """train.compile_cache and data.cache are this user's, and a TFDS dataset is not prepared at the run's data.root."""
+def test_local_paths_are_never_read_from_a_run(copy, tmp_path):
+    """Not train.compile_cache, data.cache, or data.root for a TFDS dataset that is not prepared there."""
     config = json.loads((copy / "config.json").read_text())
     planted = tmp_path / "planted"
     config["data"] |= {"cache": str(planted), "root": str(planted), "test": "toy:test:4"}
@@ -224,8 +223,8 @@ def test_nothing_in_a_run_says_where_files_are_written_or_programs_loaded_from(c
     defaults, stored = config_lib.Train(), stored_config(copy)
     assert (stored.data.cache, stored.train.compile_cache) == ("", defaults.compile_cache)
     assert read_config(copy).data.cache == str(planted)
-    given = stored_config(copy, {"data.cache": "mine", "train.compile_cache": ""})
-    assert (given.data.cache, given.train.compile_cache) == ("mine", "")
+    overridden = stored_config(copy, {"data.cache": "mine", "train.compile_cache": ""})
+    assert (overridden.data.cache, overridden.train.compile_cache) == ("mine", "")
     evaluated(copy)
     assert not planted.exists() and list((copy / "data").glob("test-*"))
     tfds = dataclasses.replace(read_config(copy).data, test="a=tfds:wmt14_translate/de-en:test; b=toy:test")

@@ -1,4 +1,4 @@
-"""A finished run restored for evaluation: the right parameters, on whatever mesh, from the workdir alone."""
+"""Restoring a finished run for evaluation: the right parameters, on any mesh, from the workdir alone."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_evaluation_uses_the_moving_average(finished):
         assert not np.array_equal(a, c)
 
 
-def test_moving_average_of_parameters_by_hand(finished):
+def test_moving_averages_of_two_steps_differ_slightly(finished):
     """ema <- decay * ema + (1 - decay) * params after each update, starting from the initial parameters."""
     first, second = (load(finished[0], step=s, overrides=ONE_DEVICE) for s in (2, 4))
     assert (first.steps, second.steps) == ((2,), (4,))
@@ -59,7 +59,7 @@ def test_mean_of_the_last_checkpoints(finished):
     assert loaded.steps == (6, 4)
     for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, *parts)), strict=True):
         np.testing.assert_allclose(a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7)
-    with pytest.raises(UserError, match="an average of 9 checkpoints was asked for"):
+    with pytest.raises(UserError, match="cannot average 9 checkpoints"):
         load(finished[0], average=9, overrides=ONE_DEVICE)
 
 
@@ -72,8 +72,8 @@ def test_restores_on_another_mesh(finished, mesh):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_mesh_that_does_not_fit_is_that_of_the_devices_here(finished, tmp_path, caplog):
-    """Trained with parameters over two devices and heads over three; told, and not taken for one that was asked for."""
+def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_path, caplog):
+    """Trained with fsdp=2 and tensor=3 on other devices: a warning; an explicitly requested mesh is an error."""
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     config["mesh"] |= {"data": 1, "fsdp": 2, "tensor": 3, "slices": 2}
@@ -90,7 +90,7 @@ def test_a_mesh_that_does_not_fit_is_that_of_the_devices_here(finished, tmp_path
 
 
 def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
-    """No dropout, no smoothing, nothing dropped: against each pair alone."""
+    """No dropout, no smoothing, no pair dropped; compared with each pair in its own row."""
     workdir, outcome = finished
     run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
     store = run.corpus.valid
@@ -104,7 +104,7 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     assert means["accuracy"] == pytest.approx(float(sums["accuracy"] / sums["tokens"]), rel=1e-5)
 
 
-def test_record_holds_what_led_to_the_score(finished):
+def test_record_describes_how_the_score_was_computed(finished):
     workdir, _ = finished
     loaded = load(workdir, overrides=ONE_DEVICE)
     record, triples = evaluate(loaded, "test")
@@ -113,11 +113,11 @@ def test_record_holds_what_led_to_the_score(finished):
     assert record["counts"]["sentences"] == 30 == len(triples)
     assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed")
     assert record["scores"]["perplexity"] == pytest.approx(np.exp(record["scores"]["nll"]), rel=1e-5)
-    found = loaded.translate([source for source, _, _ in triples])
-    assert [t.text for t in found] == [output for _, _, output in triples]
-    assert record["counts"]["hit_max_length"] == sum(t.hit_cap for t in found)
-    asked = {"step": None, "average": 0, "of": [2, 4, 6]}
-    assert record["checkpoint"] == {"step": 6, "averaged": [6], "asked": asked}
+    translations = loaded.translate([source for source, _, _ in triples])
+    assert [t.text for t in translations] == [output for _, _, output in triples]
+    assert record["counts"]["hit_max_length"] == sum(t.hit_cap for t in translations)
+    choice = {"step": None, "average": 0, "of": [2, 4, 6]}
+    assert record["checkpoint"] == {"step": 6, "averaged": [6], "asked": choice}
     assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
     assert record["data"]["corpus"] == "the built-in one"
     for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
@@ -130,7 +130,7 @@ def test_record_holds_what_led_to_the_score(finished):
         assert "reached their maximum length" in text
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named_when_asked_for(finished, tmp_path, caplog):
+def test_damaged_checkpoint_is_skipped_unless_requested(finished, tmp_path, caplog):
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     (copy / "checkpoints" / "6" / "meta" / "metadata").write_text("{")
     assert load(epath.Path(copy), overrides=ONE_DEVICE).steps == (4,)
@@ -139,13 +139,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_when_asked_for(finished, 
         load(copy, step=6, overrides=ONE_DEVICE)
     with pytest.raises(UserError, match="checkpoint 6 in .* is damaged"):
         load(copy, average=2, overrides=ONE_DEVICE)
-    assert load(copy, average=3, at_most=True, overrides=ONE_DEVICE).steps == (
-        4,
-        2,
-    )  # the end of a run needs no certain ones
+    assert load(copy, average=3, at_most=True, overrides=ONE_DEVICE).steps == (4, 2)
 
 
-def test_unknown_key_in_overrides(finished):
+def test_overrides_change_the_config_and_reject_unknown_keys(finished):
     with pytest.raises(UserError, match="Did you mean 'decode.beam_size'"):
         load(finished[0], overrides={"decode.beamsize": "3"})
     assert load(finished[0], overrides=ONE_DEVICE | {"decode.beam_size": "3"}).config.decode.beam_size == 3

@@ -79,14 +79,14 @@ def test_holm_and_bonferroni():
 def test_corrected_interval_agrees_with_corrected_p(few_draws, rows, freedom, spread, holm):
     paired = [SeedPairs("s", np.array([[d, 0.0]]), np.array([d - s, d, d + s])) for d, s in rows]
     alone = [compare_seeds(pairs, (spread, freedom)) for pairs in paired]
-    factors = multipliers([found["p_value"] for found in alone], holm=holm)
+    factors = multipliers([result["p_value"] for result in alone], holm=holm)
     for pairs, factor in zip(paired, factors, strict=True):
-        found = compare_seeds(pairs, (spread, freedom), factor)
+        result = compare_seeds(pairs, (spread, freedom), factor)
         for p, ends in (("p_value", "interval"), ("p_corrected", "interval_corrected")):
-            low, high = found[ends]["low"], found[ends]["high"]
-            if min(abs(low), abs(high)) > 1e-3 and abs(found[p] - 0.05) > 1e-4:  # what is stored is rounded
-                assert (found[p] < 0.05) == (not low <= 0 <= high)
-        assert found["interval_corrected"]["low"] <= found["interval"]["low"]
+            low, high = result[ends]["low"], result[ends]["high"]
+            if min(abs(low), abs(high)) > 1e-3 and abs(result[p] - 0.05) > 1e-4:  # stored values are rounded
+                assert (result[p] < 0.05) == (not low <= 0 <= high)
+        assert result["interval_corrected"]["low"] <= result["interval"]["low"]
 
 
 def null_differences(name, trials, resamples, seed=0):
@@ -114,8 +114,8 @@ def test_true_null_is_rejected_in_five_percent_of_trials():
 @pytest.mark.parametrize("name", ["sacrebleu", "chrf", "ter"])
 def test_every_metric_rejects_a_true_null_at_the_nominal_rate(name):
     """400 trials at a rate of 0.05 have a deviation of 0.011. sacreBLEU's p-value rejects about twice as often."""
-    found = [(two_sided_p(d), sacrebleu_p(d, observed)) for observed, d in null_differences(name, 400, 300)]
-    alarms, theirs = (np.mean(np.array(p) < 0.05) for p in zip(*found, strict=True))
+    p_values = [(two_sided_p(d), sacrebleu_p(d, observed)) for observed, d in null_differences(name, 400, 300)]
+    alarms, theirs = (np.mean(np.array(p) < 0.05) for p in zip(*p_values, strict=True))
     assert 0.015 < alarms < 0.085 and theirs > alarms + 0.015
 
 
@@ -230,12 +230,12 @@ def test_seeds_that_agree_leave_the_bootstrap_over_sentences():
 @pytest.mark.parametrize(
     "p_value, text", [(0.0342, "p 0.0342"), (1.0, "p 1"), (0.001, "p 0.001"), (1e-9, "p < 0.001"), (0.0, "p < 0.001")]
 )
-def test_no_p_value_is_told_as_zero(p_value, text):
+def test_p_value_is_never_printed_as_zero(p_value, text):
     assert format_difference(-0.411, -0.92, 0.0844, p_value) == f"-0.41 [-0.92, +0.08] {text}"
 
 
 def test_seeds_that_disagree_widen_the_interval(tmp_path):
-    """Two systems equal on the mean, of which one varies from seed to seed: sentences alone would call it significant."""
+    """Two systems with equal means, one of which varies with the seed: significant over sentences alone."""
     references = [f"a sentence of eight words is number {i} here" for i in range(300)]
     steady = [record(tmp_path, f"s{i}", noisy(references, 0.2, i), references) for i in range(3)]
     shares = (0.1, 0.2, 0.3)

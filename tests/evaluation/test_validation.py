@@ -1,4 +1,4 @@
-"""BLEU of the validation set during training."""
+"""Validation BLEU during training."""
 
 import pytest
 from helpers.runs import start, tiny_run
@@ -10,8 +10,8 @@ from t2t_flax.evaluation.validation import validation_score
 
 
 @pytest.mark.parametrize("sentences", [0, 7])
-def test_bleu_of_the_first_sentences(tmp_path, cache, monkeypatch, sentences):
-    """eval.decode_sentences: that many from the beginning of the validation set, 0 = all of them."""
+def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkeypatch, sentences):
+    """eval.decode_sentences: this many from the start of the validation set, 0 = all."""
     pairs = list(toy.pairs("valid", 30))[: sentences or 30]
     seen = []
 

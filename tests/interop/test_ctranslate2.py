@@ -1,4 +1,4 @@
-"""Reading CTranslate2's models: a trained one against CTranslate2's own answers, and what is refused."""
+"""Importing CTranslate2 models: a trained model against CTranslate2's own outputs, and invalid files."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ EOS = 1
 
 
 class Characters:
-    """A vocabulary as the tokenizer of one side: a token is a character."""
+    """A tokenizer whose tokens are characters."""
 
     def __init__(self, vocabulary):
         self.vocabulary = vocabulary
@@ -35,7 +35,7 @@ class Characters:
 
 @pytest.fixture(scope="module")
 def trained(real_data):
-    """(model, parameters, source characters, target characters, CTranslate2's answers) of the transliteration model."""
+    """(model, parameters, source tokenizer, target tokenizer, CTranslate2's outputs) of the transliteration model."""
     folder = real_data / "models" / "ct2-aren-transliteration"
     if not folder.is_dir():
         pytest.skip("the data folder has no models/ct2-aren-transliteration")
@@ -48,14 +48,14 @@ def trained(real_data):
 
 
 def rows_of(sentences):
-    """ids, segments and positions [B, L] of sentences, each in a row of its own."""
+    """ids, segments and positions [B, L] of sentences, one per row."""
     length = max(map(len, sentences))
     ids = np.array([row + [0] * (length - len(row)) for row in sentences], np.int32)
     return ids, (ids > 0).astype(np.int32), np.where(ids > 0, np.arange(length), 0).astype(np.int32)
 
 
 def forced_log_probs(trained):
-    """(log-probabilities [B, T, V] over CTranslate2's best outputs, the ids of these outputs)."""
+    """(log-probabilities [B, T, V] of teacher-forced CTranslate2 outputs, ids of these outputs)."""
     model, params, source, target, cases = trained
     forced = [target.encode(case["forced"]["tokens"][:-1]) + [EOS] for case in cases]
     batch = {}
@@ -66,8 +66,8 @@ def forced_log_probs(trained):
 
 
 @pytest.mark.real_data
-def test_forced_log_probabilities(trained):
-    """Teacher forcing over CTranslate2's best outputs: the log-probability of each token, and of the end."""
+def test_forced_log_probabilities_equal_ctranslate2(trained):
+    """Teacher forcing over CTranslate2's best outputs: the log-probability of each token and of EOS."""
     *_, cases = trained
     log_p, ids = forced_log_probs(trained)
     log_p = np.take_along_axis(log_p, ids[..., None], -1)[..., 0]
@@ -78,8 +78,8 @@ def test_forced_log_probabilities(trained):
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["beam1", "greedy", "beam4"])
-def test_search_finds_what_ctranslate2_finds(trained, name):
-    """The same n-best lists: sources without </s>, no penalty, a search ends when the top candidate has finished."""
+def test_search_outputs_equal_ctranslate2(trained, name):
+    """The same n-best lists: sources without </s>, no length penalty, early stopping once the top candidate finished."""
     model, params, source, target, cases = trained
     size = 4 if name == "beam4" else 1
     config = dataclasses.replace(
@@ -96,10 +96,10 @@ def test_search_finds_what_ctranslate2_finds(trained, name):
     )
     tokenizers = SimpleNamespace(source=source, target=target)
     translator = Translator(model, tokenizers, devices_mesh(), config, source_eos=False)
-    found = translator.translate(params, ["".join(case["source"]) for case in cases])
-    # CTranslate2's shortest output has one token: its first step shares the mass of EOS among the other tokens.
+    translations = translator.translate(params, ["".join(case["source"]) for case in cases])
+    # CTranslate2 has a minimum length of 1: its first step renormalizes without EOS.
     rest_B = np.log1p(-np.exp(forced_log_probs(trained)[0][:, 0, EOS].astype(np.float64)))
-    for translation, case, rest in zip(found, cases, rest_B, strict=True):
+    for translation, case, rest in zip(translations, cases, rest_B, strict=True):
         expected = case["beam4" if name == "beam4" else "beam1"]
         assert [h.text for h in translation.hypotheses] == ["".join(e["tokens"]) for e in expected]
         assert not any(h.hit_cap for h in translation.hypotheses)
@@ -112,14 +112,14 @@ TOKENS = ["<blank>", "<s>", "</s>", "a", "b"]
 
 
 def fake_arrays() -> dict[str, np.ndarray]:
-    """A model with one layer a stack, its numbers random."""
+    """A model with one layer per stack and random weights."""
     shapes = {f"{stack}/embeddings/weight": (6, D) for stack in ("encoder", "decoder")}
     shapes |= {"decoder/projection/weight": (6, D), "decoder/projection/bias": (6,)}
     linear, norms = {"ffn/linear_0": (FF, D), "ffn/linear_1": (D, FF)}, ["ffn", "self_attention"]
     linear |= {"self_attention/linear_0": (3 * D, D), "self_attention/linear_1": (D, D)}
     cross = {"attention/linear_0": (D, D), "attention/linear_1": (2 * D, D), "attention/linear_2": (D, D)}
-    for stack, maps, named in (("encoder", linear, norms), ("decoder", linear | cross, [*norms, "attention"])):
-        prefixes = [f"{stack}/layer_norm", *(f"{stack}/layer_0/{name}/layer_norm" for name in named)]
+    for stack, maps, norm_names in (("encoder", linear, norms), ("decoder", linear | cross, [*norms, "attention"])):
+        prefixes = [f"{stack}/layer_norm", *(f"{stack}/layer_0/{name}/layer_norm" for name in norm_names)]
         shapes |= {f"{prefix}/{part}": (D,) for prefix in prefixes for part in ("gamma", "beta")}
         for name, shape in maps.items():
             shapes |= {f"{stack}/layer_0/{name}/weight": shape, f"{stack}/layer_0/{name}/bias": shape[:1]}
@@ -134,14 +134,14 @@ def write(folder, arrays, source=TOKENS, target=TOKENS):
     return folder
 
 
-def test_ids_and_axes_are_ours(tmp_path):
+def test_ids_are_renumbered_and_kernels_transposed(tmp_path):
     arrays = fake_arrays()
     config, params, source, target = read_ctranslate2(write(tmp_path, arrays, target=["<unk>", *TOKENS]), num_heads=2)
     assert source == target == ["<blank>", "</s>", "<unk>", "<s>", "a", "b"]
     np.testing.assert_array_equal(
         params["source_embedding"]["table"], arrays["encoder/embeddings/weight"][[0, 2, 5, 1, 3, 4]]
     )
-    order = [1, 3, 0, 2, 4, 5]  # <unk> is the first row there
+    order = [1, 3, 0, 2, 4, 5]  # <unk> is CTranslate2's first row
     np.testing.assert_array_equal(params["target_embedding"]["table"], arrays["decoder/embeddings/weight"][order])
     np.testing.assert_array_equal(params["output_embedding"]["table"], arrays["decoder/projection/weight"][order])
     np.testing.assert_array_equal(params["output_bias"], arrays["decoder/projection/bias"][order])
@@ -152,14 +152,14 @@ def test_ids_and_axes_are_ours(tmp_path):
         kernel = params["decoder_0"]["cross_attention"][part]["kernel"]
         np.testing.assert_allclose(np.einsum("d,dnh->nh", x, kernel).ravel(), fused[rows], rtol=1e-5)
     heads, out = np.arange(D).reshape(2, 2), params["encoder_0"]["self_attention"]["out"]["kernel"]
-    by_hand = arrays["encoder/layer_0/self_attention/linear_1/weight"] @ heads.ravel()
-    np.testing.assert_allclose(np.einsum("nh,nhd->d", heads, out), by_hand, rtol=1e-5)
+    expected = arrays["encoder/layer_0/self_attention/linear_1/weight"] @ heads.ravel()
+    np.testing.assert_allclose(np.einsum("nh,nhd->d", heads, out), expected, rtol=1e-5)
     ids = jnp.ones((1, 3), jnp.int32)
     names = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
     model = Transformer(config, 6, 6)
-    wanted = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))["params"]
+    abstract = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))["params"]
     shapes_of = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)}  # noqa: E731
-    assert shapes_of(params) == shapes_of(nn.unbox(wanted))
+    assert shapes_of(params) == shapes_of(nn.unbox(abstract))
 
 
 def without(*names):
@@ -173,8 +173,8 @@ def without(*names):
         (without("decoder/layer_norm/gamma"), "no array 'decoder/layer_norm/gamma'; expected a pre-norm"),
         (without("decoder/projection/weight"), "no array 'decoder/projection/weight'.*projection of its own"),
         (lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k}, "no array 'decoder/layer_0/"),
-        (lambda a: a | {"decoder/scale": np.ones(1)}, "1 arrays that this model has no place for: decoder/scale"),
-        (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, "no place for: encoder/layer_2/ffn"),
+        (lambda a: a | {"decoder/scale": np.ones(1)}, "has 1 unexpected arrays: decoder/scale"),
+        (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, "unexpected arrays: encoder/layer_2/ffn"),
         (
             lambda a: a | {"encoder/layer_0/self_attention/linear_0/weight": np.ones((2 * D, D))},
             r"'encoder/layer_0/self_attention/linear_0/weight' has shape \(8, 4\), expected \(12, 4\)",
@@ -186,7 +186,7 @@ def without(*names):
         ),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(tmp_path, change, message):
+def test_invalid_arrays_are_named(tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         read_ctranslate2(write(tmp_path, change(fake_arrays())), num_heads=2)
 
@@ -194,12 +194,12 @@ def test_arrays_that_do_not_fit_are_named(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (TOKENS[:-1], "has 5 tokens with <unk>, but the embedding has 6 rows"),
+        (TOKENS[:-1], "has 5 tokens including <unk>, but the embedding has 6 rows"),
         ([*TOKENS[:-1], "a"], "the token 'a' more than once"),
         (["<blank>", "<s>", "a", "b", "c"], "has no </s>"),
     ],
 )
-def test_vocabularies_that_do_not_fit_are_named(tmp_path, tokens, message):
+def test_invalid_vocabularies_are_named(tmp_path, tokens, message):
     with pytest.raises(UserError, match=f"source_vocabulary.txt.*{message}"):
         read_ctranslate2(write(tmp_path, fake_arrays(), source=tokens), num_heads=2)
 

@@ -1,4 +1,4 @@
-"""Bracket files, the linear form of trees and its inverse."""
+"""Reading and writing bracket files, and the linearized form of trees and its inverse."""
 
 import gzip
 import os
@@ -23,14 +23,14 @@ def words(tree):
     return [leaf.word for leaf in leaves(tree)]
 
 
-def test_a_tree_is_read_and_written():
+def test_tree_round_trips_through_text():
     (tree,) = read(TEXT)
     assert bracketed(tree) == TEXT and words(tree) == ["The", "dog", "slept", "."]
     assert linear(tree) == "(S (NP DT NN )NP (VP VBD )VP . )S"
 
 
-def test_the_penn_treebank_as_it_is_distributed():
-    """Over several lines, an empty root, function tags, indices, traces and what is empty without them."""
+def test_penn_treebank_format_is_read():
+    """Trees over several lines, empty roots, function tags, indices, traces and constituents emptied by them."""
     lines = [
         "( (S", "    (NP-SBJ-1 (NNP Ms.) (NNP Haag) )", "    (VP (VBZ plays)", "      (NP=2 (NNP Elianti) )",
         "      (S (NP-SBJ (-NONE- *-1) )))", "    (. .) ))", "", "( (X|Y (-LRB- -LRB-)) )",
@@ -42,10 +42,10 @@ def test_the_penn_treebank_as_it_is_distributed():
     assert [leaf.word for leaf in leaves(read("(NP (CD 1\\/2) (SYM \\*))")[0])] == ["1/2", "*"]
 
 
-@pytest.mark.parametrize("text, told", [
+@pytest.mark.parametrize("text, message", [
     ("(S (NN a)))", "line 1: a '\\)' without"),
     ("ok (S (NN a))", "'ok' outside of a tree"),
-    ("(S (NN a)", "begins here has 1 '\\)' too few"),
+    ("(S (NN a)", "begins here lacks 1 '\\)'"),
     ("()", "is empty"),
     ("(S (NP) (NN a))", "\\(NP\\) is empty"),
     ("(S (NN a b))", "neither"),
@@ -53,52 +53,52 @@ def test_the_penn_treebank_as_it_is_distributed():
     ("(S (NP (-NONE- *)))", "without a word"),
     ("(S (=2 (NN a)))", "line 1: \\(=2 ...\\) has no label"),
 ])  # fmt: skip
-def test_ill_formed_trees_are_refused_with_their_place(text, told):
-    with pytest.raises(UserError, match=told):
+def test_malformed_trees_are_refused_with_their_line(text, message):
+    with pytest.raises(UserError, match=message):
         read(text)
 
 
-def test_the_place_of_a_mistake_on_a_later_line():
+def test_error_names_the_line_of_the_tree():
     with pytest.raises(UserError, match="x.mrg line 3: a '\\)' without"):
         read(TEXT, TEXT, "(S (NN a)))")
-    with pytest.raises(UserError, match="x.mrg line 2: the tree that begins here has 2"):
+    with pytest.raises(UserError, match="x.mrg line 2: the tree that begins here lacks 2"):
         read(TEXT, "(S (NP (NN a)", "(VP (VB b))")
 
 
-def test_the_linear_form_has_an_inverse():
+def test_linearization_is_invertible():
     rng = random.Random(0)
     for _ in range(300):
         tree = Node("TOP", tuple(random_tree(rng, 1) for _ in range(rng.randint(1, 2))))
         assert from_linear(linear(tree), words(tree)) == (tree, True)
 
 
-@pytest.mark.parametrize("symbols, mended", [
-    ("(S (NP DT NN )NP (VP VBD )VP .", "(TOP (S (NP (DT a) (NN b)) (VP (VBD c)) (. d)))"),  # cut off
-    ("(S (NP DT NN (VP VBD )VP . )S", "(TOP (S (NP (DT a) (NN b) (VP (VBD c)) (. d))))"),  # a bracket not closed
-    ("(S DT )NP NN VBD . )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # one that closes nothing
+@pytest.mark.parametrize("symbols, repaired", [
+    ("(S (NP DT NN )NP (VP VBD )VP .", "(TOP (S (NP (DT a) (NN b)) (VP (VBD c)) (. d)))"),  # truncated
+    ("(S (NP DT NN (VP VBD )VP . )S", "(TOP (S (NP (DT a) (NN b) (VP (VBD c)) (. d))))"),  # an unclosed bracket
+    ("(S DT )NP NN VBD . )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # a closing bracket without an opening one
     ("(S (NP DT NN )NP )S", "(TOP (S (NP (DT a) (NN b) (XX c) (XX d))))"),  # too few tags
     ("(S DT NN VBD . NN NN )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # too many
     ("(S (NP )NP DT NN VBD . )S", "(TOP (S (DT a) (NN b) (VBD c) (. d)))"),  # an empty constituent
     ("", "(TOP (XX a) (XX b) (XX c) (XX d))"),
     ("(S (NP", "(TOP (S (NP (XX a) (XX b) (XX c) (XX d))))"),
 ])  # fmt: skip
-def test_ill_formed_outputs_are_mended(symbols, mended):
-    tree, right = from_linear(symbols, "a b c d".split())
-    assert bracketed(tree) == mended and not right
+def test_malformed_outputs_are_repaired(symbols, repaired):
+    tree, well_formed = from_linear(symbols, "a b c d".split())
+    assert bracketed(tree) == repaired and not well_formed
 
 
-def test_any_output_gives_a_tree_over_the_words():
+def test_any_output_becomes_a_tree_over_the_words():
     rng = random.Random(1)
     symbols = ["(S", "(NP", ")S", ")NP", "NN", ".", "<unk>", "(", ")"]
     for _ in range(500):
         text = " ".join(rng.choice(symbols) for _ in range(rng.randrange(15)))
-        given = [f"w{i}" for i in range(rng.randint(1, 6))]
-        tree, right = from_linear(text, given)
-        assert words(tree) == given
-        assert right == (linear(tree) == text)
+        sentence = [f"w{i}" for i in range(rng.randint(1, 6))]
+        tree, well_formed = from_linear(text, sentence)
+        assert words(tree) == sentence
+        assert well_formed == (linear(tree) == text)
 
 
-def test_a_corpus_of_several_files(tmp_path):
+def test_corpus_of_several_files(tmp_path):
     (tmp_path / "wsj").mkdir()
     (tmp_path / "wsj" / "b.mrg").write_text("\n\n" + TEXT + "\n")
     (tmp_path / "wsj" / "a.mrg").write_text(TEXT.replace("dog", "cat") + "\n" + TEXT + "\n")
@@ -116,24 +116,24 @@ def test_missing_and_empty_corpora_are_refused(tmp_path):
     with pytest.raises(UserError, match="config.data.train = 'no.mrg': there is no file"):
         open_trees("no.mrg", root=str(tmp_path), key="config.data.train")
     (tmp_path / "f.mrg").write_text(TEXT)
-    with pytest.raises(UserError, match="e.mrg holds no tree"):
+    with pytest.raises(UserError, match="e.mrg contains no tree"):
         list(open_trees("f.mrg,e.mrg", root=str(tmp_path), key="k").pairs())
 
 
-def test_degenerate_outputs_of_any_depth_are_mended():
-    """A search that repeats itself until its cap."""
-    given = ["a", "(b)"]
+def test_repetitive_outputs_of_any_depth_are_repaired():
+    """Outputs of a search that repeats one symbol until the cap."""
+    sentence = ["a", "(b)"]
     for text in ("(NP " * 900, "(NP " * 900 + "NN NN " + ")NP " * 900):
-        tree, right = from_linear(text, given)
-        assert words(tree) == given and not right
+        tree, well_formed = from_linear(text, sentence)
+        assert words(tree) == sentence and not well_formed
         (again,) = read(bracketed(tree))
         assert words(again) == ["a", "-LRB-b-RRB-"]
-    with pytest.raises(UserError, match="line 1: more than 200"):
+    with pytest.raises(UserError, match="line 1: nested more than 200 deep"):
         read("(NP " * 300 + "(NN a)" + ")" * 300)
 
 
 @pytest.mark.real_data
-def test_a_real_treebank_is_the_same_after_reading_and_writing():
+def test_real_treebank_round_trips():
     folder = Path(os.environ.get("T2T_FLAX_DATA", "")) / "craft_treebank"
     if not os.environ.get("T2T_FLAX_DATA") or not folder.exists():
         pytest.skip("T2T_FLAX_DATA has no craft_treebank")

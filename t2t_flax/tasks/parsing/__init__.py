@@ -1,1 +1,1 @@
-"""Constituency parsing: words in, a linearized tree out, scored by labelled F1."""
+"""Constituency parsing: words to linearized trees, scored by labelled F1."""

@@ -1,4 +1,4 @@
-"""Labelled bracket scores by the rules of EVALB (Sekine and Collins) with COLLINS.prm, over all sentences."""
+"""Labelled bracket scores with EVALB's rules (Sekine and Collins) and COLLINS.prm, over all sentences."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ import numpy as np
 from t2t_flax.tasks.parsing.trees import ROOT, Leaf, Node, leaves
 
 DELETED_TAGS = (",", ":", "``", "''", ".")
-"""Words with these tags are deleted, and so are brackets that hold nothing else."""
+"""Words with these tags are deleted, and so are brackets that contain nothing else."""
 EQUIVALENT = {"PRT": "ADVP"}
 COUNTS = ("matched", "gold", "predicted", "correct_tags", "words", "exact", "skipped_by_evalb")
 METHOD = (
-    "EVALB's rules with COLLINS.prm: labelled brackets over words, TOP and parts of speech left out, punctuation (by the "
-    "reference's tags) deleted, ADVP and PRT the same; precision, recall and F1 over the whole set. EVALB itself leaves out "
-    "of all sums the sentences whose punctuation the answer tags as something else, or the reverse; here none is left out, "
-    "and evalb_f1 is F1 without them."
+    "EVALB's rules with COLLINS.prm: labelled brackets over words, without TOP and part-of-speech tags, punctuation (by the "
+    "reference's tags) deleted, ADVP and PRT equal; precision, recall and F1 over the whole set. EVALB itself skips sentences "
+    "in which prediction and reference disagree on which words are punctuation; here they are included, and evalb_f1 is F1 "
+    "without them."
 )
 EXACT_MATCH = "all brackets match; tags and punctuation are not compared"
 
 
 def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
-    """int64 [7], the `COUNTS` of one sentence, from two trees over the same words.
+    """int64 [7]: the `COUNTS` of one sentence, from two trees over the same words.
 
-    skipped_by_evalb: 1 where EVALB would skip the sentence, because the tags of the two trees delete
-    different words. Raises ValueError where the words differ.
+    skipped_by_evalb: 1 if EVALB would skip the sentence, because the tags of the two trees delete
+    different words. Raises ValueError if the words differ.
     """
     predicted, gold = leaves(prediction), leaves(reference)
     if [leaf.word for leaf in predicted] != [leaf.word for leaf in gold]:

@@ -1,4 +1,4 @@
-"""Bracket files as a corpus: the words of a sentence are the source, its linearized tree is the target."""
+"""Bracket files as a corpus: sources are the words of sentences, targets their linearized trees."""
 
 import glob
 import hashlib
@@ -12,7 +12,9 @@ from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.parsing.trees import Node, leaves, linear, read_trees
 
-FORMS = "bracket files with one tree a line or as .mrg, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"
+FORMS = (
+    "bracket files with one tree per line or in .mrg format, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"
+)
 
 
 class TreeSource(Source):
@@ -41,7 +43,7 @@ class TreeSource(Source):
             for line, tree in read_trees(lines(path), str(path)):
                 yield path, line, tree
             if not line:
-                raise UserError(f"{path} holds no tree.")
+                raise UserError(f"{path} contains no tree.")
 
 
 def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
@@ -51,8 +53,8 @@ def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
         path = epath.Path(root or ".") / epath.Path(name).expanduser()
         matches = [path] if path.exists() else [epath.Path(m) for m in sorted(glob.glob(os.fspath(path)))]
         if not matches or any(match.is_dir() for match in matches):
-            what = f"there is no file {path}" if not matches else f"{path} is a folder"
-            raise UserError(f"{key} = {spec!r}: {what}. Expected {FORMS}.")
+            problem = f"there is no file {path}" if not matches else f"{path} is a folder"
+            raise UserError(f"{key} = {spec!r}: {problem}. Expected {FORMS}.")
         for match in matches:
             check_rereadable(match, f"{key} = {spec!r}")
         paths += matches

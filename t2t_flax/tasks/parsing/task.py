@@ -1,4 +1,4 @@
-"""English constituency parsing (6.3): words in, their linearized tree out, labelled F1."""
+"""English constituency parsing (6.3): words to linearized trees, scored by labelled F1."""
 
 import functools
 from typing import Any
@@ -86,7 +86,7 @@ def tagging_accuracy(predictions: Predictions, config: Config) -> dict[str, Any]
 
 
 def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
-    """The share of raw outputs that are a tree with one tag per word, as they are."""
+    """The share of raw outputs that are valid trees with one tag per word, without repair."""
     pairs = zip(predictions.outputs, predictions.sources, strict=True)
     count = sum(from_linear(output, source.split())[1] for output, source in pairs)
     return _percent(count, len(predictions.outputs))
@@ -114,13 +114,13 @@ class Parsing(Task):
         data = self.config.data
         if data.joint_vocabulary or data.tokenizer == "subword_nmt" or data.tokenizer_model:
             raise UserError(
-                "config.data.task = parsing has words on one side and symbols of trees on the other: set "
+                "config.data.task = parsing has different vocabularies for words and tree symbols: set "
                 "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
             )
         if data.on_too_long == "truncate":
             raise UserError(
-                "config.data.on_too_long = 'truncate' would leave trees that do not match their sentences: use drop with "
-                "config.data.task = parsing."
+                "config.data.on_too_long = 'truncate' would produce trees that do not match their sentences: use 'drop' "
+                "with config.data.task = parsing."
             )
 
     def open_source(self, spec, *, seed, key):
@@ -137,10 +137,10 @@ class Parsing(Task):
     def preprocess_target(self, source, text):
         trees = [tree for _, tree in read_trees([text], "the target")]
         if len(trees) != 1:
-            raise UserError(f"the target holds {len(trees)} trees, expected one: (TOP (S ...)).")
+            raise UserError(f"the target contains {len(trees)} trees, expected one: (TOP (S ...)).")
         if [leaf.word for leaf in leaves(trees[0])] != self.preprocess_source(source).split():
             words = " ".join(leaf.word for leaf in leaves(trees[0]))
-            raise UserError(f"the target is a tree over other words than the source: {words}")
+            raise UserError(f"the target is a tree over other words than the source: {words}.")
         return linear(trees[0])
 
     def postprocess(self, source, output):
