@@ -254,7 +254,9 @@ class Checkpoints:
             except DamagedCheckpoint as damage:
                 damaged[step] = str(damage)
                 if self.group.is_lead:
-                    log.warning("checkpoint %d in %s is damaged (%s); using the previous one", step, self._folder, damage)
+                    log.warning(
+                        "checkpoint %d in %s is damaged (%s); using the previous one", step, self._folder, damage
+                    )
                 continue
             if damaged:
                 self._set_aside(damaged)
