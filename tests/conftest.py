@@ -16,13 +16,13 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# The models are tiny: compiling them is what takes the time. Without its newer emitters, where it can still do without
-# them, XLA compiles faster.
+# The models are tiny, so compilation takes most of the time. Without its newer emitters, where they can be disabled,
+# XLA compiles faster.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-# Many tests build the same small program: the workers share a cache of programs, so that each is compiled once. It is
-# deleted at the end, unless JAX_COMPILATION_CACHE_DIR names one to keep for the next run.
+# Many tests compile the same small programs, so the workers share a compilation cache. It is
+# deleted at the end, unless JAX_COMPILATION_CACHE_DIR names one to keep.
 _OWN_CACHE = not os.environ.get("JAX_COMPILATION_CACHE_DIR")
 if _OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")

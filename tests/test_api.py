@@ -29,8 +29,8 @@ def test_train_returns_the_records_it_wrote(result):
 
 
 def test_complete_run_is_returned_unchanged(result):
-    again = t2t_flax.train("aiayn_base", result.workdir, KEYS)
-    assert again == result
+    repeated = t2t_flax.train("aiayn_base", result.workdir, KEYS)
+    assert repeated == result
 
 
 def test_evaluate_scores_other_splits_and_averages(result):

@@ -99,16 +99,16 @@ def shortened(command: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder like the checkout, with the text files that the page assumes."""
-    here = tmp_path_factory.mktemp("checkout")
+    checkout = tmp_path_factory.mktemp("checkout")
     for name in ("configs", "launch", "benchmarks", "docs"):
-        (here / name).symlink_to(ROOT / name)
+        (checkout / name).symlink_to(ROOT / name)
     splits = {split: list(toy.pairs(split, count)) for split, count in (("train", 300), ("valid", 12), ("test", 12))}
     sides = [("en", 0), ("de", 1)]
     for split, pairs in splits.items():
         for language, side in sides:
-            (here / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    (here / "lines.txt").write_text("It is late.\n\nThe house is red.\n")
-    multi30k, trees = here / "DATA" / "multi30k", here / "DATA" / "craft_treebank"
+            (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    (checkout / "lines.txt").write_text("It is late.\n\nThe house is red.\n")
+    multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"
     for path in (multi30k / "tok", multi30k / "raw", multi30k / "wu2021", trees):
         path.mkdir(parents=True)
     for name, split in (("train", "train"), ("val", "valid"), ("test2016", "test")):
@@ -128,7 +128,7 @@ def folder(tmp_path_factory):
     )
     for name, text in (("train", bank), ("dev", "\n".join(bank.splitlines()[:9]) + "\n")):
         (trees / f"{name}.trees.gz").write_bytes(gzip.compress(text.encode()))
-    return here
+    return checkout
 
 
 def run(folder: Path, command: str) -> str:

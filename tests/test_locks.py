@@ -91,9 +91,9 @@ def test_lease_of_a_dead_host_expires(tmp_path, quick):
     path = tmp_path / "lock"
     elsewhere(path)
     start = time.monotonic()
-    mine = lease(path)
-    assert mine.mine and time.monotonic() - start > locks.EXPIRY
-    mine.release()
+    new_lease = lease(path)
+    assert new_lease.mine and time.monotonic() - start > locks.EXPIRY
+    new_lease.release()
 
 
 def test_lease_of_a_dead_local_process_is_free_at_once(tmp_path, monkeypatch):

@@ -231,9 +231,9 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(folder)
         _check_vocab_size(pair, config)
     elif data.tokenizer_model:
-        given = epath.Path(data.root or ".") / data.tokenizer_model
-        gone = TokenizerPair.is_complete(own) and not given.exists()
-        pair = TokenizerPair.load(own if gone else given)
+        given_file = epath.Path(data.root or ".") / data.tokenizer_model
+        given_is_missing = TokenizerPair.is_complete(own) and not given_file.exists()
+        pair = TokenizerPair.load(own if given_is_missing else given_file)
         _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, own, cache, source)

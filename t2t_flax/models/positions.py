@@ -111,7 +111,7 @@ class PositionVectors(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """int32 [..., T] and [..., S] -> what the scheme adds to the scores, float32 [..., N, T, S], or None."""
+    """int32 [..., T] and [..., S] -> the scheme's bias on the scores, float32 [..., N, T, S], or None."""
 
     config: Model
 

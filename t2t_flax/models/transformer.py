@@ -86,7 +86,7 @@ class Transformer(nn.Module):
 
     @property
     def final_norm(self) -> bool:
-        """Whether each stack ends in a norm: with pre-norm nothing else normalises what the softmax sees."""
+        """Whether each stack ends in a norm: with pre-norm nothing else normalizes the input of the softmax."""
         return self.config.final_norm == "both" or (
             self.config.final_norm == "auto" and self.config.norm_placement == "pre"
         )

@@ -53,6 +53,6 @@ def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> 
     linked = folder.parent != workdir and not is_remote(folder)
     target = folder.parent / (f"{folder.name}.damaged" if linked else "damaged")
     for step in steps:
-        taken = set(list_names(target))
-        number = next(n for n in range(len(taken) + 1) if f"{step}-{n}" not in taken)
+        existing = set(list_names(target))
+        number = next(n for n in range(len(existing) + 1) if f"{step}-{n}" not in existing)
         move_folder(folder / str(step), target / f"{step}-{number}")

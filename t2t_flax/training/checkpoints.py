@@ -68,7 +68,7 @@ class Checkpoints:
     def _list(self) -> list[int]:
         """The steps that process 0 lists, on all processes."""
         listed = finished_steps(self._folder) if self.group.is_lead else []
-        steps = json.loads(self.group.broadcast("the checkpoints that there are", json.dumps(listed)))
+        steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
         unseen = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
         for index, answer in enumerate(
             self.group.all_gather("all see the checkpoints", str(unseen[-1]) if unseen else "")
@@ -254,7 +254,9 @@ class Checkpoints:
             except DamagedCheckpoint as damage:
                 damaged[step] = str(damage)
                 if self.group.is_lead:
-                    log.warning("checkpoint %d in %s is damaged (%s); using the one before", step, self._folder, damage)
+                    log.warning(
+                        "checkpoint %d in %s is damaged (%s); using the previous one", step, self._folder, damage
+                    )
                 continue
             if damaged:
                 self._set_aside(damaged)

@@ -1,7 +1,7 @@
 """The training loop: one function that reads from top to bottom.
 
 It trains a list of runs, of which one is the ordinary case. Several differ in scalars alone and share every update (see
-`vectorized`); what a run has to itself, its evaluations, checkpoints, logs and end, is in `run_tracker`.
+`vectorized`); evaluations, checkpoints, logs and the end of each run are in `run_tracker`.
 """
 
 import contextlib

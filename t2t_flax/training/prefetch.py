@@ -15,7 +15,7 @@ _QUEUED = 2
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh, and what the log of its update needs.
+    """A batch on the mesh, and its figures for the log.
 
     real, padded: token counts for FLOPs.
     """
@@ -52,7 +52,7 @@ class Prefetcher:
                 self._thread.join(0.05)
 
     def next(self) -> DeviceBatch:
-        """The next batch. Raises what the thread raised."""
+        """The next batch. Raises any error of the thread."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item
@@ -77,7 +77,7 @@ class Prefetcher:
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> DeviceBatch:
-    """The batch on the mesh; this process makes only the rows of its own devices."""
+    """The batch on the mesh; this process builds only the rows of its own devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
     s, t = (np.asarray(x[batch.pairs], np.float64) for x in lengths)

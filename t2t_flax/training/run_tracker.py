@@ -120,7 +120,7 @@ class RunTracker:
         return self.end_after(self.progress.step, "")
 
     def end_after(self, step: int, signal: str) -> str:
-        """Why the run ends after `step`: "patience", `signal` or "steps"; empty where it goes on."""
+        """Why the run ends after `step`: "patience", `signal` or "steps"; empty if it continues."""
         patience = self.run.config.eval.patience
         if patience and self.progress.evaluations_without_better >= patience:
             return "patience"
@@ -152,7 +152,7 @@ class RunTracker:
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
     def save(self, step: int, state: TrainState, due: Due, end: str, supervisor: RunSupervisor) -> None:
-        """Starts a checkpoint. This may wait for the one before, up to Orbax's timeout of an hour, and compiles at first."""
+        """Starts a checkpoint. May wait for the previous one, up to Orbax's timeout of an hour; compiles the first time."""
         self.logger.send()
         with self.clock.measure("save"), supervisor.suspend_hang_timeout():
             self.progress.step, self.progress.seconds = step, self.clock.seconds

@@ -21,7 +21,7 @@ def scalars(config: Config) -> dict[str, Any]:
 
 
 def with_scalars(config: Config, values: dict[str, Any]) -> Config:
-    """The config with `values`, which may be traced, in place of its own."""
+    """The config with its scalars replaced by `values`, which may be traced."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         group, item = key.split(".")

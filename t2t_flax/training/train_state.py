@@ -90,7 +90,7 @@ def init_state(
 
 
 def parameter_shardings(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
-    """The sharding of each parameter or, `optimizer` True, of what the optimizer keeps for it (divided further by
+    """The sharding of each parameter or, if `optimizer`, of its optimizer state (sharded further by
     ZeRO-1).
     """
     boxed = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key

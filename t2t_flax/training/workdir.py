@@ -174,9 +174,9 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     if stored is None:
         return None
     try:
-        done = json.loads(text)
-        reason, step, summary = (done[key] for key in ("reason", "step", "summary"))
-        records = done.get("records") or ({"test": done["record"]} if done["record"] else {})
+        marker = json.loads(text)
+        reason, step, summary = (marker[key] for key in ("reason", "step", "summary"))
+        records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
         return None

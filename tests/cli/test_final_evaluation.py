@@ -35,7 +35,7 @@ def config_of(workdir, test=SETS, **checkpoint):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory, cache):
+def early_stopped_run(tmp_path_factory, cache):
     """A run that early stopping ended at update 4, with its best checkpoint at 2."""
     workdir, scores = tmp_path_factory.mktemp("ended"), iter([3.0, 2.0])
     outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: {"valid_bleu": next(scores)})
@@ -44,12 +44,12 @@ def ended(tmp_path_factory, cache):
 
 
 @pytest.fixture
-def copy(ended, tmp_path, monkeypatch):
+def copy(early_stopped_run, tmp_path, monkeypatch):
     without_search(monkeypatch)
-    return epath.Path(shutil.copytree(ended, tmp_path / "copy"))
+    return epath.Path(shutil.copytree(early_stopped_run, tmp_path / "copy"))
 
 
-def finish(config, workdir, reason="patience"):
+def finish_run(config, workdir, reason="patience"):
     """complete.json and the records it lists."""
     adopt_config(workdir, config)
     with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
@@ -59,7 +59,7 @@ def finish(config, workdir, reason="patience"):
 
 
 def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
-    marker, records = finish(config_of(copy), copy)
+    marker, records = finish_run(config_of(copy), copy)
     assert marker["records"] == {"short": "short-2-best.json", "long.er": "long.er-2-best.json"}
     assert marker["record"] == "short-2-best.json"
     for name, sentences in (("short", 3), ("long.er", 5)):
@@ -80,21 +80,21 @@ def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
     ],
 )
 def test_requested_average_takes_precedence(copy, reason, average_last, record, why):
-    marker, records = finish(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
+    marker, records = finish_run(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
     assert marker["record"] == record and marker["records"] == {"test": record}
     assert records["test"]["checkpoint"]["why"] == why
 
 
 def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
     monkeypatch.setattr(Checkpoints, "metric", lambda self, step: None)
-    _, records = finish(config_of(copy, test="toy:test:2"), copy)
+    _, records = finish_run(config_of(copy, test="toy:test:2"), copy)
     checkpoint = records["test"]["checkpoint"]
     assert (checkpoint["averaged"], checkpoint["why"]) == ([4], "the newest checkpoint") and "best" not in checkpoint
 
 
 def test_complete_run_lists_the_record_of_each_set(copy):
     config = config_of(copy)
-    finish(config, copy)
+    finish_run(config, copy)
     output = completed(copy, config)
     assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in output
     marker = json.loads((copy / "complete.json").read_text())

@@ -21,7 +21,7 @@ def test_every_command_has_help(command, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_missing_packages_are_named_with_the_install_command(command):
+def test_missing_packages_are_reported_with_install_command(command):
     start = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
     )

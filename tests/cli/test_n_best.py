@@ -17,9 +17,9 @@ def overrides(monkeypatch, *argv: str) -> dict[str, str]:
         raise Loaded(flags)
 
     monkeypatch.setattr(arguments, "load_run", load_run)
-    with pytest.raises(Loaded) as loaded:
+    with pytest.raises(Loaded) as caught:
         translate.run(["--workdir=w", *argv])
-    return loaded.value.args[0]
+    return caught.value.args[0]
 
 
 def test_flag_overrides_the_runs_own_n_best(monkeypatch):

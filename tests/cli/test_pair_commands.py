@@ -33,7 +33,7 @@ def files(tmp_path):
     return write
 
 
-def refused(capsys, *arguments) -> str:
+def error_of(capsys, *arguments) -> str:
     """The error message of a command that exits with 2."""
     assert main([str(a) for a in arguments]) == 2
     return capsys.readouterr().err
@@ -57,18 +57,18 @@ def test_score_writes_a_line_for_each_pair(workdir, files, tmp_path, capsys):
 def test_score_refuses_wrong_input(workdir, files, tmp_path, capsys):
     source, target = files("b.en", ["One.", "Two."]), files("b.de", ["Eins.", ""])
     score = ["score", f"--workdir={workdir}", DEVICES]
-    assert "no file" in refused(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
+    assert "no file" in error_of(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
     three = files("c.de", ["Eins.", "Zwei.", "Drei."])
-    error = refused(capsys, *score, f"--source={source}", f"--target={three}")
+    error = error_of(capsys, *score, f"--source={source}", f"--target={three}")
     assert "b.en has 2 lines" in error and "c.de has 3" in error and "line i" in error
-    error = refused(capsys, *score, f"--source={source}", f"--target={target}")
+    error = error_of(capsys, *score, f"--source={source}", f"--target={target}")
     assert "b.de line 2: the target is empty" in error
     long = files("d.de", ["Eins.", "Wort " * 2000])
-    error = refused(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
+    error = error_of(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
     assert "d.de line 2: the target has" in error and "decode.max_source_length" in error
     assert not (tmp_path / "no").exists()
-    assert "--source" in refused(capsys, *score)
-    error = refused(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
+    assert "--source" in error_of(capsys, *score)
+    error = error_of(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
     assert "holds no run" in error
 
 
@@ -86,13 +86,13 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
         ends.append(end)
     assert main([*command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[1]}"]) == 0
     assert capsys.readouterr().out == expected
-    assert "are the same pipe" in refused(
+    assert "are the same pipe" in error_of(
         capsys, *command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[0]}"
     )
-    assert "are the same pipe" in refused(capsys, *command, "--source=-", "--target=-")
-    assert "is a folder" in refused(capsys, *command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}")
+    assert "are the same pipe" in error_of(capsys, *command, "--source=-", "--target=-")
+    assert "is a folder" in error_of(capsys, *command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}")
     one = ["evaluate", f"--workdir={workdir}", f"--config.data.test=/dev/fd/{ends[0]},/dev/fd/{ends[1]}"]
-    assert "a corpus is read more than once: save it to a file" in refused(capsys, *one)
+    assert "a corpus is read more than once: save it to a file" in error_of(capsys, *one)
     for end in ends:
         os.close(end)
 
@@ -112,11 +112,11 @@ def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
 
 def test_attend_refuses_wrong_arguments(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'a.npz'}"]
-    assert "--source= is empty" in refused(capsys, *attend, "--source= ")
-    assert "--target= is empty" in refused(capsys, *attend, "--source=A word.", "--target=")
-    assert "the source has" in refused(capsys, *attend, "--source=" + "word " * 2000)
-    assert "the target has" in refused(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
-    assert "no checkpoint of step 9" in refused(capsys, *attend, "--source=A word.", "--target=Ein Wort.", "--step=9")
+    assert "--source= is empty" in error_of(capsys, *attend, "--source= ")
+    assert "--target= is empty" in error_of(capsys, *attend, "--source=A word.", "--target=")
+    assert "the source has" in error_of(capsys, *attend, "--source=" + "word " * 2000)
+    assert "the target has" in error_of(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
+    assert "no checkpoint of step 9" in error_of(capsys, *attend, "--source=A word.", "--target=Ein Wort.", "--step=9")
     assert not list(tmp_path.iterdir())
 
 
@@ -126,25 +126,25 @@ def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, c
     assert "mean of" in capsys.readouterr().out
     source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
     assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
-    error = refused(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
+    error = error_of(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
     assert "already exists" in error
 
 
 def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
-    assert "say which checkpoints" in refused(capsys, *average)
-    assert "say which checkpoints" in refused(capsys, *average, "--average=1", "--step=1", "--step=2")
-    assert "choose different checkpoints" in refused(capsys, *average, "--best", "--average=1")
-    assert "--average: must be at least 0" in refused(capsys, *average, "--average=-1")
-    assert "no checkpoint of step 5" in refused(capsys, *average, "--step=1", "--step=5")
-    assert "3 checkpoints" in refused(capsys, *average, "--average=3")
+    assert "say which checkpoints" in error_of(capsys, *average)
+    assert "say which checkpoints" in error_of(capsys, *average, "--average=1", "--step=1", "--step=2")
+    assert "choose different checkpoints" in error_of(capsys, *average, "--best", "--average=1")
+    assert "--average: must be at least 0" in error_of(capsys, *average, "--average=-1")
+    assert "no checkpoint of step 5" in error_of(capsys, *average, "--step=1", "--step=5")
+    assert "3 checkpoints" in error_of(capsys, *average, "--average=3")
     assert not list(tmp_path.iterdir())
 
 
 def test_average_refuses_duplicates(workdir, tmp_path, capsys):
     command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
-    assert "--step names 2 twice" in refused(capsys, *command, "--step=2", "--step=1", "--step=2")
-    assert f"--workdir names {workdir} twice" in refused(capsys, *command, f"--workdir={workdir}", "--average=1")
+    assert "--step names 2 twice" in error_of(capsys, *command, "--step=2", "--step=1", "--step=2")
+    assert f"--workdir names {workdir} twice" in error_of(capsys, *command, f"--workdir={workdir}", "--average=1")
 
 
 def test_older_flags_of_average_still_work(workdir, tmp_path, capsys):
@@ -153,10 +153,10 @@ def test_older_flags_of_average_still_work(workdir, tmp_path, capsys):
         output = capsys.readouterr().out
         assert all(f"{workdir} step {step}" in output for step in (1, 2)), flags
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
-    assert "expected step numbers" in refused(capsys, *average, "--steps=one")
-    assert "--last: must be at least 1" in refused(capsys, *average, "--last=-1")
+    assert "expected step numbers" in error_of(capsys, *average, "--steps=one")
+    assert "--last: must be at least 1" in error_of(capsys, *average, "--last=-1")
 
 
 def test_attend_checks_the_picture_format_first(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
-    assert "a picture is a .png, .pdf or .svg file" in refused(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")
+    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")

@@ -41,7 +41,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-def refused(make):
+def config_or_none(make):
     """The config that `make` returns, or None if it raises a UserError with a printable message."""
     try:
         return make()
@@ -50,7 +50,7 @@ def refused(make):
         return None
 
 
-def holds(config: Config) -> None:
+def check_invariants(config: Config) -> None:
     """The config survives a JSON round trip, and every number fits float32 or int32."""
     assert from_json(to_json(config)) == config
     for name in fields():
@@ -63,8 +63,8 @@ def holds(config: Config) -> None:
 
 @given(st.dictionaries(KEYS, TEXTS, max_size=3))
 def test_random_text_for_every_key(keys):
-    if config := refused(lambda: resolve(override(default_config(), keys))):
-        holds(config)
+    if config := config_or_none(lambda: resolve(override(default_config(), keys))):
+        check_invariants(config)
 
 
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=2), VALUES)
@@ -72,11 +72,11 @@ def test_random_values_set_by_a_config_file(keys, group):
     values = default_config().to_dict()
     for name, value in keys.items():
         values[name.split(".")[0]][name.split(".")[1]] = value
-    if config := refused(lambda: resolve(values)):
-        holds(config)
-    refused(lambda: resolve(group))
-    refused(lambda: resolve({"model": group}))
-    refused(lambda: resolve({"model": {}, 3: group}))
+    if config := config_or_none(lambda: resolve(values)):
+        check_invariants(config)
+    config_or_none(lambda: resolve(group))
+    config_or_none(lambda: resolve({"model": group}))
+    config_or_none(lambda: resolve({"model": {}, 3: group}))
 
 
 JSON = st.recursive(
@@ -89,12 +89,12 @@ JSON = st.recursive(
 @given(KEYS, JSON, st.integers(0, 6000))
 def test_random_stored_configs(name, value, cut):
     values = json.loads(to_json(Config()))
-    refused(lambda: from_json(json.dumps(values)[:cut]))
+    config_or_none(lambda: from_json(json.dumps(values)[:cut]))
     values[name.split(".")[0]][name.split(".")[1]] = value
-    if config := refused(lambda: from_json(json.dumps(values))):
-        holds(config)
-    refused(lambda: from_json(json.dumps(values | {"schema_version": value})))
-    refused(lambda: from_json(json.dumps(value)))
+    if config := config_or_none(lambda: from_json(json.dumps(values))):
+        check_invariants(config)
+    config_or_none(lambda: from_json(json.dumps(values | {"schema_version": value})))
+    config_or_none(lambda: from_json(json.dumps(value)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_impossible_evaluation_settings_are_refused_before_training(keys, messag
     path.write_text("from t2t_flax.config import default_config as get_config\n")
     with pytest.raises(UserError, match=re.escape(message)):
         load_config(str(path), keys)
-    stored = resolve(override(default_config(), keys))  # a run that is there can still be read
+    stored = resolve(override(default_config(), keys))  # an existing run can still be read
     assert from_json(to_json(stored)) == stored
     with pytest.raises(UserError):
         check_trainable(stored)
@@ -207,4 +207,4 @@ def test_flags_have_ranges(argv, message):
 def test_random_command_lines_are_parsed_or_refused(argv):
     if any(arg in ("-h", "--help") for arg in argv):
         return
-    refused(lambda: parsed(*argv))
+    config_or_none(lambda: parsed(*argv))

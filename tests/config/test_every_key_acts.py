@@ -103,7 +103,7 @@ PREPARED = {
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
 }
 
-# Keys that tests in other files show to act.
+# Keys covered by tests in other files.
 ELSEWHERE = {
     "tasks/test_parsing.py": "data.task",
     "distributed/test_mesh.py": "mesh.rules",

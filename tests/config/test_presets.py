@@ -89,7 +89,7 @@ def test_every_preset_resolves_and_has_a_source(name):
     assert find(name).source
 
 
-# What each row of the paper's Table 3 changes, with its perplexity and BLEU on newstest2013.
+# Changes of each row of the paper's Table 3, with its perplexity and BLEU on newstest2013.
 TABLE_3 = {
     "a_h1": ({"num_heads": 1}, 5.29, 24.9), "a_h4": ({"num_heads": 4}, 5.00, 25.5),
     "a_h16": ({"num_heads": 16}, 4.91, 25.8), "a_h32": ({"num_heads": 32}, 5.01, 25.4),
@@ -112,7 +112,7 @@ def test_table_3_rows_change_only_their_own_keys(row):
     base, changed = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", row))
     differ = {key.split(".")[1]: new for key, (_, new) in config_lib.differences(base, changed).items()}
     assert {key: value for key, value in differ.items() if key in changes} == changes
-    assert set(differ) - set(changes) <= {"d_k", "d_v"}  # said outright where the width of a head changes
+    assert set(differ) - set(changes) <= {"d_k", "d_v"}  # stated explicitly because the head width changes
     assert changed.model.head_widths == (changes.get("d_k", WIDTHS.get(row, 64)), WIDTHS.get(row, 64))
     assert f"perplexity {perplexity:.2f}, {bleu}" in find(f"table3_{row}").published
 

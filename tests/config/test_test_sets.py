@@ -14,7 +14,7 @@ from t2t_flax.errors import UserError
         ("t16=a.en,a.de; t17=b.tsv ;", {"t16": "a.en,a.de", "t17": "b.tsv"}),
         ("wmt.2014-full_x=tfds:wmt14_translate/de-en:test", {"wmt.2014-full_x": "tfds:wmt14_translate/de-en:test"}),
         ("a=x;b=y=z,y=w", {"a": "x", "b": "y=z,y=w"}),
-        # One source whose paths hold these characters.
+        # A single source whose paths contain these characters.
         ("data/lang=en/a,data/lang=de/a", {"test": "data/lang=en/a,data/lang=de/a"}),
         ("./lang=en/a,lang=de/a", {"test": "./lang=en/a,lang=de/a"}),
         ("gs://b/l=en/a,gs://b/l=de/a", {"test": "gs://b/l=en/a,gs://b/l=de/a"}),

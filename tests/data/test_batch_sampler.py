@@ -48,9 +48,9 @@ def test_batches_nearly_fill_batch_tokens(sampler_case):
 def test_batches_do_not_depend_on_access_order(sampler_case):
     sampler, source, target = sampler_case
     in_order = [pairs_of(sampler, k) for k in range(60)]
-    again = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=3)
+    rebuilt = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=3)
     for k in (59, 3, 40, 3, 0, 17):
-        np.testing.assert_array_equal(pairs_of(again, k), in_order[k])
+        np.testing.assert_array_equal(pairs_of(rebuilt, k), in_order[k])
 
 
 def test_epochs_and_seeds_differ(sampler_case):

@@ -32,10 +32,10 @@ def pairs_in(arrays) -> list:
         for segment in range(1, flat["source_segments"][r].max(initial=0) + 1):
             sides = []
             for side in ("source", "target"):
-                place = np.flatnonzero(flat[f"{side}_segments"][r] == segment)
-                assert np.array_equal(place, np.arange(place[0], place[-1] + 1))
-                np.testing.assert_array_equal(flat[f"{side}_positions"][r, place], np.arange(len(place)))
-                sides.append(flat[side][r, place].tolist())
+                columns = np.flatnonzero(flat[f"{side}_segments"][r] == segment)
+                assert np.array_equal(columns, np.arange(columns[0], columns[-1] + 1))
+                np.testing.assert_array_equal(flat[f"{side}_positions"][r, columns], np.arange(len(columns)))
+                sides.append(flat[side][r, columns].tolist())
             pairs_of_rows.append(tuple(sides))
     for side in ("source", "target"):
         assert not flat[side][flat[f"{side}_segments"] == 0].any()

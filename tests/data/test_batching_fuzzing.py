@@ -32,13 +32,13 @@ def log_normal(rng, count, longest):
     return source, source * rng.normal(1, 0.15, count)
 
 
-def two_humps(rng, count, longest):
+def bimodal(rng, count, longest):
     middle = np.where(rng.random(count) < 0.5, 0.04, 0.8) * longest
     source = middle * rng.normal(1, 0.1, count)
     return source, source * rng.normal(1, 0.1, count)
 
 
-def all_equal(rng, count, longest):
+def equal_lengths(rng, count, longest):
     length = rng.integers(2, longest + 1)
     return np.full(count, length), np.full(count, length)
 
@@ -54,12 +54,12 @@ def long_sources(rng, count, longest):
     return source, source / 8
 
 
-def around_half_a_row(rng, count, longest):
+def half_row_lengths(rng, count, longest):
     """Most pairs fill a row, and an update, about half or just over half."""
     return [longest * rng.choice([0.3, 0.49, 0.51, 1.0], count, p=[0.3, 0.3, 0.3, 0.1]) for _ in range(2)]
 
 
-CORPORA = [log_normal, two_humps, all_equal, one_very_long, long_sources, around_half_a_row]
+CORPORA = [log_normal, bimodal, equal_lengths, one_very_long, long_sources, half_row_lengths]
 
 
 def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
@@ -67,7 +67,7 @@ def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
     return Lengths(*(np.clip(np.round(side), 2, longest) for side in sides))
 
 
-def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
+def check_updates(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
     """Builds every update of these epochs and checks its invariants."""
     batches = Batches(store, config, seed=seed)
     allowed = set(batches.shapes)
@@ -82,9 +82,9 @@ def walk(store: Lengths, config: Data, seed: int, epochs: int = 3) -> Batches:
             for lengths in store.lengths:
                 assert np.bincount(batch.row, lengths[batch.pairs]).max() <= shape.length
             if config.batching == "buckets":
-                assert len(set(batch.row.tolist())) == len(batch.row), "one pair in a row"
+                assert len(set(batch.row.tolist())) == len(batch.row), "one pair per row"
             visits[batch.pairs] += 1
-        assert (visits == 1).all(), "each pair exactly once an epoch"
+        assert (visits == 1).all(), "each pair exactly once per epoch"
     return batches
 
 
@@ -118,7 +118,7 @@ def runs(draw):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_is_kept():
+def no_count_cache():
     """These stores have no folder, so update counts cannot be cached."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_cache, "MIN_CACHED_PAIRS", 10**9)
@@ -137,7 +137,7 @@ def small_windows():
 @hypothesis.settings(max_examples=60)
 @given(run=runs())
 def test_three_epochs_of_random_corpora_and_settings(run):
-    walk(*run)
+    check_updates(*run)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ def test_three_epochs_of_random_corpora_and_settings(run):
 def test_later_updates_with_other_lengths_keep_their_bounds(keys):
     """Among hundreds of updates some need more rows than any of the first ones."""
     tokens = 240 * keys.get("batch_groups", 1)
-    walk(corpus(two_humps, 6000, 60), Data(max_length=60, pack_length=60, batch_tokens=tokens, **keys), 0, epochs=2)
+    check_updates(
+        corpus(bimodal, 6000, 60), Data(max_length=60, pack_length=60, batch_tokens=tokens, **keys), 0, epochs=2
+    )
 
 
 @hypothesis.settings(max_examples=15)
@@ -181,7 +183,7 @@ def test_rows_do_not_depend_on_mesh_and_microbatches(run, shards):
 
 @hypothesis.settings(max_examples=15)
 @given(run=runs(), shards=st.integers(1, 8))
-def test_fewer_microbatch_tokens_never_hold_more_at_once(run, shards):
+def test_fewer_microbatch_tokens_never_need_larger_microbatches(run, shards):
     store, config, seed = run
     before = None
     for tokens in (0, 4000, 700, 100, 60, 24, 9, 1):
@@ -226,7 +228,7 @@ def test_three_epochs_of_large_corpora(keys, kind, small_windows):
     for pairs, tokens, seeds in ((1000, 25_000, 5), (29_000, max(4096, 512 * groups), 1), (200_000, 25_000, 1)):
         store = corpus(kind, pairs, 256)
         for seed in range(seeds):
-            walk(store, Data(batch_tokens=tokens, **keys), seed)
+            check_updates(store, Data(batch_tokens=tokens, **keys), seed)
 
 
 @pytest.mark.drill
@@ -234,4 +236,4 @@ def test_three_epochs_of_large_corpora(keys, kind, small_windows):
 @pytest.mark.parametrize("kind", [log_normal, long_sources])
 def test_three_epochs_of_a_million_pairs(keys, kind, small_windows):
     small_windows.undo()
-    walk(corpus(kind, 1_000_000, 256), Data(**keys), seed=0)
+    check_updates(corpus(kind, 1_000_000, 256), Data(**keys), seed=0)

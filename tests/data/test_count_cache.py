@@ -44,10 +44,10 @@ def test_later_start_reuses_the_counts(tmp_path, store, monkeypatch):
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
     del counted_windows[:]
     for (n, seed), before in first.items():
-        again = Batches(store, dataclasses.replace(DATA, **KEYS[n]), seed=seed)
-        assert again.updates_per_epoch == before.updates_per_epoch and again.shapes == before.shapes
+        cached = Batches(store, dataclasses.replace(DATA, **KEYS[n]), seed=seed)
+        assert cached.updates_per_epoch == before.updates_per_epoch and cached.shapes == before.shapes
         for k in (0, 7, before.updates_per_epoch + 3):
-            np.testing.assert_array_equal(again.batch(k).pairs, before.batch(k).pairs)
+            np.testing.assert_array_equal(cached.batch(k).pairs, before.batch(k).pairs)
     assert not counted_windows
 
 

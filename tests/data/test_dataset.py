@@ -31,7 +31,7 @@ def content(folder):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single_process(tmp_path_factory):
     return prepare_corpus(task_of(config_of()), tmp_path_factory.mktemp("alone"))
 
 
@@ -49,15 +49,15 @@ def encoded(monkeypatch):
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, alone, encoded, monkeypatch, hosts):
+def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, single_process, encoded, monkeypatch, hosts):
     trained = []
     monkeypatch.setattr(
         "t2t_flax.tasks.translation.task.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
     )
     for corpus in run_processes(hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)):
-        assert corpus.tokenizers.digest == alone.tokenizers.digest
-        for mine, other in ((corpus.train, alone.train), (corpus.valid, alone.valid)):
-            assert mine.digest == other.digest and content(mine.folder) == content(other.folder)
+        assert corpus.tokenizers.digest == single_process.tokenizers.digest
+        for actual, other in ((corpus.train, single_process.train), (corpus.valid, single_process.valid)):
+            assert actual.digest == other.digest and content(actual.folder) == content(other.folder)
     assert len(trained) == len(encoded) == 1
     assert [len(pairs) for pairs in encoded.values()] == [200 + 20]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "tokenizer"]
@@ -73,9 +73,9 @@ def test_prepared_data_is_reused(tmp_path, encoded):
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
-def test_processes_prepare_a_test_set_once(tmp_path, alone, encoded):
+def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
     config = config_of(test="toy:test:15")
-    work = lambda group: split_store(task_of(config), tmp_path, "test", alone.tokenizers, group)  # noqa: E731
+    work = lambda group: split_store(task_of(config), tmp_path, "test", single_process.tokenizers, group)  # noqa: E731
     assert [store.num_pairs for store in run_processes(3, work)] == [15] * 3 and len(encoded) == 1
 
 
@@ -87,7 +87,7 @@ def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     assert all("aborted" in str(error) for error in failed[1:])
 
 
-def test_unshared_cache_is_an_error(tmp_path, alone, monkeypatch):
+def test_unshared_cache_is_an_error(tmp_path, single_process, monkeypatch):
     real = dataset.find_store
 
     def hidden(folder, digest):
@@ -133,8 +133,8 @@ def test_run_of_an_earlier_version_keeps_its_training_data(tmp_path, monkeypatch
     assert new.train.digest != before.train.digest and new.tokenizers.digest != before.tokenizers.digest
 
 
-def test_seed_does_not_change_the_text(tmp_path, alone):
+def test_seed_does_not_change_the_text(tmp_path, single_process):
     config = small_config(data=DATA, seed=dict(data=5))
-    assert prepare_corpus(task_of(config), tmp_path).train.digest == alone.train.digest
+    assert prepare_corpus(task_of(config), tmp_path).train.digest == single_process.train.digest
     shutil.rmtree(tmp_path / "data")
-    assert prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest == alone.train.digest
+    assert prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest == single_process.train.digest

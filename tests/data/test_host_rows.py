@@ -19,7 +19,7 @@ KINDS = {
 }
 
 
-class Watched:
+class RecordingStore:
     """A store that records which ids are read."""
 
     def __init__(self, store):
@@ -58,9 +58,9 @@ def test_rows_of_all_hosts_form_the_batch(store, kind):
         batch = batches.batch(k)
         share = batch.shape.rows // hosts
         parts = [batch.rows(share * h, share * (h + 1)) for h in range(hosts)]
-        for name, whole in batch.arrays.items():
+        for name, full in batch.arrays.items():
             assert {part[name].shape for part in parts} == {(batch.shape.micro, share, batch.shape.length)}
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), whole)
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), full)
         assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum(), "counts are of the whole"
         assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum()
     assert kind != "accumulation" or batch.shape.micro > 1
@@ -68,48 +68,48 @@ def test_rows_of_all_hosts_form_the_batch(store, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_of_other_rows_are_not_read(store, kind):
-    watched = Watched(store)
-    batch = batches_of(kind, watched).batch(1)
-    assert not watched.read["source"], "finding the rows reads lengths alone"
+    recording = RecordingStore(store)
+    batch = batches_of(kind, recording).batch(1)
+    assert not recording.read["source"], "finding the rows reads lengths alone"
     half = batch.shape.rows // 2
-    mine = batch.rows(0, half)
-    positions_read = {side: set(places) for side, places in watched.read.items()}
+    own_rows = batch.rows(0, half)
+    positions_read = {side: set(places) for side, places in recording.read.items()}
     batch.rows(half, batch.shape.rows)
     for side, segments in (("source", "source_segments"), ("target", "target_segments")):
-        assert len(positions_read[side]) == (mine[segments] > 0).sum() > 0
-        assert len(watched.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
+        assert len(positions_read[side]) == (own_rows[segments] > 0).sum() > 0
+        assert len(recording.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
 
 
 def test_validation_rows_of_hosts(store):
-    watched = Watched(store)
-    ((shape, batches),) = validation_batches(watched, DATA, shards=2, tokens=200)
+    recording = RecordingStore(store)
+    ((shape, batches),) = validation_batches(recording, DATA, shards=2, tokens=200)
     for batch in batches():
-        for part in watched.read.values():
+        for part in recording.read.values():
             part.clear()
-        mine = batch.rows(0, shape.rows // 2)
-        assert len(watched.read["target"]) == (mine["target_segments"] > 0).sum()
-        for name, whole in batch.arrays.items():
-            np.testing.assert_array_equal(mine[name], whole[:, : shape.rows // 2])
+        own_rows = batch.rows(0, shape.rows // 2)
+        assert len(recording.read["target"]) == (own_rows["target_segments"] > 0).sum()
+        for name, full in batch.arrays.items():
+            np.testing.assert_array_equal(own_rows[name], full[:, : shape.rows // 2])
 
 
 @pytest.mark.parametrize("spec", [mesh_lib.MICRO_ROWS, mesh_lib.ROWS])
 def test_global_arrays_read_contiguous_rows_once(spec):
     mesh = devices_mesh(2, 2, 2)
     shape = (3, 8, 5) if spec == mesh_lib.MICRO_ROWS else (8, 5)
-    whole, requests = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
+    full, requests = np.arange(np.prod(shape), dtype=np.int32).reshape(shape), []
 
     def rows(first, last):
         requests.append((first, last))
-        return {"x": np.take(whole, range(first, last), axis=len(shape) - 2)}
+        return {"x": np.take(full, range(first, last), axis=len(shape) - 2)}
 
     array = mesh_lib.to_global(rows, shape, NamedSharding(mesh, spec))["x"]
-    np.testing.assert_array_equal(array, whole)
+    np.testing.assert_array_equal(array, full)
     assert array.sharding.spec == spec and requests == [(0, 8)]
 
 
 def test_global_arrays_read_no_row_of_another_host():
     """If the addressable devices hold rows 2-3 and 6-7, no other row is read."""
-    whole, requests = np.arange(16, dtype=np.int32).reshape(8, 2), []
+    full, requests = np.arange(16, dtype=np.int32).reshape(8, 2), []
 
     class Elsewhere:
         def addressable_devices_indices_map(self, shape):
@@ -117,7 +117,7 @@ def test_global_arrays_read_no_row_of_another_host():
 
     def rows(first, last):
         requests.append((first, last))
-        return {"x": whole[first:last]}
+        return {"x": full[first:last]}
 
     pieces = {}
     monkey = pytest.MonkeyPatch()
@@ -131,4 +131,4 @@ def test_global_arrays_read_no_row_of_another_host():
         mesh_lib.to_global(rows, (8, 2), Elsewhere())
     assert requests == [(2, 4), (6, 8)]
     for row, piece in pieces.items():
-        np.testing.assert_array_equal(piece, whole[row : row + 1])
+        np.testing.assert_array_equal(piece, full[row : row + 1])

@@ -8,7 +8,7 @@ import pytest
 from t2t_flax.data.batching.packing import first_fit
 
 
-def plainly(source, target, room):
+def naive_first_fit(source, target, room):
     """The naive rule: longest first, each pair into the first row with room."""
     row, starts, used = np.zeros(len(source), int), np.zeros((2, len(source)), int), []
     for i in sorted(range(len(source)), key=lambda i: -max(source[i], target[i])):
@@ -38,7 +38,7 @@ def test_rows_match_a_plain_first_fit(kind, seed):
     }[kind].astype(np.int32)
     if kind == "no source":
         source = np.where(rng.random(count) < 0.5, 0, source).astype(np.int32)
-    for actual, expected in zip(first_fit(source, target, room), plainly(source, target, room), strict=True):
+    for actual, expected in zip(first_fit(source, target, room), naive_first_fit(source, target, room), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 

@@ -8,7 +8,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedBatchSampler, group_starts
 
 
-def greedy(lengths, cap):
+def naive_groups(lengths, cap):
     """The naive rule: a group is full when one more pair would make (pairs) * (longest) exceed the cap."""
     groups, group = [], []
     for i, length in enumerate(lengths):
@@ -23,7 +23,7 @@ def greedy(lengths, cap):
 @pytest.mark.parametrize("cap", [40, 64, 200, 1000])
 def test_groups_follow_the_greedy_rule(cap):
     lengths = np.sort(np.random.default_rng(cap).integers(1, 30, 500))
-    expected = greedy(lengths.tolist(), cap)
+    expected = naive_groups(lengths.tolist(), cap)
     assert [g.tolist() for g in np.split(np.arange(500), group_starts(lengths, cap))] == expected
 
 
@@ -41,9 +41,9 @@ def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
         assert sorted(np.concatenate(updates).tolist()) == list(range(3000))
         assert {plan.locate(epoch * n + k).epoch for k in range(n)} == {epoch}
     first, second = ({tuple(sorted(pairs_of(plan, e * n + k).tolist())) for k in range(n)} for e in range(2))
-    assert first != second, "which groups meet is drawn anew"
-    again = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
-    np.testing.assert_array_equal(pairs_of(again, n + 5), pairs_of(plan, n + 5))
+    assert first != second, "each epoch combines groups differently"
+    rebuilt = PaddedBatchSampler(*lengths, batch_tokens=800, groups=2, seed=3)
+    np.testing.assert_array_equal(pairs_of(rebuilt, n + 5), pairs_of(plan, n + 5))
     longer = np.maximum(*lengths)
     one = PaddedBatchSampler(*lengths, batch_tokens=400, groups=1, seed=3)
     groups = [

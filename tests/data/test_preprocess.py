@@ -152,20 +152,25 @@ def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatc
 def test_reuse_and_rebuild(tmp_path, tokenizers):
     folder = tmp_path / "s"
 
-    def made(pairs=PAIRS, pair=tokenizers, **changes):
+    def was_rewritten(pairs=PAIRS, pair=tokenizers, **changes):
         """Whether a new store was written."""
         before = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()} if folder.exists() else {}
         store = prepare_split(open_pairs(tmp_path, pairs), pair, folder, replace(POLICIES, **changes))
         assert texts(store, pair) == pairs
         return before != {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
 
-    assert made() and not made() and not made()
-    assert made(PAIRS[:-1]) and not made(PAIRS[:-1])
-    assert made() and made(max_length=99) and made(on_too_long="truncate") and made(empty_lines="keep")
-    assert made() and not made()
+    assert was_rewritten() and not was_rewritten() and not was_rewritten()
+    assert was_rewritten(PAIRS[:-1]) and not was_rewritten(PAIRS[:-1])
+    assert (
+        was_rewritten()
+        and was_rewritten(max_length=99)
+        and was_rewritten(on_too_long="truncate")
+        and was_rewritten(empty_lines="keep")
+    )
+    assert was_rewritten() and not was_rewritten()
     other = train_tokenizers(open_pairs(tmp_path, PAIRS), Data(vocab_size=290, joint_vocabulary=True, **TRAINING))
-    assert made(pair=other) and not made(pair=other)
-    assert made(pair=TokenizerPair(other.source, tokenizers.target))
+    assert was_rewritten(pair=other) and not was_rewritten(pair=other)
+    assert was_rewritten(pair=TokenizerPair(other.source, tokenizers.target))
 
 
 def test_damaged_store_is_not_reused(tmp_path, tokenizers):
@@ -251,9 +256,9 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    while any(map(is_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(alive, workers)), "the workers ended with their parent"
+    assert not any(map(is_alive, workers)), "the workers ended with their parent"
 
     assert not (tmp_path / "s").exists()
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
@@ -262,7 +267,7 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     assert TokenStore.open(tmp_path / "s").digest == store.digest
 
 
-def alive(pid):
+def is_alive(pid):
     """Whether the process is running; zombies are not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

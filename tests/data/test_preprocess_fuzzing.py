@@ -29,7 +29,7 @@ ANY = st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.binary(m
 VALID = st.lists(st.sampled_from(PIECES[:-3]), max_size=12).map(b"".join)
 
 
-def oracle(data: bytes) -> list[bytes]:
+def expected_lines(data: bytes) -> list[bytes]:
     """Lines of a file by their definition: between bytes 0x0A, less one 0x0D at the end, and less a BOM at the beginning."""
     raw = data.removeprefix(BOM).split(b"\n")
     return [line.removesuffix(b"\r") for line in (raw if raw[-1] else raw[:-1])]
@@ -105,7 +105,7 @@ def test_parallel_files_of_random_bytes(tokenizers, data):
         folder, names = Path(name), [f"{side}{suffix}" for side, suffix in zip("st", suffixes, strict=True)]
         for file, content in zip(names, sides, strict=True):
             write(folder / file, content)
-        texts = [oracle(content) for content in sides]
+        texts = [expected_lines(content) for content in sides]
         places = [f"{re.escape(file)} line {bad}: byte" for file, text in zip(names, texts, strict=True)
                   if (bad := first_invalid(text))]  # fmt: skip
         counts = [len(text) for text in texts]
@@ -123,7 +123,7 @@ def test_tsv_file_of_random_bytes(tokenizers, content, packed, well_formed):
     name = "t.tsv.gz" if packed else "t.tsv"
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / name, content)
-        texts = oracle(content)
+        texts = expected_lines(content)
         bad = first_invalid(texts) or len(texts) + 1
         tabs = next((i for i, text in enumerate(texts, 1) if text.count(b"\t") != 1), len(texts) + 1)
         expected, places = None, f"{name} line {min(bad, tabs)}: " + ("byte" if bad <= tabs else "expected source TAB")
@@ -133,21 +133,21 @@ def test_tsv_file_of_random_bytes(tokenizers, content, packed, well_formed):
 
 
 @given(
-    content=VALID, place=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
+    content=VALID, offset=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
 )
-def test_damaged_gzip_is_reported_or_harmless(content, place, damage, byte):
+def test_damaged_gzip_is_reported_or_harmless(content, offset, damage, byte):
     packed = gzip.compress(content, mtime=0)
-    place %= len(packed)
+    offset %= len(packed)
     broken = {
-        "cut": packed[:place],
-        "flip": packed[:place] + bytes([packed[place] ^ byte]) + packed[place + 1 :],
+        "cut": packed[:offset],
+        "flip": packed[:offset] + bytes([packed[offset] ^ byte]) + packed[offset + 1 :],
         "more": packed + bytes([byte]),
     }[damage]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.gz"
         path.write_bytes(broken)
         try:
-            assert list(lines(path)) in ([text.decode() for text in oracle(content)], [])
+            assert list(lines(path)) in ([text.decode() for text in expected_lines(content)], [])
             if not list(lines(path)):
                 assert not content or not broken, "only an empty file has no lines"
         except UserError as error:
@@ -165,12 +165,12 @@ def test_translation_input_of_random_bytes(content, standard_input):
         with path.open() as file:
             patch.setattr(sys, "stdin", file)
             name = "-" if standard_input else str(path)
-            bad = first_invalid(oracle(content))
+            bad = first_invalid(expected_lines(content))
             if bad:
                 with pytest.raises(UserError, match=f"line {bad}, byte"):
                     read_lines(name)
             else:
-                assert read_lines(name) == [text.decode() for text in oracle(content)]
+                assert read_lines(name) == [text.decode() for text in expected_lines(content)]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

@@ -133,7 +133,7 @@ def test_several_references(tmp_path):
     assert list(open_en_de("toy:test:2").references()) == [(t,) for _, t in open_en_de("toy:test:2").pairs()]
     before = source.fingerprint()
     write(tmp_path / "b.de", ["ein", "ZWO"])
-    assert source.fingerprint() != before, "every reference is part of what is digested"
+    assert source.fingerprint() != before, "the digest covers every reference"
     for side in ("a.de", "c.de.gz"):
         write(tmp_path / side, ["eins"])
         with pytest.raises(UserError, match=r"s\.en has 2 lines and .*b\.de has 2.*line i of one"):

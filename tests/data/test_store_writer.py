@@ -57,12 +57,12 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     (partial,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
     assert not (partial / "meta.json").exists()
     write(tmp_path / "other" / "s")
-    assert partial.exists(), "a writer of another folder leaves it alone"
+    assert partial.exists(), "a writer of another folder must not delete it"
     write(tmp_path / "s", digest="again")
     assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
 
 
-def test_partial_folders_of_other_machines_stay_while_they_are_written_to(tmp_path):
+def test_partial_folders_of_other_machines_are_kept(tmp_path):
     """File locks may not work across machines."""
     theirs = tmp_path / "s.partial-0123456789ab-1"
     theirs.mkdir()
@@ -96,7 +96,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
     real = writer.read_meta
     looks = []
 
-    def another_is_faster(folder):
+    def other_writer_wins(folder):
         there = real(folder)
         looks.append(folder)
         if len(looks) == 1:
@@ -104,7 +104,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
             write(tmp_path / "s", 3, digest="same")
         return there
 
-    monkeypatch.setattr(writer, "read_meta", another_is_faster)
+    monkeypatch.setattr(writer, "read_meta", other_writer_wins)
     write(tmp_path / "s", 4, digest="same")
     assert TokenStore.open(tmp_path / "s").source(0).tolist() == [3, 3] and names(tmp_path) == ["s"]
 
@@ -151,18 +151,18 @@ def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     (tmp_path / "s" / VERIFIED).unlink()
     with pytest.raises(UserError, match="has format 1, this version of t2t_flax reads 2"):
         TokenStore.open(tmp_path / "s")
-    again = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert again.digest == store.digest and "crc32" in again.meta and names(tmp_path) == ["s", "t.tsv"]
+    rewritten = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    assert rewritten.digest == store.digest and "crc32" in rewritten.meta and names(tmp_path) == ["s", "t.tsv"]
 
 
 def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
-    synced, here = [], tmp_path / "s"
+    synced, folder = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
-        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, here.exists())))
-    write(here, digest="a")
-    *before, (last, there) = synced
-    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(there for _, there in before)
-    assert last == tmp_path.name and there, "and the name itself after it"
+        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, folder.exists())))
+    write(folder, digest="a")
+    *before, (last, existed) = synced
+    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(existed for _, existed in before)
+    assert last == tmp_path.name and existed, "the folder entry is synced after the rename"
 
 
 def test_failed_writer_releases_its_lock(tmp_path):

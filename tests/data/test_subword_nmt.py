@@ -27,8 +27,8 @@ def test_codes_split_words_and_decoding_joins_them(tmp_path):
         {p for s in ("a dog and a dogma", "and sand") for p in tokenizer.pieces(tokenizer.encode(s))}
     )
     tokenizer.save(tmp_path / "t")
-    again = load_tokenizer(tmp_path / "t")
-    assert (again.digest, again.encode("dogma")) == (tokenizer.digest, tokenizer.encode("dogma"))
+    loaded = load_tokenizer(tmp_path / "t")
+    assert (loaded.digest, loaded.encode("dogma")) == (tokenizer.digest, tokenizer.encode("dogma"))
     with pytest.raises(IndexError):
         tokenizer.decode([999])
 

@@ -84,7 +84,7 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     about, data = path.stat(), bytearray(path.read_bytes())
     data[2] ^= 1
     path.write_bytes(data)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as a copy that keeps the times leaves it
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as after a copy that preserves times
     for _ in range(2):
         with pytest.raises(
             UserError, match=rf"s is damaged: the checksum of source.{part} is not that in meta.json; del"

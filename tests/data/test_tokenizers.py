@@ -50,7 +50,7 @@ def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
     assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest != first.digest
 
 
-def test_normalization_and_byte_fallback_act():
+def test_normalization_and_byte_fallback_have_an_effect():
     nfkc = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
     assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
     plain = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False}))
@@ -104,7 +104,7 @@ def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
     for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
         assert copy.digest == tokenizer.digest and copy.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
-    # It is a model that SentencePiece itself reads, with the same ids.
+    # SentencePiece itself reads the model, with the same ids.
     plain = SentencePieceProcessor(model_file=str(tmp_path / "new" / "t.model"))
     assert plain.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
 
@@ -148,9 +148,9 @@ def test_pairs_joint_and_separate(tmp_path):
     for pair, names in [(joint, ["tokenizer.model"]), (separate, ["source.model", "target.model"])] * 2:
         pair.save(tmp_path / "pair")
         assert sorted(p.name for p in (tmp_path / "pair").iterdir()) == names
-        again = TokenizerPair.load(tmp_path / "pair")
-        assert (again.digest, again.joint) == (pair.digest, pair.joint)
-        assert pickle.loads(pickle.dumps(again)).joint == pair.joint
+        loaded = TokenizerPair.load(tmp_path / "pair")
+        assert (loaded.digest, loaded.joint) == (pair.digest, pair.joint)
+        assert pickle.loads(pickle.dumps(loaded)).joint == pair.joint
     assert [p.name for p in tmp_path.iterdir()] == ["pair"]
 
     one_file = TokenizerPair.load(tmp_path / "pair" / "source.model")

@@ -23,7 +23,7 @@ def test_sweep_trial_ignores_the_cluster(monkeypatch):
     assert initialize(Distributed()).count == 1
 
 
-def test_command_for_one_process_names_the_process(monkeypatch):
+def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
     set_environment(monkeypatch, index="1")
     with pytest.raises(UserError, match="translate runs as one process, this is process 1 of 2"):
         require_single_process("translate")

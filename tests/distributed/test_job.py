@@ -9,7 +9,7 @@ from t2t_flax.distributed import job
 
 
 @pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EIO, 1)])
-def test_full_disk_is_a_user_error_and_other_disk_errors_are_failures(number, code, monkeypatch):
+def test_only_full_disk_is_a_user_error(number, code, monkeypatch):
     """A launcher restarts all processes after a failure; disk space must be freed by the user."""
     messages, broadcasts = [], []
     supervisor = SimpleNamespace(

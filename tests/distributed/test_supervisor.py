@@ -64,7 +64,7 @@ def test_signal_to_one_process_stops_all_at_the_same_call(exits, signalled):
         calls = run_threads(work, list(enumerate(runs)))
         assert len(set(calls)) == 1 and calls[0] >= 6
         assert [run.signal for run in runs] == ["SIGTERM"] * 3
-        assert all(run.should_stop() for run in runs)  # and at every later call
+        assert all(run.should_stop() for run in runs)  # also at every later call
 
 
 def test_signals_to_two_processes_stop_at_the_later_proposal():
@@ -115,7 +115,7 @@ def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
     assert exits == [2, 2] and capsys.readouterr().err.count("failed: no such file") == 2
 
 
-def test_lead_names_a_dead_process_and_exits(exits, capsys):
+def test_lead_reports_a_dead_process_and_exits(exits, capsys):
     with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0) as (_, runs):
         wait_until(lambda: 1 in runs[0]._heartbeats._peers)
         runs[1]._closed.set()  # it sends no more heartbeats
@@ -136,14 +136,14 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
         with run.suspend_hang_timeout():
             run.watchdog._alive_at -= 100
             assert not run.watchdog.is_hanging()
-        run._exit_if_hanging()  # what was suspended does not count
+        run._exit_if_hanging()  # suspended time does not count
         run.watchdog._alive_at -= 100
         wait_until(lambda: exits)
     assert "hang_timeout = 1" in capsys.readouterr().err
     assert "test_supervisor.py" in (tmp_path / "process-0.txt").read_text()
 
 
-def test_late_processes_are_named(monkeypatch):
+def test_late_processes_are_reported(monkeypatch):
     monkeypatch.setattr(heartbeats, "INTERVAL", 0.02)
     _, groups = thread_groups(3)
     beats = [Heartbeats(group) for group in groups]

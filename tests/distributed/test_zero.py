@@ -33,17 +33,17 @@ def bytes_on_a_device(tree) -> int:
 def test_zero1_shards_only_the_optimizer_state(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(60))
     keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))
-    plain, whole = curve(small_config(mesh=dict(data=8), **keys), store)
+    plain, replicated = curve(small_config(mesh=dict(data=8), **keys), store)
     zero, divided = curve(small_config(mesh=dict(data=2, fsdp=4, fsdp_mode="zero1"), **keys), store)
     np.testing.assert_allclose(zero, plain, rtol=1e-5)
     for tree in (divided.params, divided.ema):
         assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
-    moments, before = divided.opt_state[0].mu, whole.opt_state[0].mu
+    moments, before = divided.opt_state[0].mu, replicated.opt_state[0].mu
     assert bytes_on_a_device(moments) < 0.35 * bytes_on_a_device(before)
     fsdp, sharded = curve(small_config(mesh=dict(data=2, fsdp=4), **keys), store)
     np.testing.assert_allclose(fsdp, plain, rtol=1e-5)
     assert bytes_on_a_device(sharded.params) < 0.35 * bytes_on_a_device(divided.params)
-    for a, b in zip(jax.tree.leaves(divided.params), jax.tree.leaves(whole.params), strict=True):
+    for a, b in zip(jax.tree.leaves(divided.params), jax.tree.leaves(replicated.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 

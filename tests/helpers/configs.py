@@ -66,7 +66,7 @@ def write_store(folder: Path, pairs: list[tuple[list[int], list[int]]], vocab: i
 
 
 def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> dict[str, np.ndarray]:
-    """Each pair in a row of its own: arrays [B, L] as the model takes them."""
+    """One pair per row: arrays [B, L] as the model takes them."""
     arrays = {}
     for n, side in enumerate(("source", "target")):
         ids = np.zeros((len(pairs), length), np.int32)

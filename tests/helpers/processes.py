@@ -58,7 +58,7 @@ class Processes:
         for i in range(count):
             own = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
             own_arguments = arguments if isinstance(arguments[0], str) else arguments[i]
-            # Through a process of its own, so that a limit on the size of files does not apply to the log.
+            # Through a separate process, so that a file size limit does not apply to the log.
             log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             self.tees.append(log)
             self.all.append(

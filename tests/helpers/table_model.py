@@ -14,7 +14,7 @@ class TableModel:
     """`vocab` tokens (0 = padding, 1 = EOS), `rows` rows of logits. `flat`: equal logits, so that every choice is a tie.
 
     The cache holds the tokens of each hypothesis with a time axis and a running hash without one; the logits need both,
-    so that a hypothesis which is given another's cache goes astray.
+    so that a hypothesis with the wrong cache gets wrong scores.
     """
 
     vocab: int = 5

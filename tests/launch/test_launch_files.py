@@ -87,12 +87,12 @@ def test_jobset_does_not_restart_user_errors_and_divergence(jobset):
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
 
 
-def missing(written, read, path="") -> list[str]:
+def missing_paths(written, read, path="") -> list[str]:
     """The paths in `written` that `read` lacks or has with another value; whatever `read` adds are defaults."""
     if isinstance(written, dict) and isinstance(read, dict):
-        return [p for k, v in written.items() for p in missing(v, read.get(k), f"{path}.{k}")]
+        return [p for k, v in written.items() for p in missing_paths(v, read.get(k), f"{path}.{k}")]
     if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
-        return [p for n, v in enumerate(written) for p in missing(v, read[n], f"{path}[{n}]")]
+        return [p for n, v in enumerate(written) for p in missing_paths(v, read[n], f"{path}[{n}]")]
     return [] if written == getattr(read, "value", read) else [path]
 
 
@@ -103,9 +103,9 @@ def test_jobset_fits_the_published_schema(jobset):
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     del container["resources"]["limits"]  # the models do not accept quantities
     read = models.JobsetV1alpha2JobSet.model_validate(jobset)
-    assert missing(jobset, read.to_dict()) == []
+    assert missing_paths(jobset, read.to_dict()) == []
     jobset["spec"]["failurePolicy"]["maxRestart"] = 3
-    assert missing(jobset, models.JobsetV1alpha2JobSet.model_validate(jobset).to_dict()) == [
+    assert missing_paths(jobset, models.JobsetV1alpha2JobSet.model_validate(jobset).to_dict()) == [
         ".spec.failurePolicy.maxRestart"
     ]
     wrong = yaml.safe_load(yaml.safe_dump(jobset))

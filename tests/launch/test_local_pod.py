@@ -145,7 +145,7 @@ class TestSlow:
         out, err = pod(2, "--restarts=4", "--restart-with=3", "--", "bash", "-c", command, cwd=tmp_path)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["ran.2.0", "ran.2.1", "ran.3.0", "ran.3.1", "ran.3.2"]
         assert err.count("local_pod: restart ") == 1 and "restart 1 of 4, with 3 processes" in err
-        assert len({line.split()[1] for line in out.splitlines()}) == 2, "each start has a port of its own"
+        assert len({line.split()[1] for line in out.splitlines()}) == 2, "each start uses a new port"
 
     @pytest.mark.parametrize(("code", "starts", "expected"), [(1, 3, 1), (2, 1, 2), (3, 1, 3), (127, 1, 2)])
     def test_restarts_are_limited_and_only_for_failures(self, code, starts, expected, tmp_path):
@@ -212,5 +212,5 @@ class TestSlow:
         process = start(3, "--restarts=3", "--", "bash", "-c", f"trap '' TERM INT HUP; {WAITS}", cwd=tmp_path)
         wait_for(lambda: len(pids(tmp_path)) == 6, "all started")
         process.kill()
-        process.communicate(timeout=20)  # returns when nobody holds the output any more
+        process.communicate(timeout=20)  # returns when all writers of the output have closed it
         wait_for(lambda: not any(map(is_alive, pids(tmp_path))), "no process of the pod is left")

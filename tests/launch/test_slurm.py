@@ -71,7 +71,7 @@ def free_ports(count: int) -> list[int]:
 def slurm(tmp_path_factory):
     """The environment of a shell on the cluster's login node."""
     if os.geteuid() != 0:
-        pytest.skip("a SLURM cluster of its own needs root")
+        pytest.skip("starting a SLURM cluster needs root")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install slurm-wlm munge")

@@ -11,7 +11,7 @@ SBATCH = Path(__file__).parents[2] / "launch" / "slurm.sbatch"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
-def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
+def run_job(tmp_path, code: int, **env: str) -> tuple[int, bool]:
     """(exit code of the job, whether it was requeued) when its tasks exit with `code`."""
     for name, text in (
         ("srun", f"exit {code}"),
@@ -27,10 +27,10 @@ def end(tmp_path, code: int, **env: str) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("code", [0, 2, 3, 126, 127])
 def test_final_exit_codes_are_not_requeued(tmp_path, code):
-    assert end(tmp_path, code) == (code, False)
+    assert run_job(tmp_path, code) == (code, False)
 
 
 @pytest.mark.parametrize("code", [1, 75, 137])
 def test_failures_are_requeued_up_to_the_limit(tmp_path, code):
-    assert end(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="08") == (code, False)
-    assert end(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="09") == (0, True)
+    assert run_job(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="08") == (code, False)
+    assert run_job(tmp_path, code, SLURM_RESTART_COUNT="8", T2T_RESTARTS="09") == (0, True)

@@ -14,7 +14,7 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "flock", "tar"))), reason="needs bash, flock and tar"
 )
-# One host, which is a folder; the queued resource's state is a file. A new slice is an empty folder.
+# One host, simulated by a folder; the queued resource's state is a file. A new slice is an empty folder.
 GCLOUD = """
 import os, pathlib, shutil, subprocess, sys
 cloud = pathlib.Path(os.environ["CLOUD"])

@@ -39,8 +39,8 @@ def test_full_banded_and_stepwise_attention_agree(causal_attention):
     module, variables, x = causal_attention
     rows = whole_rows(LENGTH)
     bands = jax.jit(module.apply)(variables, x, rows)
-    whole, _ = jax.jit(lambda v: module.apply(v, x, rows, mutable=["intermediates"]))(variables)
-    np.testing.assert_allclose(bands, whole, atol=2e-5)
+    full, _ = jax.jit(lambda v: module.apply(v, x, rows, mutable=["intermediates"]))(variables)
+    np.testing.assert_allclose(bands, full, atol=2e-5)
 
     @jax.jit
     def decode(variables):
@@ -51,7 +51,7 @@ def test_full_banded_and_stepwise_attention_agree(causal_attention):
         cache = module.apply(variables, ROWS, 1, LENGTH, method="empty_cache")
         return jax.lax.scan(step, cache, jnp.arange(LENGTH))[1].swapaxes(0, 1)
 
-    np.testing.assert_allclose(decode(variables), whole, atol=2e-5)
+    np.testing.assert_allclose(decode(variables), full, atol=2e-5)
 
 
 def test_segments_restart_positions(causal_attention):
@@ -62,8 +62,8 @@ def test_segments_restart_positions(causal_attention):
     segments = jnp.broadcast_to(jnp.where(jnp.arange(LENGTH) < cut, 1, 2), (ROWS, LENGTH))
     positions = jnp.where(segments == 1, jnp.arange(LENGTH), jnp.arange(LENGTH) - cut)
     packed = apply(variables, x, MixerInputs(segments, positions))
-    alone = apply(variables, jnp.roll(x, -cut, axis=1), whole_rows(LENGTH))
-    np.testing.assert_allclose(packed[:, cut:], alone[:, : LENGTH - cut], atol=2e-5)
+    separate = apply(variables, jnp.roll(x, -cut, axis=1), whole_rows(LENGTH))
+    np.testing.assert_allclose(packed[:, cut:], separate[:, : LENGTH - cut], atol=2e-5)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])

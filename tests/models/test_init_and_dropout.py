@@ -51,8 +51,8 @@ def test_dropout_masks_are_uncorrelated():
 
 def test_dropout_mask_follows_the_global_row():
     """A row gets the same mask in any microbatch."""
-    whole = masks(range(12))
-    np.testing.assert_array_equal(np.concatenate([masks(range(5)), masks(range(5, 12))]), whole)
+    all_rows = masks(range(12))
+    np.testing.assert_array_equal(np.concatenate([masks(range(5)), masks(range(5, 12))]), all_rows)
 
 
 def test_dropout_sites_differ():

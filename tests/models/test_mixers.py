@@ -20,7 +20,7 @@ from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
-# Kinds that share the code of another one are slow tests.
+# Kinds that share code with another one are tested as slow.
 KINDS = {
     "window": dict(attention_window=5),
     "rotary": dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
@@ -78,8 +78,8 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
     packed, *_, grads = scored(model, params, arrays)
-    alone, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
-    np.testing.assert_allclose(packed, alone, rtol=1e-6)
+    separate, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
+    np.testing.assert_allclose(packed, separate, rtol=1e-6)
     for (path, a), b in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True):
         scale = float(jnp.abs(b).max())
         np.testing.assert_allclose(a, b, atol=2e-4 * scale + 1e-6, err_msg=jax.tree_util.keystr(path))
@@ -95,7 +95,7 @@ def test_gradient_reaches_no_later_target(model_and_params):
     def decoded(shift):
         table = params["shared_embedding"]["table"]
         embedded = jnp.zeros((length, VOCAB)).at[jnp.arange(length), batch["target"][0]].set(1.0)
-        # A table row of its own for each target position, so that each has its own gradient.
+        # Each target position uses a different table row, so that each has its own gradient.
         rows = embedded @ table[:VOCAB] + shift
         wide = dict(params, shared_embedding={"table": jnp.concatenate([table, rows])})
         bigger = model.clone(target_vocab=len(table) + length)

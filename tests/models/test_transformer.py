@@ -30,7 +30,7 @@ def logits_of(model, params, batch):
 def model_and_params(request):
     config = small_config(model=request.param | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2))
     model, _, state, _ = model_and_state(config)
-    # New norms and biases are 1 and 0: noise on them exposes a missing one.
+    # Norms and biases start at 1 and 0; noise exposes a missing one.
     noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
     return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
 

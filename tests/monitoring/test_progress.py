@@ -19,7 +19,7 @@ def test_remaining_time_is_shown_only_where_it_is_known(capsys, eta):
     assert last == "decode 4/4 sentences"
 
 
-def test_only_decoding_counts_for_the_hang_timeout():
+def test_hang_timeout_applies_to_decoding_only():
     """Restoring, compiling and scoring, before the first and after the last batch, may take longer."""
     holds = []
 

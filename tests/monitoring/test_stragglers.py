@@ -22,7 +22,7 @@ def test_straggler_share_sets_the_threshold():
     assert "waits for its input" in messages[3] and "30% of the time" in messages[3]
 
 
-def test_of_two_processes_the_slower_is_named():
+def test_slower_of_two_processes_is_reported():
     assert list(stragglers(reports((0.0, 1.0, 4.0), (0.0, 1.0, 1.0)), 0.1)) == [0]
 
 

@@ -17,10 +17,10 @@ TWO = dict(mesh_cpu_devices=1)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.drill)])
-def test_hung_process_is_named_and_the_run_ends(tmp_path, cache, count):
+def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     """The last one hangs; all others write their stack traces."""
     workdir = tmp_path / "run"
-    # Longer than an update takes on a busy machine, and shorter than the heartbeat timeout.
+    # Longer than an update on a busy machine, shorter than the heartbeat timeout.
     timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
     quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
@@ -58,7 +58,7 @@ def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
 
 
 @pytest.mark.drill
-def test_straggler_is_named_with_its_share(tmp_path, cache):
+def test_straggler_is_reported_with_its_share(tmp_path, cache):
     """One process runs only a quarter of the time."""
     workdir = tmp_path / "run"
     arguments = command(workdir, cache, **TWO, train_steps=100000, eval_every_steps=0, log_every_steps=5)
@@ -117,7 +117,7 @@ def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_full_disk_on_one_host_ends_all_and_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
+def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
     """A limit on the size of files stands in for the full disk of one host."""
     workdir = tmp_path / "run"
     plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
@@ -158,7 +158,7 @@ def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_p
 
 
 @pytest.mark.slow
-def test_all_processes_skip_an_fsdp_checkpoint_that_one_cannot_read(tmp_path, cache):
+def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
     """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""
     workdir, keys = tmp_path / "run", TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0)
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:

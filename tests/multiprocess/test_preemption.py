@@ -56,11 +56,11 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
     note(
         f"preemption of 2 processes, started again at once on {resumed_on}: {lost:.1f} s from the signal to the next update"
     )
-    mine, expected = losses(workdir), losses(undisturbed)
-    assert mine.keys() == expected.keys() and evaluations(workdir).keys() == evaluations(undisturbed).keys()
+    actual, expected = losses(workdir), losses(undisturbed)
+    assert actual.keys() == expected.keys() and evaluations(workdir).keys() == evaluations(undisturbed).keys()
     if resumed_on == 2:
-        assert mine == expected and evaluations(workdir) == evaluations(undisturbed)
-    np.testing.assert_allclose(list(mine.values()), list(expected.values()), rtol=1e-5)
+        assert actual == expected and evaluations(workdir) == evaluations(undisturbed)
+    np.testing.assert_allclose(list(actual.values()), list(expected.values()), rtol=1e-5)
     assert record(workdir, f"test-{STEPS}")["text"] == record(undisturbed, f"test-{STEPS}")["text"]
 
 
@@ -115,7 +115,7 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
             time.sleep(0.01)
             processes.all[0].send_signal(signal.SIGINT)
             code = processes.wait(90)
-        if code != [75]:  # on a busy machine the first may be done before the second comes
+        if code != [75]:  # on a busy machine the first may finish before the second arrives
             break
     assert code == [130], processes.outputs()
     assert "interrupted twice, exiting at once" in processes.output(0)

@@ -14,7 +14,7 @@ BLEU = dict(eval_decode_every_steps=30, eval_decode_sentences=8)
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory, cache):
+def one_process_run(tmp_path_factory, cache):
     """The run on one process with one device."""
     workdir = tmp_path_factory.mktemp("one") / "run"
     with Processes(workdir.parent / "logs", 1, command(workdir, cache, mesh_cpu_devices=1, **BLEU)) as alone:
@@ -50,10 +50,10 @@ def assert_same_run(a, b):
     ],
     ids=lambda x: str(x).replace("mesh_", "") if isinstance(x, dict) else f"{x} processes",
 )
-def test_run_is_the_same_on_any_number_of_processes(one, tmp_path, cache, count, keys):
+def test_run_is_the_same_on_any_number_of_processes(one_process_run, tmp_path, cache, count, keys):
     with Processes(tmp_path / "logs", count, command(tmp_path / "run", cache, **keys, **BLEU)) as processes:
         assert processes.wait() == [0] * count, processes.outputs()
-    assert_same_run(one, tmp_path / "run")
+    assert_same_run(one_process_run, tmp_path / "run")
     assert "translation" not in processes.output(1) and "updates" not in processes.output(1)  # process 0 prints for all
     # The checkpoint of several processes, restored by one for evaluation.
     moved = tmp_path / "moved"
@@ -61,14 +61,14 @@ def test_run_is_the_same_on_any_number_of_processes(one, tmp_path, cache, count,
     alone = dict(mesh_cpu_devices=1, mesh_fsdp=1, mesh_tensor=1, mesh_data=1, mesh_slices=0)
     with Processes(tmp_path / "logs", 1, command(moved, cache, "evaluate", **alone)) as evaluated:
         assert evaluated.wait() == [0], evaluated.outputs()
-    assert record(moved, f"test-{STEPS}")["text"] == record(one, f"test-{STEPS}")["text"]
+    assert record(moved, f"test-{STEPS}")["text"] == record(one_process_run, f"test-{STEPS}")["text"]
 
 
-def test_two_processes_evaluate_a_run_of_one(one, tmp_path, cache):
+def test_two_processes_evaluate_a_run_of_one(one_process_run, tmp_path, cache):
     moved = tmp_path / "moved"
-    shutil.copytree(one, moved, ignore=shutil.ignore_patterns("eval"))
+    shutil.copytree(one_process_run, moved, ignore=shutil.ignore_patterns("eval"))
     with Processes(tmp_path / "logs", 2, command(moved, cache, "evaluate", mesh_cpu_devices=1)) as processes:
         assert processes.wait() == [0, 0], processes.outputs()
-    first, second = record(one, f"test-{STEPS}"), record(moved, f"test-{STEPS}")
+    first, second = record(one_process_run, f"test-{STEPS}"), record(moved, f"test-{STEPS}")
     assert first["text"] == second["text"] and second["hardware"]["devices"] == 2
     assert first["scores"]["nll"] == pytest.approx(second["scores"]["nll"], rel=1e-5)

@@ -67,8 +67,8 @@ class FakeGcs:
     def put(self, bucket: str, name: str, data: bytes, query: dict[str, str]) -> dict | int:
         """Stores an object; 412 if a precondition fails."""
         with self.lock:
-            there = self.objects.get((bucket, name), (0, b""))[0]
-            if not _holds(query, there):
+            current = self.objects.get((bucket, name), (0, b""))[0]
+            if not _holds(query, current):
                 return 412
             self.objects[bucket, name] = next(self.generations), data
         return self.describe(bucket, name)
@@ -141,17 +141,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         page = all_names[start : start + PAGE]
         out = {"kind": "storage#objects", "prefixes": [name for name in page if name in folders]}
         with self.gcs.lock:
-            there = [name for name in page if name not in folders and (bucket, name) in self.gcs.objects]
-            out["items"] = [self.gcs.describe(bucket, name) for name in there]
+            stored = [name for name in page if name not in folders and (bucket, name) in self.gcs.objects]
+            out["items"] = [self.gcs.describe(bucket, name) for name in stored]
         if start + PAGE < len(all_names):
             out["nextPageToken"] = str(start + PAGE)
         self._json(out)
 
     def _object(self, bucket: str, name: str) -> None:
-        there = self.gcs.objects.get((bucket, name))
-        if there is None or "generation" in self.query and int(self.query["generation"]) != there[0]:
+        stored = self.gcs.objects.get((bucket, name))
+        if stored is None or "generation" in self.query and int(self.query["generation"]) != stored[0]:
             return self._error(404)
-        if not _holds(self.query, there[0]):
+        if not _holds(self.query, stored[0]):
             return self._error(304 if "ifGenerationNotMatch" in self.query else 412)
         if self.command == "DELETE":
             with self.gcs.lock:
@@ -159,7 +159,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(204, b"")
         if self.query.get("alt") != "media":
             return self._json(self.gcs.describe(bucket, name))
-        generation, data = there
+        generation, data = stored
         headers = {"x-goog-generation": str(generation), "x-goog-stored-content-length": str(len(data))}
         match = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not match:
@@ -194,7 +194,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(204, b"")
         span, _, total = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
         if span != "*":
-            assert int(span.split("-")[0]) == len(upload["data"]), "a piece follows the one before"
+            assert int(span.split("-")[0]) == len(upload["data"]), "pieces must be contiguous"
             upload["data"] += self.body
         if total == "*" or int(total) != len(upload["data"]):
             return self._send(308, b"", {"Range": f"bytes=0-{len(upload['data']) - 1}"})

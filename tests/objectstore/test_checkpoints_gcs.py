@@ -33,14 +33,14 @@ def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     gcs.put("bucket", name, gcs.read(name).replace(b'"step": 2', b'"step": 3'), {})
     gcs.put("bucket", "run/checkpoints/5/params/x", b"half", {})
     before = {name: gcs.read(name) for name in gcs.names()}
-    again = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
-    assert again.steps() == [1, 2] == checkpoint_steps(epath.Path(RUN))
+    reopened = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
+    assert reopened.steps() == [1, 2] == checkpoint_steps(epath.Path(RUN))
     assert {name: gcs.read(name) for name in gcs.names()} == before
-    again.clean_up()
+    reopened.clean_up()
     assert before.keys() - set(gcs.names()) == {"run/checkpoints/5/params/x"}
     abstract, _ = init_state(config, model, tx, devices_mesh(), abstract=True)
-    assert again.restore_latest(abstract, config)[1]["step"] == 1
-    assert "run/damaged/2-0/meta/metadata" in gcs.names() and again.steps() == [1]
+    assert reopened.restore_latest(abstract, config)[1]["step"] == 1
+    assert "run/damaged/2-0/meta/metadata" in gcs.names() and reopened.steps() == [1]
 
 
 def test_foreign_folder_in_bucket_is_left_untouched(gcs):

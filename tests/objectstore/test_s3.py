@@ -71,14 +71,14 @@ def test_workdir_on_s3_is_refused_before_any_work(s3, capsys, command):
     assert list(epath.Path("s3://bucket").iterdir()) == []
 
 
-@pytest.mark.parametrize("place, hint", [
+@pytest.mark.parametrize("path, hint", [
     ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout, or pip install s3fs"),
     ("az://box/run", r"pip install adlfs .not tested."),
 ])  # fmt: skip
-def test_missing_package_is_named_for_each_scheme(monkeypatch, place, hint):
+def test_missing_package_is_reported_for_each_scheme(monkeypatch, path, hint):
     def missing(self):
         raise ImportError("no such package")
 
     monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
-    with pytest.raises(UserError, match=f"{place} needs a package that is not installed .no such package.: {hint}"):
-        files.check_reachable(place)
+    with pytest.raises(UserError, match=f"{path} needs a package that is not installed .no such package.: {hint}"):
+        files.check_reachable(path)

@@ -61,7 +61,7 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
 
 def test_other_host_downloads_the_store_instead_of_preparing(gcs, source, tokenizers, tmp_path, monkeypatch):
     prepare_split(source, tokenizers, FOLDER, POLICIES)
-    assert downloads(gcs) == 0, "the host that made it has it"
+    assert downloads(gcs) == 0, "the host that wrote it has a local copy"
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
     stores = run_processes(4, lambda group: prepare_split(source, tokenizers, FOLDER, POLICIES))
@@ -115,8 +115,8 @@ def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeyp
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     (store.folder / name).unlink()
     monkeypatch.setattr(preprocess._Encoder, "__call__", None)
-    again = prepare_split(source, tokenizers, FOLDER, POLICIES)
-    assert content(again.folder) == in_bucket(gcs) and downloads(gcs) == 1
+    repaired = prepare_split(source, tokenizers, FOLDER, POLICIES)
+    assert content(repaired.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
 
 def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers, monkeypatch):

@@ -39,7 +39,7 @@ class Commands:
         try:
             out, _ = process.communicate(timeout=240)
         finally:
-            process.terminate()  # the launcher ends what it started
+            process.terminate()  # the launcher ends its processes
         assert process.returncode == 0, out[-4000:]
         return out
 
@@ -67,7 +67,7 @@ def on_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disk")
     with FakeGcs() as server:
         Commands(server, folder / "home").run("train", f"--workdir={folder / 'run'}", *KEYS)
-        assert not server.objects, "a run on disk asks no bucket"
+        assert not server.objects, "a run on disk sends no request to the bucket"
     return folder / "run"
 
 
@@ -110,14 +110,14 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
         out = commands.run("evaluate", "--workdir=gs://bucket/run", "--split=valid")
         assert "record: gs://bucket/run/eval/valid-120.json" in out
         commands.run("evaluate", f"--workdir={on_disk}", "--split=valid")
-        again, local = (
+        evaluated, local = (
             json.loads(text)
             for text in (
                 server.read("run/eval/valid-120.json"),
                 (on_disk / "eval" / "valid-120.json").read_text(),
             )
         )
-        assert {k: again[k] for k in SAME} == {k: local[k] for k in SAME}
+        assert {k: evaluated[k] for k in SAME} == {k: local[k] for k in SAME}
 
 
 @pytest.mark.slow

@@ -70,10 +70,10 @@ def test_search_cache_is_divided_over_tpu_chips(plan):
 
 @tpu
 def test_fully_sharded_tpu_program_gathers_parameters(plan):
-    whole, fsdp = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", fsdp=4, data=1)
-    assert fsdp["train"]["memory"]["argument"] < 0.75 * whole["train"]["memory"]["argument"]
-    assert fsdp["state_bytes"] < 0.35 * whole["state_bytes"]
-    assert "all-gather" in bytes_by_kind(fsdp) and "all-gather" not in bytes_by_kind(whole)
+    replicated, fsdp = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", fsdp=4, data=1)
+    assert fsdp["train"]["memory"]["argument"] < 0.75 * replicated["train"]["memory"]["argument"]
+    assert fsdp["state_bytes"] < 0.35 * replicated["state_bytes"]
+    assert "all-gather" in bytes_by_kind(fsdp) and "all-gather" not in bytes_by_kind(replicated)
 
 
 @tpu
@@ -101,9 +101,9 @@ def test_two_tpu_slices_exchange_parts_of_their_gradients(plan):
 
 @tpu
 def test_tensor_parallel_tpu_program_sends_activations(plan):
-    whole, tensor = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", tensor=4, data=1)
-    runs = [sum(row["runs"] for row in record["train"]["collectives"]) for record in (whole, tensor)]
-    assert runs[1] > runs[0] and tensor["state_bytes"] < 0.35 * whole["state_bytes"]
+    replicated, tensor = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", tensor=4, data=1)
+    runs = [sum(row["runs"] for row in record["train"]["collectives"]) for record in (replicated, tensor)]
+    assert runs[1] > runs[0] and tensor["state_bytes"] < 0.35 * replicated["state_bytes"]
 
 
 @gpu

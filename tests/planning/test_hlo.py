@@ -188,7 +188,7 @@ def test_traffic_counts_operands_and_results_in_hbm():
         f"  %d = {near} copy-done(%c)\n"
         f"  %a = {near} add(%d, %d)\n"  # nothing
         f"  %m = {kilobyte} multiply(%a, %p)\n"  # one operand and the result
-        f"  ROOT %s = f32[16]{{0}} slice(%m), slice={{[0:16]}}"  # what is taken, and what is written
+        f"  ROOT %s = f32[16]{{0}} slice(%m), slice={{[0:16]}}"  # the slice that is read, and the output
     )
     assert hlo.hbm_traffic(program(body)) == 1024 + 2 * 1024 + 2 * 64
 

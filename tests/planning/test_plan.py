@@ -48,9 +48,9 @@ def test_sharded_state_takes_less_memory_on_each_device():
     def state_bytes(**mesh):
         return resident_bytes(runs.abstract_run(config_of(mesh=mesh), parse("cpu:8")).state)
 
-    whole, fsdp = state_bytes(), state_bytes(fsdp=8, data=1)
-    assert fsdp < whole / 4
-    assert fsdp < state_bytes(fsdp=8, data=1, fsdp_mode="zero1") < whole
+    replicated, fsdp = state_bytes(), state_bytes(fsdp=8, data=1)
+    assert fsdp < replicated / 4
+    assert fsdp < state_bytes(fsdp=8, data=1, fsdp_mode="zero1") < replicated
 
 
 def test_slices_of_simulated_devices_divide_the_data_axis():

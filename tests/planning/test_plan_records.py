@@ -10,7 +10,7 @@ PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan['topology']}-{plan['flops_per_device']:.0e}")
-def test_recorded_programs_fit_and_hold_their_state(plan):
+def test_recorded_programs_fit_in_memory_with_their_state(plan):
     train = plan["train"]
     assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
     assert train["memory"]["argument"] == pytest.approx(plan["state_bytes"], rel=1e-3)

@@ -78,15 +78,15 @@ def results(sweep) -> list[tuple[str, float | None]]:
 
 def test_search_trains_its_count_with_the_same_proposals_after_stops(fake_search):
     search = Search(SPACE | {"optimizer.warmup_steps": integers(10, 20)}, 4, "valid_nll", method="tpe", seed=3)
-    whole = fake_search(search)
-    whole.run()
-    assert whole.states() == ["complete"] * 4 and results(whole) == [("COMPLETE", 1.5)] * 4
-    assert "1.5000" in report(whole.folder.path)
-    assert list(read_sweep(whole.folder.path)["trials"]) == whole.names
+    uninterrupted = fake_search(search)
+    uninterrupted.run()
+    assert uninterrupted.states() == ["complete"] * 4 and results(uninterrupted) == [("COMPLETE", 1.5)] * 4
+    assert "1.5000" in report(uninterrupted.folder.path)
+    assert list(read_sweep(uninterrupted.folder.path)["trials"]) == uninterrupted.names
     stopped = fake_search(search, "stopped")
     while len(stopped.names) < 4 or set(stopped.states()) != {"complete"}:
         stopped.run(stop_after=1)
-    overrides = [[p["overrides"] for p in read_proposals(s.folder.path).values()] for s in (whole, stopped)]
+    overrides = [[p["overrides"] for p in read_proposals(s.folder.path).values()] for s in (uninterrupted, stopped)]
     assert overrides[0] == overrides[1]
 
 
@@ -133,8 +133,8 @@ def test_bad_trials_are_pruned(fake_search):
     ("valid_bleu", {250: 2.0}, [1.0], False),
     ("valid_nll", {250: float("nan")}, [], True),
     ("valid_nll", {200: 9.0}, [1.0], False),  # before a quarter of the updates
-    ("valid_nll", {1000: 9.0}, [1.0], False),  # nothing is saved by stopping at the end
-    ("valid_nll", {250: 1.0, 500: 9.0}, [2.0], False),  # the other has not come to a half
+    ("valid_nll", {1000: 9.0}, [1.0], False),  # stopping at the end would save nothing
+    ("valid_nll", {250: 1.0, 500: 9.0}, [2.0], False),  # the other trial has not reached half
 ])  # fmt: skip
 def test_successive_halving(fake_search, metric, own, others, pruned):
     sweep = fake_search(Search(SPACE, 9, metric, prune=True))

@@ -34,10 +34,10 @@ SMALL = {
 def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     """kill -9 of the worker, kill -9 of a training, then SIGTERM."""
     arguments = [f"--config={TOY}", *(f"--config.{k}={v}" for k, v in SMALL.items()), "--set", "model.dropout=0.0,0.2"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, "-m", "t2t_flax", "sweep", *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, f"--workdir={whole}"], check=True, env=env, timeout=280)
+    subprocess.run([*command, f"--workdir={undisturbed}"], check=True, env=env, timeout=280)
     folder = Folder(killed)
     kinds = [("worker", signal.SIGKILL), ("training", signal.SIGKILL), ("worker", signal.SIGTERM)]
     for i, (what, number) in enumerate(kinds):
@@ -57,10 +57,12 @@ def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
             worker.wait(60)
         assert i < 3
     subprocess.run([*command, f"--workdir={killed}"], check=True, env=env, timeout=200)
-    for name in read_sweep(whole)["trials"]:
-        records = [json.loads((Folder(f).workdir(name) / "eval" / "test-30.json").read_text()) for f in (whole, killed)]
+    for name in read_sweep(undisturbed)["trials"]:
+        records = [
+            json.loads((Folder(f).workdir(name) / "eval" / "test-30.json").read_text()) for f in (undisturbed, killed)
+        ]
         assert records[0]["scores"] == records[1]["scores"]
-        curves = [(Folder(f).workdir(name) / "metrics.jsonl").read_text().splitlines() for f in (whole, killed)]
+        curves = [(Folder(f).workdir(name) / "metrics.jsonl").read_text().splitlines() for f in (undisturbed, killed)]
         losses = [
             [(line["step"], line["loss"]) for line in map(json.loads, curve) if "loss" in line] for curve in curves
         ]

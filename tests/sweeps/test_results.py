@@ -89,9 +89,9 @@ def test_row_is_significant_exactly_if_its_interval_excludes_zero(finished_sweep
     for metric, baseline in (("sacrebleu", ""), ("sacrebleu", "poor"), ("nll", "same")):
         table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), metric, baseline)
         for comparison in (row.comparison for row in table if row.name != reference):
-            corrected, alone = comparison["interval_corrected"], comparison["interval"]
+            corrected, uncorrected = comparison["interval_corrected"], comparison["interval"]
             assert (comparison["p_corrected"] < 0.05) == (not corrected["low"] <= 0 <= corrected["high"])
-            assert comparison["p_corrected"] >= comparison["p_value"] and corrected["low"] <= alone["low"]
+            assert comparison["p_corrected"] >= comparison["p_value"] and corrected["low"] <= uncorrected["low"]
         row_shown = next(row for row in table if row.name != reference)
         assert f"[{row_shown.comparison['interval_corrected']['low']:+.2f}" in format_difference(row_shown)
 

@@ -167,19 +167,19 @@ def test_user_errors_of_a_joining_worker_are_reported_before_training(tmp_path, 
         "from t2t_flax.sweeps.space import *\n"
         "def get_sweep(): return Sweep(concat(named('more dropout', {'model.dropout': 0.2}), named('base')), baseline='more dropout')"
     )
-    here = f"--workdir={tmp_path}/s"
-    assert sweep(here, f"--sweep={tmp_path}/s.py", f"--config={TOY}") == 0 and len(no_training) == 1
+    workdir_flag = f"--workdir={tmp_path}/s"
+    assert sweep(workdir_flag, f"--sweep={tmp_path}/s.py", f"--config={TOY}") == 0 and len(no_training) == 1
     assert read_sweep(tmp_path / "s")["baseline"] == "more_dropout"
     assert (
-        sweep(here, "--baseline=nope") == 2
+        sweep(workdir_flag, "--baseline=nope") == 2
         and "is not a row of the sweep: more_dropout, base" in capsys.readouterr().err
     )
-    assert sweep(here, "--score=rouge") == 2 and "there is no score 'rouge'" in capsys.readouterr().err
-    assert len(no_training) == 1 and sweep(here, "--baseline=more dropout") == 0
+    assert sweep(workdir_flag, "--score=rouge") == 2 and "there is no score 'rouge'" in capsys.readouterr().err
+    assert len(no_training) == 1 and sweep(workdir_flag, "--baseline=more dropout") == 0
     monkeypatch.setenv("T2T_NUM_PROCESSES", "2")
     monkeypatch.setenv("T2T_PROCESS_ID", "1")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
-    assert sweep(here) == 2 and "sweep runs as one process" in capsys.readouterr().err and len(no_training) == 2
+    assert sweep(workdir_flag) == 2 and "sweep runs as one process" in capsys.readouterr().err and len(no_training) == 2
 
 
 def test_failed_trials_are_reopened_before_workers_are_submitted(tmp_path, monkeypatch, no_training):
@@ -213,13 +213,13 @@ def test_table3_sweep_has_the_presets_and_the_papers_ratios():
     from t2t_flax.sweeps.trials import expand
 
     file = str(ROOT / "configs" / "sweeps" / "table3.py")
-    whole = config_lib.from_python_file("--sweep", file, "get_sweep", "")
-    for trial in expand(whole.config, {}, whole.rows, whole.seeds):
+    table3 = config_lib.from_python_file("--sweep", file, "get_sweep", "")
+    for trial in expand(table3.config, {}, table3.rows, table3.seeds):
         assert trial.config == config_lib.load_config(f"table3_{trial.row}"), trial.row
-    assert len(whole.rows) == len(TABLE3_ROWS) == 20
+    assert len(table3.rows) == len(TABLE3_ROWS) == 20
     small = config_lib.from_python_file("--sweep", f"{file}:multi30k", "get_sweep", "")
     trials = {t.row: t.config.model for t in expand(str(ROOT / small.config), {}, small.rows, 1)}
-    paper = {t.row: t.config.model for t in expand(whole.config, {}, whole.rows, 1)}
+    paper = {t.row: t.config.model for t in expand(table3.config, {}, table3.rows, 1)}
     for row, model in trials.items():
         for key in ("d_model", "d_ff"):
             assert getattr(model, key) * 8 == getattr(paper[row], key), row

@@ -113,7 +113,7 @@ def test_trial_that_keeps_dying_is_marked_failed(fake_sweep, monkeypatch):
     """Exits with 75 although the worker did not stop it: something else does, each time."""
     monkeypatch.setattr(worker_lib, "MAX_UNRESOLVED", 3)
     sweep = fake_sweep({"dying": "75", "good": "ok", "other": "ok"})
-    sweep.update_status("dying,seed=0", attempts=1, unresolved=1)  # of a worker that died with it
+    sweep.update_status("dying,seed=0", attempts=1, unresolved=1)  # its worker died with it
     sweep.work()
     assert sweep.folder.state("dying,seed=0") == "failed" and sweep.starts("dying,seed=0") == 2
     started = [text.split(":")[0] for text in sweep.messages if "starts" in text]
@@ -183,8 +183,8 @@ def test_killed_worker_ends_its_trainings_and_another_continues(fake_sweep):
         "fake_sweep.worker_lib.training_command = s.training_command\n"
         "s.work()\n"
     )
-    here = Path(__file__).parent
-    env = os.environ | {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
+    tests_folder = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{tests_folder.parents[1]}{os.pathsep}{tests_folder}"}
     worker = subprocess.Popen([sys.executable, "-c", script, str(sweep.folder.path)], env=env)
     starts = sweep.folder.workdir("slow,seed=0") / "starts"
     wait_for(starts.exists, seconds=60)

@@ -122,15 +122,15 @@ def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, training_se
         state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(training_setup), training_setup[0])
     assert meta["step"] == 2 and equal(state.params, saved[1].params)
     assert "checkpoint 3" in caplog.text and "damaged" in caplog.text
-    again = Checkpoints(folder, keep_last=3)
-    assert again.steps() == [1, 2]  # so that step 3 can be written again
-    save(again, training_setup, 3)
-    again.close()
+    reopened = Checkpoints(folder, keep_last=3)
+    assert reopened.steps() == [1, 2]  # so that step 3 can be written again
+    save(reopened, training_setup, 3)
+    reopened.close()
     assert Checkpoints(folder).restore_latest(abstract(training_setup), training_setup[0])[1]["step"] == 3
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["3-0"]
 
 
-def chained(error):
+def wrapped_error(error):
     """An exception as Orbax raises it, with TensorStore's error as its cause."""
     wrapper = Exception("Encountered error while reading array index ()")
     wrapper.__cause__ = error
@@ -143,8 +143,8 @@ def chained(error):
      jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(errno.EIO, "Input/output error"),
      jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), OSError(errno.ESTALE, "Stale file handle"),
      jax.errors.JaxRuntimeError("FAILED_PRECONDITION: CUDA_ERROR_LAUNCH_FAILED"),
-     chained(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
-     chained(OSError(errno.EIO, "Input/output error"))],
+     wrapped_error(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
+     wrapped_error(OSError(errno.EIO, "Input/output error"))],
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
 def test_failing_device_disk_or_network_is_not_damage(tmp_path, training_setup, monkeypatch, error):
@@ -238,9 +238,9 @@ def test_checkpoint_of_another_model_is_refused_by_key(tmp_path, training_setup)
 def test_checksum_depends_on_every_bit_but_not_on_the_mesh():
     x = jax.random.normal(jax.random.key(0), (37, 5))
     base = checksums({"x": x})
-    for place, bit in [(0, 0), (100, 31), (184, 7)]:
+    for index, bit in [(0, 0), (100, 31), (184, 7)]:
         bits = np.asarray(x).view(np.uint32).copy()
-        bits.reshape(-1)[place] ^= np.uint32(1 << bit)
+        bits.reshape(-1)[index] ^= np.uint32(1 << bit)
         assert checksums({"x": jnp.asarray(bits.view(np.float32))}) != base
     swapped = np.asarray(x).copy()
     swapped[[0, 1]] = swapped[[1, 0]]

@@ -27,7 +27,7 @@ from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import init_state
 
-# What TensorStore was reading beside the damaged array is dropped with a warning of many lines.
+# TensorStore drops concurrent reads beside the damaged array with a long warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
 
@@ -56,7 +56,7 @@ def write(folder, training_setup, steps=(1, 2, 3), metric=lambda step: float(ste
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory, training_setup):
+def three_checkpoints(tmp_path_factory, training_setup):
     """Checkpoints 1, 2 and 3."""
     folder = tmp_path_factory.mktemp("three") / "checkpoints"
     write(folder, training_setup)
@@ -78,9 +78,9 @@ def content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
-def flip(path, place=0.5):
+def flip(path, position=0.5):
     data = bytearray(path.read_bytes()) or bytearray(b"\x01")
-    data[min(int(len(data) * place), len(data) - 1)] ^= 0x04
+    data[min(int(len(data) * position), len(data) - 1)] ^= 0x04
     path.write_bytes(data)
 
 
@@ -93,10 +93,10 @@ WAYS = {
 }
 
 
-def check_damaged_file(three, training_setup, workdir, name, way):
+def check_damaged_file(three_checkpoints, training_setup, workdir, name, damage):
     """Damages a file of the newest checkpoint: it or the previous one is restored, and nothing else changes."""
-    shutil.copytree(three, workdir / "checkpoints")
-    way(workdir / "checkpoints" / "3" / name)
+    shutil.copytree(three_checkpoints, workdir / "checkpoints")
+    damage(workdir / "checkpoints" / "3" / name)
     before = content(workdir)
     assert Checkpoints(workdir / "checkpoints").steps() == [1, 2, 3] and content(workdir) == before
     state, step = restored(workdir / "checkpoints", training_setup)
@@ -109,45 +109,51 @@ def check_damaged_file(three, training_setup, workdir, name, way):
         assert after == before
 
 
-def files_of(three):
-    return sorted(str(path.relative_to(three / "3")) for path in (three / "3").rglob("*") if path.is_file())
+def files_of(three_checkpoints):
+    return sorted(
+        str(path.relative_to(three_checkpoints / "3"))
+        for path in (three_checkpoints / "3").rglob("*")
+        if path.is_file()
+    )
 
 
 @settings(max_examples=8)
 @given(data=st.data())
-def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(three, training_setup, tmp_path_factory, data):
-    name = data.draw(st.sampled_from(files_of(three)))
-    place = data.draw(st.floats(0, 1))
-    way = data.draw(st.sampled_from(sorted(WAYS)))
-    act = (lambda path: flip(path, place)) if way == "flip" else WAYS[way]
+def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(
+    three_checkpoints, training_setup, tmp_path_factory, data
+):
+    name = data.draw(st.sampled_from(files_of(three_checkpoints)))
+    position = data.draw(st.floats(0, 1))
+    damage = data.draw(st.sampled_from(sorted(WAYS)))
+    apply_damage = (lambda path: flip(path, position)) if damage == "flip" else WAYS[damage]
     workdir = tmp_path_factory.mktemp("any")
-    check_damaged_file(three, training_setup, workdir, name, act)
+    check_damaged_file(three_checkpoints, training_setup, workdir, name, apply_damage)
     write(workdir / "checkpoints", training_setup, (3, 4))  # as a resumed run would
     assert restored(workdir / "checkpoints", training_setup)[1] == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("way", WAYS)
-def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three, training_setup, tmp_path, way):
-    for number, name in enumerate(files_of(three)):
-        check_damaged_file(three, training_setup, tmp_path / str(number), name, WAYS[way])
+@pytest.mark.parametrize("damage", WAYS)
+def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, damage):
+    for number, name in enumerate(files_of(three_checkpoints)):
+        check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, WAYS[damage])
 
 
-@pytest.mark.parametrize("way", ["empty", "zero", "truncate", "delete"])
-def test_damaged_metric_is_ignored(three, training_setup, tmp_path, way):
-    shutil.copytree(three, tmp_path / "checkpoints")
+@pytest.mark.parametrize("damage", ["empty", "zero", "truncate", "delete"])
+def test_damaged_metric_is_ignored(three_checkpoints, training_setup, tmp_path, damage):
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     for step in (1, 2, 3):
-        WAYS[way](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
+        WAYS[damage](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
     assert restored(tmp_path / "checkpoints", training_setup)[1] == 3
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert equal(checkpoints.restore_params(3, training_setup[2].params), state_at(training_setup, 3).params)
-    assert checkpoints.metric(3) == 3.0, "it is in the meta too"
+    assert checkpoints.metric(3) == 3.0, "the metric is in the metadata too"
 
 
 @pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
-def test_changed_metadata_is_detected(three, training_setup, tmp_path, word, caplog):
-    shutil.copytree(three, tmp_path / "checkpoints")
+def test_changed_metadata_is_detected(three_checkpoints, training_setup, tmp_path, word, caplog):
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "3" / "meta" / "metadata"
     text = path.read_text()
     word = word if word in text else "tttt"
@@ -155,8 +161,8 @@ def test_changed_metadata_is_detected(three, training_setup, tmp_path, word, cap
     assert restored(tmp_path / "checkpoints", training_setup)[1] == 2 and "checkpoint 3" in caplog.text
 
 
-def test_reading_modifies_no_file(three, training_setup, tmp_path):
-    shutil.copytree(three, tmp_path / "checkpoints")
+def test_reading_modifies_no_file(three_checkpoints, training_setup, tmp_path):
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
     flip(tmp_path / "checkpoints" / "3" / "meta" / "metadata")
     names, before = sorted(tmp_path.rglob("*")), content(tmp_path)
@@ -169,19 +175,19 @@ def test_reading_modifies_no_file(three, training_setup, tmp_path):
     assert sorted(tmp_path.rglob("*")) == names and content(tmp_path) == before
 
 
-def test_leftovers_of_killed_saves_are_removed_on_resume(three, training_setup, tmp_path):
-    shutil.copytree(three, tmp_path / "checkpoints")
+def test_leftovers_of_killed_saves_are_removed_on_resume(three_checkpoints, training_setup, tmp_path):
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     for name in ("9.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
         (tmp_path / "checkpoints" / name / "params").mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "params" / "x").write_text("half")
     Checkpoints(tmp_path / "checkpoints").clean_up()
-    assert content(tmp_path / "checkpoints") == content(three)
+    assert content(tmp_path / "checkpoints") == content(three_checkpoints)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_state_of_another_optimizer_is_refused_by_leaf_name(three, training_setup, tmp_path):
+def test_state_of_another_optimizer_is_refused_by_leaf_name(three_checkpoints, training_setup, tmp_path):
     """As after a library upgrade or a change of parameter names."""
-    shutil.copytree(three, tmp_path / "checkpoints")
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     before = content(tmp_path)
     config, _, abstract = training_setup
     for other, message in (
@@ -203,20 +209,20 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three, training_setu
             with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {message}"):
                 Checkpoints(tmp_path / "checkpoints").restore_latest(other, config, DIGESTS)
         shutil.rmtree(tmp_path / "checkpoints")
-        shutil.copytree(three, tmp_path / "checkpoints")
+        shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize("what", DIGESTS)
-def test_digests_are_compared_before_arrays_are_read(three, training_setup, what, monkeypatch):
+def test_digests_are_compared_before_arrays_are_read(three_checkpoints, training_setup, what, monkeypatch):
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", None)
     with pytest.raises(UserError, match=f"checkpoint 3 in .* was made with other {what} .digest {DIGESTS[what][:12]}"):
-        Checkpoints(three).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
+        Checkpoints(three_checkpoints).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
 
 
-def test_checkpoints_on_another_disk_are_set_aside_there(three, training_setup, tmp_path, monkeypatch):
+def test_damaged_checkpoints_stay_on_their_disk(three_checkpoints, training_setup, tmp_path, monkeypatch):
     """`checkpoints` is a link; a rename to another disk would fail. Numbers that are taken are left out."""
-    shutil.copytree(three, tmp_path / "disk" / "run7")
+    shutil.copytree(three_checkpoints, tmp_path / "disk" / "run7")
     (tmp_path / "run").mkdir()
     os.symlink(tmp_path / "disk" / "run7", tmp_path / "run" / "checkpoints")
     rename = os.rename
@@ -251,13 +257,13 @@ class SecondProcess(ProcessGroup):
         assert seconds <= 3600.0, f"{name}: it would wait too long for a dead process"
 
 
-def test_all_processes_use_the_list_of_process_0(three, monkeypatch):
+def test_all_processes_use_the_list_of_process_0(three_checkpoints, monkeypatch):
     """On a network file system another host may see a new or a deleted folder late."""
-    group = SecondProcess({"the checkpoints that there are": "[1, 2]"})
-    assert Checkpoints(three, group=group).steps() == [1, 2]
+    group = SecondProcess({"the list of checkpoints": "[1, 2]"})
+    assert Checkpoints(three_checkpoints, group=group).steps() == [1, 2]
     monkeypatch.setattr("t2t_flax.distributed.coordination.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match="process 1 .*does not see checkpoint 7 in .*which process 0 sees"):
-        Checkpoints(three, group=SecondProcess({"the checkpoints that there are": "[3, 7]"}))
+        Checkpoints(three_checkpoints, group=SecondProcess({"the list of checkpoints": "[3, 7]"}))
 
 
 STEPS = st.integers(1, 40).flatmap(
@@ -325,19 +331,21 @@ def test_errors_classified_as_damage(error, damage):
     assert is_damage(error) == damage
 
 
-def test_failing_disk_is_reported_despite_an_older_checkpoint(three, training_setup, tmp_path, monkeypatch, caplog):
-    shutil.copytree(three, tmp_path / "checkpoints")
-    read = type(Checkpoints(three)._folder).read_text
+def test_failing_disk_is_reported_despite_an_older_checkpoint(
+    three_checkpoints, training_setup, tmp_path, monkeypatch, caplog
+):
+    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
+    read = type(Checkpoints(three_checkpoints)._folder).read_text
 
     def fail(self, *args, **keys):
         if "/3/meta" in os.fspath(self):
             raise OSError(errno.EIO, "Input/output error")
         return read(self, *args, **keys)
 
-    monkeypatch.setattr(type(Checkpoints(three)._folder), "read_text", fail)
+    monkeypatch.setattr(type(Checkpoints(three_checkpoints)._folder), "read_text", fail)
     with caplog.at_level(logging.WARNING, "t2t_flax"), pytest.raises(OSError, match="Input/output"):
         restored(tmp_path / "checkpoints", training_setup)
-    assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three)
+    assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three_checkpoints)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from t2t_flax.training.workdir import completed
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
+def intact_run(tmp_path_factory, cache):
     """(config, workdir, state by step) of a run of 8 updates with checkpoints at 4 and 8."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     config = tiny_run(workdir, steps=8, eval=dict(every_steps=4), model=dict(d_model=8, d_ff=8, num_heads=2))
@@ -76,41 +76,44 @@ NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metric
 @example("tokenizer", "truncate", 0.0, 0)
 @example("tokenizer", "delete", 0.0, 0)
 @example("metrics.jsonl", "flip", 0.2, 0)
-def test_damage_to_any_file_of_a_workdir(whole, tmp_path_factory, cache, top, way, place, pick):
-    config, source, states = whole
+def test_damaged_workdir_files_are_harmless_or_reported(
+    intact_run, tmp_path_factory, cache, entry, damage, position, number
+):
+    config, source, states = intact_run
     workdir = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(source, workdir)
-    names = [name for name in sorted(files(workdir)) if name.split("/")[0] == top]
-    path = workdir / names[pick % len(names)]
+    names = [name for name in sorted(files(workdir)) if name.split("/")[0] == entry]
+    path = workdir / names[number % len(names)]
     data = bytearray(path.read_bytes())
-    if way == "delete":
+    if damage == "delete":
         path.unlink()
     else:
-        at = min(int(place * len(data)), len(data) - 1)
+        at = min(int(position * len(data)), len(data) - 1)
         data[at] ^= 0x10
-        path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[way])
+        path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[damage])
     before = files(workdir)
     with jax.default_device(jax.devices()[0]):
-        for act in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
+        for action in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
             try:
-                act()
+                action()
             except UserError as error:
-                assert str(workdir) in str(error) and top in str(error), f"{path}: {error}"
+                assert str(workdir) in str(error) and entry in str(error), f"{path}: {error}"
     after = files(workdir)
     moved = {name.replace("damaged/8-0/", "checkpoints/8/"): data for name, data in after.items()}
     for name, data in before.items():
-        if name in ("config.json", "complete.json", "metrics.jsonl"):  # which a run that goes on writes anew
+        if name in ("config.json", "complete.json", "metrics.jsonl"):  # rewritten by a resumed run
             continue
-        assert moved.get(name) == data, f"{way} {path.name}: {name} was lost"
-    if "metrics.jsonl" in before and after.get("metrics.jsonl") != before["metrics.jsonl"] and top == "metrics.jsonl":
+        assert moved.get(name) == data, f"{damage} {path.name}: {name} was lost"
+    if "metrics.jsonl" in before and after.get("metrics.jsonl") != before["metrics.jsonl"] and entry == "metrics.jsonl":
         assert (
-            before["metrics.jsonl"] in (after.get("metrics.jsonl.damaged"), after["metrics.jsonl"]) or way == "truncate"
+            before["metrics.jsonl"] in (after.get("metrics.jsonl.damaged"), after["metrics.jsonl"])
+            or damage == "truncate"
         )
 
 
-def test_metrics_with_zeroed_bytes_are_read_and_kept(whole, tmp_path, caplog):
+def test_metrics_with_zeroed_bytes_are_read_and_kept(intact_run, tmp_path, caplog):
     """As after a power failure while the file was being written."""
-    _, source, _ = whole
+    _, source, _ = intact_run
     shutil.copy(source / "metrics.jsonl", tmp_path)
     text = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(text + bytes(100) + b'\n{"step": 9, "lo')

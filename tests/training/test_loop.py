@@ -72,7 +72,7 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
-    assert not any(name.endswith("data_sheet") for name in update)  # no data sheet for a CPU: nothing is guessed
+    assert not any(name.endswith("data_sheet") for name in update)  # there is no data sheet for a CPU, so no MFU
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert 0 < valid[0]["valid_accuracy"] < 1
@@ -118,9 +118,9 @@ def wait_for_step(workdir, at_least, process, seconds=120):
 def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
     """Killed at arbitrary updates; the loss curve equals that of the undisturbed run."""
     steps = "--config.train.steps=120"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert subprocess.run(command(whole, cache, config_file, steps), **options).returncode == 0
+    assert subprocess.run(command(undisturbed, cache, config_file, steps), **options).returncode == 0
     for at in (20, 60):
         process = subprocess.Popen(command(killed, cache, config_file, steps), **options)
         wait_for_step(killed, at, process)
@@ -128,8 +128,8 @@ def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
         process.wait()
     last = subprocess.run(command(killed, cache, config_file, steps), **options)
     assert last.returncode == 0 and "resuming" in last.stdout, last.stdout
-    assert curve(killed) == curve(whole)
-    assert len(curve(whole)) == 120
+    assert curve(killed) == curve(undisturbed)
+    assert len(curve(undisturbed)) == 120
 
 
 @pytest.mark.slow
@@ -147,20 +147,20 @@ def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     assert Checkpoints(tmp_path / "run" / "checkpoints", keep_last=9).steps()[-1] == stopped
 
 
-def broken_at(*updates):
+def nan_loss_at(*updates):
     """A loss that is NaN at these updates."""
     real = step.loss_sums
 
-    def explode(config, model, params, batch, noise, shards):
+    def diverge(config, model, params, batch, noise, shards):
         loss, sums = real(config, model, params, batch, noise, shards)
         keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
         return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
-    return explode
+    return diverge
 
 
 def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", broken_at(6))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(6))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
     with pytest.raises(NonFiniteUpdate, match="update 6: loss nan"):
         loop.train(start(config, tmp_path, cache), score=None)
@@ -174,12 +174,12 @@ def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatc
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, resumed):
     """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
-    monkeypatch.setattr(step, "loss_sums", broken_at(5, 8))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     keys = dict(train=dict(non_finite="skip", max_skipped_updates=1))
-    whole = tmp_path / "whole"
-    outcome = loop.train(start(tiny_run(whole, **keys), whole, cache), score=None)
-    assert [n for n, _, _ in curve(whole)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
-    lines = read_metrics(whole)
+    undisturbed = tmp_path / "whole"
+    outcome = loop.train(start(tiny_run(undisturbed, **keys), undisturbed, cache), score=None)
+    assert [n for n, _, _ in curve(undisturbed)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
+    lines = read_metrics(undisturbed)
     assert [(m["step"], m["skipped"].split(",")[0]) for m in lines if "skipped" in m] == [
         (n, f"update {n}: loss nan") for n in (5, 8)
     ]
@@ -189,15 +189,15 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
     if resumed:
         cut = tmp_path / "cut"
         loop.train(start(tiny_run(cut, steps=6, **keys), cut, cache), score=None)
-        again = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
-        assert curve(cut) == curve(whole)
+        repeated = loop.train(start(tiny_run(cut, **keys), cut, cache), score=None)
+        assert curve(cut) == curve(undisturbed)
         assert {m["step"]: m["skipped_updates"] for m in read_metrics(cut)}[12] == 2
-        assert_same_state(again.state, outcome.state)
+        assert_same_state(repeated.state, outcome.state)
 
 
 @pytest.mark.slow
 def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", broken_at(5, 6, 7))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 6, 7))
     config = tiny_run(tmp_path, train=dict(non_finite="skip", max_skipped_updates=2))
     with pytest.raises(NonFiniteUpdate, match="update 7: .* more than config.train.max_skipped_updates = 2 in a row"):
         loop.train(start(config, tmp_path, cache), score=None)
@@ -235,8 +235,8 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file):
     result = subprocess.run(absurd, **options)
     assert result.returncode == 3 and "Traceback" not in result.stderr, result.stdout + result.stderr
     assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
-    again = subprocess.run(absurd, **options)  # the same numbers: nothing was saved of the update
-    assert again.returncode == 3 and "update 2: loss nan" in again.stderr
+    repeated = subprocess.run(absurd, **options)  # the same numbers: nothing of the update was saved
+    assert repeated.returncode == 3 and "update 2: loss nan" in repeated.stderr
     while result.returncode == 3:
         print(result.stderr)
         lines = result.stderr.splitlines()
@@ -339,7 +339,7 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
     stored = tiny_run(tmp_path)
     workdir = epath.Path(tmp_path)
     adopt_config(workdir, small_config(model=dict(dropout=0.3)))
-    adopt_config(workdir, stored)  # no checkpoint yet: a corrected command takes its place
+    adopt_config(workdir, stored)  # no checkpoint yet: a corrected command replaces the config
     assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     adopt_config(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
@@ -349,7 +349,7 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoint_and_log_keys_act(tmp_path, cache):
+def test_checkpoint_and_log_keys_have_an_effect(tmp_path, cache):
     """keep_last, log.every_steps, log.tensorboard and log.profile_steps."""
     config = tiny_run(
         tmp_path,

@@ -8,7 +8,7 @@ import pytest
 from t2t_flax.config import Loss
 from t2t_flax.training.losses import chunked_sums, smoothed_cross_entropy, token_sums
 
-VOCAB, ROWS = 13, 16  # classes, and rows of the table with padding
+VOCAB, ROWS = 13, 16  # classes, and rows of the padded table
 
 
 def sums(params, hidden, targets, weights):

@@ -210,7 +210,7 @@ def slow(*values):
     return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
-# Adam itself is trained, resumed and sharded in the tests of the loop, of checkpoints and of the mesh.
+# Adam is covered by the tests of the loop, the checkpoints and the mesh.
 TRAINED = ["adafactor", "lion", "muon", *slow(["adam"], ["adamw"])]
 
 
@@ -244,9 +244,9 @@ def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
     checkpoints.wait()
     abstract, _ = init_state(trainer.config, trainer.model, trainer.tx, trainer.mesh, abstract=True)
     restored, _ = checkpoints.restore_latest(abstract, trainer.config)
-    again, later = trainer.train(restored, range(4, 8))
+    resumed, later = trainer.train(restored, range(4, 8))
     assert later == losses[4:]
-    assert_trees_equal(again, last)
+    assert_trees_equal(resumed, last)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +259,14 @@ def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
     ],
 )
 def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
-    _, whole, losses = trained(name)
+    _, unsharded, losses = trained(name)
     trainer = Trainer(config_of(name, mesh=dict(fsdp_mode=fsdp_mode)), store, fsdp=2)
     state, sharded = trainer.train(trainer.first, range(8))
     np.testing.assert_allclose(sharded, losses, rtol=1e-5)
-    assert_trees_close(state.params, whole.params, atol=2e-4)
+    assert_trees_close(state.params, unsharded.params, atol=2e-4)
     divided = lambda tree: {str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated}  # noqa: E731
     assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
-    # What has a parameter's shape lies as the parameter does; the vectors of factored moments are on every device.
+    # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.
     for leaf in jax.tree.leaves(state.opt_state):
         if leaf.ndim > 1:
             assert not leaf.sharding.is_fully_replicated

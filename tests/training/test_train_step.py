@@ -82,11 +82,11 @@ def reference(store):
 def test_accumulated_update_equals_the_big_batch(store, batching):
     """With dropout: masks depend on the global row, not on its microbatch."""
     config = small_config(optimizer=dict(lr_scale=2.0), data=dict(batching=batching))
-    whole, state = loss_curve(config, store, (1, 1, 1), 6)
+    one_batch, state = loss_curve(config, store, (1, 1, 1), 6)
     split = dataclasses.replace(config, data=dataclasses.replace(config.data, microbatch_tokens=48))
     assert all(s.micro > 1 for s in Batches(store, split.data, seed=0).shapes if s.length > 12)
     parts, state_parts = loss_curve(split, store, (1, 1, 1), 6)
-    np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    np.testing.assert_allclose(parts, one_batch, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(state_parts.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
@@ -103,8 +103,8 @@ def test_losses_are_the_same_on_every_mesh(store, reference, shape):
 
 def test_training_is_bit_reproducible(store, reference):
     config, losses, state = reference
-    again, state_again = loss_curve(config, store, (1, 1, 1), 30)
-    np.testing.assert_array_equal(again, losses)
+    repeated, state_again = loss_curve(config, store, (1, 1, 1), 30)
+    np.testing.assert_array_equal(repeated, losses)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_again), strict=True):
         np.testing.assert_array_equal(a, b)
 

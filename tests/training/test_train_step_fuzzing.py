@@ -19,7 +19,7 @@ from t2t_flax.training.train_step import train_step
 
 KEYS = [key for key in fields() if key.split(".")[0] in ("model", "optimizer", "loss")]
 KEYS += ["train.precision", "train.remat", "data.packed_decoder_start"]
-LARGEST = 16  # of sizes, so that a trace takes a moment
+LARGEST = 16  # for sizes, so that tracing is fast
 
 
 def values(key: str) -> st.SearchStrategy:

@@ -19,7 +19,7 @@ from t2t_flax.training.train_state import init_state
 
 @pytest.fixture
 def run(tmp_path, cache):
-    """A run whose validation set has one very long pair, on line 4."""
+    """A run whose validation set has one very long source sentence, on line 4."""
     sides = [list(side) for side in zip(*toy.pairs("valid", 9), strict=True)]
     sides[0][3] = "the house is red " * 100
     for side, lines in zip(("en", "de"), sides, strict=True):
@@ -28,7 +28,7 @@ def run(tmp_path, cache):
     return start(tiny_run(tmp_path, data=data, eval=dict(every_steps=2)), tmp_path / "run", cache)
 
 
-def needs(monkeypatch, make) -> list[int]:
+def memory_estimates(monkeypatch, make) -> list[int]:
     """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
     with monkeypatch.context() as patch:
@@ -37,9 +37,9 @@ def needs(monkeypatch, make) -> list[int]:
     return checks
 
 
-def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
-    usual, long = needs(monkeypatch, lambda: validation_loss(run))
-    assert usual < long, "the others have rows of their own"
+def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
+    usual, long = memory_estimates(monkeypatch, lambda: validation_loss(run))
+    assert usual < long, "other pairs keep shorter rows"
     monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
     place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
     with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
@@ -51,11 +51,16 @@ def test_too_long_validation_pair_is_named_before_training(run, monkeypatch):
 
 def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
     parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
-    alone, beside = (
-        needs(monkeypatch, make)[0] for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
+    without_optimizer, with_optimizer = (
+        memory_estimates(monkeypatch, make)[0]
+        for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
     )
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
-    assert beside - alone == memory.resident_bytes(state.opt_state) > 2 * memory.resident_bytes(state.params) * 0.99
+    assert (
+        with_optimizer - without_optimizer
+        == memory.resident_bytes(state.opt_state)
+        > 2 * memory.resident_bytes(state.params) * 0.99
+    )
 
 
 def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
@@ -69,11 +74,11 @@ def test_validation_loss_includes_long_pairs(run):
     """The total loss is the token-weighted mean of the losses of the pairs."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid, run.config
-    whole = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
+    all_rows = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
         state.params
     )
-    assert np.isfinite(whole["nll"]) and whole == pytest.approx(one_row, rel=1e-5)
+    assert np.isfinite(all_rows["nll"]) and all_rows == pytest.approx(one_row, rel=1e-5)
 
 
 def small_rows(config, length):

@@ -35,7 +35,7 @@ DEVICES = jax.devices()
 
 
 def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **groups):
-    """A run for each variant, each on a device of its own.
+    """A run for each variant, each on its own device.
 
     Adam's eps is far above rounding: with 1e-9, a unit whose gradient is nearly zero takes steps of a random sign, and two
     programs that round differently end at different parameters.
@@ -77,15 +77,15 @@ def assert_same_training(runs, expected):
     "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
-    """Dropout, accumulation, rates, smoothing and seeds of its own: losses to 1e-5 relative, parameters to 2e-5."""
+    """Each with its own dropout, accumulation, rates, smoothing and seeds: losses to 1e-5 relative, parameters to 2e-5."""
     monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
-    alone = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
+    separate = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
     together = runs_of(tmp_path, cache, "together", devices=DEVICES[:devices], **evaluated)
-    expected = [loop.train(run, score=None) for run in alone]
+    expected = [loop.train(run, score=None) for run in separate]
     outcomes = train_runs(together)
     assert trial_mesh(4).shape["trial"] == devices
-    assert_same_training(together, alone)
+    assert_same_training(together, separate)
     assert all(len(evaluations(run)) == 3 for run in together)
     for outcome, other in zip(outcomes, expected, strict=True):
         for x, y in zip(jax.tree.leaves(outcome.state.ema), jax.tree.leaves(other.state.ema), strict=True):
@@ -122,13 +122,13 @@ def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, ca
     alone or together.
     """
     groups = dict(eval=dict(every_steps=4))
-    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:2], **groups)
-    train_runs(whole)
+    undisturbed = runs_of(tmp_path, cache, "whole", VARIANTS[:2], **groups)
+    train_runs(undisturbed)
     runs = runs_of(tmp_path, cache, "cut", VARIANTS[:2], **groups)
     batches = []
     params = init_state(runs[0].config, runs[0].model, runs[0].tx, runs[0].mesh)[0].eval_params
     validation_loss(runs[0])(params, lambda: batches.append(1))
-    for allowed in (len(batches), 0):  # then in the evaluation with which the resumed run begins
+    for allowed in (len(batches), 0):  # then in the evaluation at the start of the resumed run
         with StoppingSupervisor(ProcessGroup(), runs[0].config.distributed) as supervisor:
             supervisor.allowed = allowed
             outcomes = train_runs(runs, supervisor=supervisor)
@@ -137,19 +137,19 @@ def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, ca
         assert [list(evaluations(run)) for run in runs] == [[4], []]
     assert loop.train(runs[1], score=None, say=lambda _: None).reason == "steps"
     assert train_runs(runs[:1])[0].reason == "steps"
-    assert_same_training(runs, whole)
+    assert_same_training(runs, undisturbed)
 
 
 @pytest.mark.slow
-def test_vectorized_runs_resume_together_and_alone(tmp_path, cache):
-    whole = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
-    train_runs(whole)
+def test_vectorized_runs_resume_together_or_alone(tmp_path, cache):
+    undisturbed = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
+    train_runs(undisturbed)
     train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
     resumed, messages = runs_of(tmp_path, cache, "half", VARIANTS[:3]), []
     loop.train_runs(resumed[:2], [None] * 2, messages.append)
     loop.train(resumed[2], score=None, say=messages.append)
     assert ["after update 8" in text for text in messages if "resuming" in text] == [True] * 3
-    assert_same_training(resumed, whole)
+    assert_same_training(resumed, undisturbed)
 
 
 @pytest.mark.slow
@@ -196,8 +196,8 @@ def test_complete_runs_are_finished_without_an_update(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
     train_runs(runs)
     finished = []
-    again = train_runs(runs, on_finish=lambda run, outcome: finished.append(run.workdir.name))
-    assert [(outcome.reason, outcome.step) for outcome in again] == [("steps", 4)] * 2 and finished == ["0", "1"]
+    outcomes = train_runs(runs, on_finish=lambda run, outcome: finished.append(run.workdir.name))
+    assert [(outcome.reason, outcome.step) for outcome in outcomes] == [("steps", 4)] * 2 and finished == ["0", "1"]
 
 
 @pytest.mark.slow
@@ -233,5 +233,5 @@ def test_run_out_of_patience_trains_no_further(tmp_path, cache):
     first = [(outcome.reason, outcome.step) for outcome in train_runs(runs)]
     assert [reason for reason, _ in first] == ["patience"] * 2
     assert [(outcome.reason, outcome.step) for outcome in train_runs(runs)] == first
-    alone = loop.train(runs[0], score=None)
-    assert (alone.reason, alone.step) == first[0]
+    separate = loop.train(runs[0], score=None)
+    assert (separate.reason, separate.step) == first[0]

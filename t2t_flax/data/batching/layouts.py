@@ -70,7 +70,7 @@ class Layouts:
 
     def _expected(self) -> list[Size]:
         """The size that packed rows of real tokens should not exceed: enough for the first updates. In most corpora a
-        window fits after a few tries of cutting it anew; in the others a larger size is chosen.
+        window fits after a few attempts to cut it again; in the others a larger size is chosen.
         """
         if not self._packed or self._config.batch_size_counts != "real_tokens":
             return []
@@ -80,7 +80,7 @@ class Layouts:
     def _of(self, epoch: int, window: int) -> list[Layout]:
         """The layout of each piece of a window.
 
-        An epoch without a cut of its own that fits uses the cut of epoch 0, for which the sizes were counted.
+        An epoch in which no own cut fits uses the cut of epoch 0, for which the sizes were counted.
         """
         fitting = self._first_fitting(epoch, window, self.counts.sizes) if epoch else None
         return fitting[1] if fitting else self._cut(0, window, int(self.counts.cuts[window]))
@@ -117,7 +117,7 @@ def make_sampler(store: TokenStore, config: Data, seed: int) -> BatchSampler:
             f"{config.pack_length}: a pair must fit into one packed row. Raise config.data.pack_length, or lower "
             "config.data.max_length."
         )
-    given = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length)
+    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length)
     if config.batch_size_counts == "padded_tokens":
-        return PaddedBatchSampler(*store.lengths, groups=config.batch_groups, **given)
-    return BatchSampler(*store.lengths, by_length=config.batching == "buckets", **given)
+        return PaddedBatchSampler(*store.lengths, groups=config.batch_groups, **settings)
+    return BatchSampler(*store.lengths, by_length=config.batching == "buckets", **settings)

@@ -51,17 +51,17 @@ class _Remaining:
         width = int(longer[0]) + 1 if len(longer) else 1
         keys = source.astype(np.int64) * width + target
         self._width, self._members = width, np.argsort(keys, kind="stable").tolist()
-        found, counts = np.unique(keys, return_counts=True)
+        unique, counts = np.unique(keys, return_counts=True)
         starts = np.cumsum(counts) - counts
-        self._head = dict(zip(found.tolist(), starts.tolist(), strict=True))
-        self._class_left = dict(zip(found.tolist(), counts.tolist(), strict=True))
+        self._head = dict(zip(unique.tolist(), starts.tolist(), strict=True))
+        self._class_left = dict(zip(unique.tolist(), counts.tolist(), strict=True))
         self._taken = bytearray(len(longer))
         sizes = np.bincount(longer, minlength=width)
         self._level_left = sizes.tolist()
         self._level_head = (len(longer) - np.cumsum(sizes)).tolist()
         self.levels = sum(1 << m for m in np.flatnonzero(sizes).tolist())
         self._by_shorter, self._uneven = [[0] * width, [0] * width], [0, 0]
-        for key in found.tolist():
+        for key in unique.tolist():
             s, t = divmod(key, width)
             if s != t:
                 self._by_shorter[s < t][max(s, t)] |= 1 << min(s, t)

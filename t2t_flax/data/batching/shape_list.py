@@ -51,7 +51,7 @@ def smallest_fitting(sizes: Sequence[Size], needed: Size) -> int | None:
 
 
 def bucket_edges(longest: int) -> list[int]:
-    """Row lengths from 8 up, each a multiple of 4 and about a quarter longer than the one before."""
+    """Row lengths from 8 up, each a multiple of 4 and about 25 % longer than the previous one."""
     edges = [8]
     while edges[-1] < longest:
         edges.append(max(edges[-1] + 4, 4 * round(edges[-1] * 1.25 / 4)))

@@ -19,7 +19,7 @@ from t2t_flax.filesystem import is_remote
 _BLOCK = 1 << 20
 _BOM = codecs.BOM_UTF8
 _BOM_STRIPPED = b"\nbyte order mark stripped"
-"""Appended to what is digested of a file with a byte order mark, which earlier versions read as text."""
+"""Added to the digest of a file with a byte order mark, which earlier versions read as text."""
 
 
 class TextSource(Source):
@@ -105,7 +105,7 @@ TSV_FORM = Form(
 
 
 def existing_file(name: str, context: Context) -> epath.Path:
-    """The path of a file named in a spec. Raises UserError for what is not a file that can be read repeatedly."""
+    """The path of a file named in a spec. Raises UserError if it is not a file that can be read repeatedly."""
     path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
     if not path.exists():
         relative = not (context.root or path.is_absolute())

@@ -30,7 +30,7 @@ class TokenStore:
         """The location that all hosts share: an object store, of which `folder` is a local copy, or `folder` itself."""
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
-        """Identifies what the store was made from: corpus, tokenizers, policies."""
+        """Identifies the inputs of the store: corpus, tokenizers, policies."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in SIDES}
         self.source_lengths = self._sides["source"][2]

@@ -1,6 +1,6 @@
 """subword-nmt's byte-pair codes over pre-tokenized text, as used with fairseq, Marian and others.
 
-The vocabulary is what the segmented training text holds, most frequent piece first. One file keeps codes and vocabulary.
+The vocabulary is the pieces of the segmented training text, most frequent first. One file holds codes and vocabulary.
 """
 
 import collections

@@ -56,8 +56,8 @@ class SymbolTokenizer(ListTokenizer):
     @staticmethod
     def of(texts: Iterable[str]) -> "SymbolTokenizer":
         """The tokenizer of all symbols of the texts, the most frequent first."""
-        found = Counter(symbol for text in texts for symbol in text.split())
-        return SymbolTokenizer(SymbolTokenizer.write(sorted(found, key=lambda symbol: (-found[symbol], symbol))))
+        counts = Counter(symbol for text in texts for symbol in text.split())
+        return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
 
     def encode(self, text):
         return [self.ids.get(symbol, UNK) for symbol in text.split()]
