@@ -85,7 +85,7 @@ def best_at_4(tmp_path_factory, cache):
         eval=dict(decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
     )
-    loop.train(start(config, workdir, cache), score=lambda *_: next(scores))
+    loop.train(start(config, workdir, cache), score=lambda *_: {"valid_bleu": next(scores)})
     assert Checkpoints(workdir / "checkpoints", keep_last=9).steps() == [4, 10]
     return workdir
 
@@ -114,7 +114,7 @@ def test_average_stops_at_a_gap_after_keep_last_grows(best_at_4, tmp_path, cache
         eval=dict(decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=5, keep_best=1),
     )
-    loop.train(start(config, copy, cache), score=lambda *_: 1.0)
+    loop.train(start(config, copy, cache), score=lambda *_: {"valid_bleu": 1.0})
     assert Checkpoints(copy / "checkpoints", keep_last=9).steps() == [4, 10, 12, 14]
     assert load(copy, average=3, overrides=HERE).steps == (14, 12, 10)
     with pytest.raises(UserError, match=r"has \[10, 12, 14\] \(left out, kept only as best: \[4\]\)"):
