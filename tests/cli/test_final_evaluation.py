@@ -38,7 +38,7 @@ def config_of(workdir, test=SETS, **checkpoint):
 def ended(tmp_path_factory, cache):
     """A run that its patience ended at update 4, with its best checkpoint at 2."""
     workdir, scores = tmp_path_factory.mktemp("ended"), iter([3.0, 2.0])
-    outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: next(scores))
+    outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: {"valid_bleu": next(scores)})
     assert (outcome.reason, outcome.step) == ("patience", 4)
     return workdir
 
