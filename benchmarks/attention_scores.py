@@ -2,9 +2,9 @@
 
     python -m benchmarks.attention_scores --out=benchmarks/results/attention_scores.json
 
-Time and temporary memory are those of the compiled forward and backward of the scores, the softmax and the sum of values,
-without projections; in each round the scores take turns. Saturation: mean over queries of sum_j p_j (1 - p_j) over 32 keys of
-unit-variance components; 1 - 1/32 is uniform, 0 is one key alone, and the softmax's gradient is proportional to it.
+Time and temporary memory are of the compiled forward and backward of scores, softmax and weighted sum of values, without
+projections; the score functions alternate in each round. Saturation: mean over queries of sum_j p_j (1 - p_j) over 32 keys
+with unit-variance components. 1 - 1/32 is uniform, 0 is all weight on one key; the softmax gradient is proportional to it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ KEYS, QUERIES = 32, 4096
 
 
 def program(score: str, rows: int, length: int, heads: int, d_k: int):
-    """(compiled forward and backward, its inputs) of one score at this shape."""
+    """(compiled forward and backward, its inputs) of one score function at this shape."""
     module, shape = SCORES[score](), (rows, length, heads, d_k)
     q, k, v = (jax.random.normal(jax.random.key(i), shape) for i in range(3))
     params = jax.jit(module.init)(jax.random.key(3), q, k)
@@ -36,7 +36,7 @@ def program(score: str, rows: int, length: int, heads: int, d_k: int):
 
 
 def saturation(score: str, d_k: int) -> float:
-    """Mean of sum p (1 - p) of queries over 32 keys."""
+    """Mean over queries of sum p (1 - p) over 32 keys."""
     module = SCORES[score]()
     q, k = (jax.random.normal(jax.random.key(i), (QUERIES, n, 1, d_k)) for i, n in ((0, 1), (1, KEYS)))
 
@@ -49,11 +49,11 @@ def saturation(score: str, d_k: int) -> float:
 
 
 def main() -> None:
-    """Prints the figures and writes the record."""
+    """Prints the results and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="where to write the record (default: print it only)")
-    parser.add_argument("--d_k", default="16,64,512", help="widths of a head")
-    parser.add_argument("--length", type=int, default=64, help="queries, and keys, of a row")
+    parser.add_argument("--d_k", default="16,64,512", help="head widths")
+    parser.add_argument("--length", type=int, default=64, help="number of queries and keys per row")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
@@ -63,9 +63,9 @@ def main() -> None:
     times = {case: [] for case in programs}
     for _ in range(args.rounds + 1):
         for case, (compiled, inputs) in programs.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             jax.block_until_ready(compiled(*inputs))
-            times[case].append((time.perf_counter() - began) * 1e3)
+            times[case].append((time.perf_counter() - start) * 1e3)
     rows = [
         {
             "score": score,

@@ -1,12 +1,12 @@
-"""What single keys do, trained: small runs with one budget, one table.
+"""Ablations of single config keys: small training runs with equal budgets, summarized in a table.
 
     python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300 --base=multi30k
     python -m benchmarks.comparisons --steps=200 --base=toy
 
 Multi30k captions (configs/text.py) for positions, score functions, restricted attention and label smoothing; the
-built-in corpus for the layer types of the paper's Table 1. Every run differs from its base in the keys of its row
-alone. Results are added to --out as they come; a variant that is there already is not run again. --table writes the
-page from the file.
+built-in corpus for the layer types of the paper's Table 1. Each run differs from its base only in the keys of its row.
+Results are appended to --out as runs finish; variants already in the file are skipped. --table names the page
+generated from the file.
 """
 
 import argparse
@@ -39,31 +39,31 @@ TITLES = {
     "toy": "Built-in corpus (version 1 of its text), `configs/toy.py`, {steps} updates of 2,048 tokens",
 }
 
-READING = """## Reading it
+READING = """## Interpretation
 
-Every run is stopped far from its end, where what learns fast leads. So:
+All runs stop long before convergence, which favours variants that learn fast.
 
-- The scale of the dot product does what the paper says of it (3.2.1): without it d_k 8 loses 5 BLEU and d_k 128 hardly learns.
-  Additive attention comes close at d_k 8; at 128 it takes 4.6 times the time of the scaled product and is behind.
-- Label smoothing raises perplexity, as the paper says. That 0.1 raises BLEU is not shown: 11.53 and 11.91 are within each
+- Scaling the dot product has the effect stated in the paper (3.2.1): without it d_k 8 loses 5 BLEU and d_k 128 hardly learns.
+  Additive attention comes close at d_k 8; at 128 it takes 4.6 times as long as the scaled product and scores lower.
+- Label smoothing increases perplexity, as the paper says. That 0.1 increases BLEU is not shown: 11.53 and 11.91 are within each
   other's interval, and 0.2 is worse at this budget.
 - Learned positions, and even none, are ahead of sinusoids after 300 updates. The paper's "nearly identical" (Table 3, row E) is
-  about trained models; it is neither shown nor refuted here.
-- A window of 9 costs nothing measurable on sentences of 14 tokens.
-- On the short sentences of the built-in corpus attention is the slowest of the layer types to learn in 200 updates; after
-  1,000 it reached 95 BLEU.
+  about fully trained models; these runs neither confirm nor refute it.
+- A window of 9 has no measurable cost on sentences of 14 tokens.
+- On the short sentences of the built-in corpus, attention learns slowest of the layer types in 200 updates; after 1,000 it
+  reached 95 BLEU.
 """
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the variants that the file lacks, and writes the page."""
+    """Runs the variants missing from the results file and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--multi30k", metavar="DIR", help="folder with {train,val,test2016}.{en,de}.gz; without: only toy"
+        "--multi30k", metavar="DIR", help="folder with {train,val,test2016}.{en,de}.gz; without it only toy is run"
     )
-    parser.add_argument("--base", choices=tuple(TITLES), action="append", help="only these; may be given twice")
+    parser.add_argument("--base", choices=tuple(TITLES), action="append", help="run only this base; may be repeated")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--only", default="", help="variants whose name holds this text")
+    parser.add_argument("--only", default="", help="run only variants whose name contains this text")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "comparisons.json")
     parser.add_argument("--table", type=Path, default=ROOT / "docs" / "comparisons.md")
     args = parser.parse_args(argv)
@@ -72,10 +72,10 @@ def main(argv: list[str] | None = None) -> None:
         if base not in (args.base or TITLES) or base == "multi30k" and not args.multi30k:
             continue
         for name, keys in variants.items():
-            told = {"base": base, "name": name, "steps": args.steps, "keys": keys}
-            if args.only in name and not any(told.items() <= r.items() for r in rows):
+            entry = {"base": base, "name": name, "steps": args.steps, "keys": keys}
+            if args.only in name and not any(entry.items() <= r.items() for r in rows):
                 print(f"{base}: {name}", flush=True)
-                rows.append(told | run(base, keys, args) | {"machine": machine()})
+                rows.append(entry | run(base, keys, args) | {"machine": machine()})
                 args.out.write_text(json.dumps(rows, indent=2) + "\n")
     args.table.parent.mkdir(exist_ok=True)
     args.table.write_text(page(rows))
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(base: str, keys: dict, args: argparse.Namespace) -> dict:
-    """One training run in a process and a folder of its own; what its record and metrics say."""
+    """Trains in a child process and a temporary folder; returns the scores, speed and size."""
     steps = args.steps
     common = {
         "train.steps": steps,
@@ -120,15 +120,15 @@ def run(base: str, keys: dict, args: argparse.Namespace) -> dict:
 def page(rows: list[dict]) -> str:
     """The results as Markdown."""
     out = [
-        "# What single keys do",
+        "# Effects of single config keys",
         "",
-        "Short runs, one seed each, the same budget in each table: they show directions, not best scores. BLEU is",
+        "Short runs with one seed each and equal budgets within a table: they show directions, not best scores. BLEU is",
         "sacreBLEU with its 95 % bootstrap half-width; perplexity is per token, without label smoothing; tokens/s is the",
-        "median of one run and depends on the machine (two cores of an AMD EPYC). Warm-up is a third of the updates, the last",
-        "checkpoint is scored, nothing is averaged; all else is as in the config named above each table.",
+        "median of one run and depends on the machine (two cores of an AMD EPYC). Warm-up is a third of the updates; the last",
+        "checkpoint is scored without averaging; everything else is as in the config named above each table.",
         "",
-        "Made by `python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300 --base=multi30k`, and with",
-        "`--steps=200 --base=toy`.",
+        "Generated by `python -m benchmarks.comparisons --multi30k=DATA/multi30k/raw --steps=300 --base=multi30k` and by the",
+        "same command with `--steps=200 --base=toy`.",
     ]
     for base, title in TITLES.items():
         for steps in sorted({r["steps"] for r in rows if r["base"] == base}):

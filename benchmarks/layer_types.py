@@ -1,10 +1,10 @@
-"""The layer types of the paper's Table 1, counted and measured: formula, FLOPs, time, dependent chain, path length.
+"""The layer types of the paper's Table 1: formulas, counted FLOPs, measured time, dependent chain and path length.
 
     python -m benchmarks.layer_types --out=FOLDER
 
-Writes layer_types.json and layer_types.png. Layers are the model's own mixers in their encoder form, except that the
-recurrent ones run in one direction, as Table 1 counts them, and dilated convolutions are causal, as ByteNet's. Time is
-of forward and backward, compiled, the median of rounds in which all layers take turns.
+Writes layer_types.json and layer_types.png. The layers are the model's own mixers in their encoder form, except that
+recurrent ones are unidirectional, as in Table 1, and dilated convolutions are causal, as in ByteNet. Times are of the
+compiled forward and backward pass: medians over rounds in which the layers alternate.
 """
 
 import argparse
@@ -51,7 +51,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 def path_formula(config: Model, n: int) -> int:
-    """Layers from one end of n positions to the other, or the recurrence's own steps."""
+    """Number of layers to connect the ends of n positions; for recurrent layers the number of steps."""
     if config.mixer in ("lstm", "gru"):
         return n
     if config.mixer == "attention":
@@ -65,13 +65,13 @@ def path_formula(config: Model, n: int) -> int:
 
 
 def is_causal(config: Model) -> bool:
-    """Whether the layer is measured in the decoder's form: recurrent and dilated ones are."""
+    """Whether the layer is measured in its causal form: recurrent layers and dilated convolutions."""
     return config.mixer in ("lstm", "gru", "dilated_conv")
 
 
 @functools.cache
 def layer_of(config: Model, depth: int = 0) -> tuple[Callable, Any]:
-    """(function of (params, x [B, n, D]), params) of a mixer over rows of one segment."""
+    """(function of (params, x [B, n, D]), params) of a mixer; each row is one segment."""
     module = make_mixer(config, jnp.dtype("float32"), causal=is_causal(config), depth=depth)
 
     def one_segment(x):
@@ -83,7 +83,7 @@ def layer_of(config: Model, depth: int = 0) -> tuple[Callable, Any]:
 
 
 def forward_flops(config: Model, n: int) -> float:
-    """Of the matrix products over one row of n positions, by the mixer's formula."""
+    """FLOPs of the matrix products for one row of n positions, by the mixer's formula."""
     mixer, _ = MIXERS[config.mixer]
     return 2 * mixer.multiply_adds(config, n, n * n, causal=is_causal(config))
 
@@ -97,7 +97,7 @@ def dependence(config: Model, n: int, depth: int = 0) -> np.ndarray:
 
 
 def layers_to_connect(config: Model, n: int) -> int:
-    """Layers until every output depends on every input that the layer may ever see (a causal one: none after it)."""
+    """Number of layers until every output depends on every input (causal layers: on every earlier input)."""
     goal = np.tril(np.ones((n, n), bool)) if is_causal(config) else np.ones((n, n), bool)
     reach, layers, single = np.eye(n, dtype=bool), 0, dependence(config, n)
     while not (reach == goal).all():
@@ -109,7 +109,7 @@ def layers_to_connect(config: Model, n: int) -> int:
 
 
 def dependent_chain(config: Model, n: int) -> int:
-    """Longest chain of sequential steps in the layer's program: the iterations of its loops, or 1."""
+    """Longest chain of sequential steps in the layer's program: its loop iterations, or 1."""
     apply, params = layer_of(config)
     jaxpr = jax.make_jaxpr(apply)(params, jax.ShapeDtypeStruct((1, n, config.d_model), jnp.float32))
     return max(1, _chain(jaxpr.jaxpr))
@@ -137,12 +137,12 @@ def _subprograms(params: dict[str, Any]):
 
 
 def path_length(config: Model, n: int) -> int:
-    """Measured: the layers that connect the ends, times the steps inside one of them."""
+    """Measured path length: number of layers to connect the ends, times the sequential steps in each."""
     return layers_to_connect(config, n) * dependent_chain(config, n)
 
 
 def measure(configs: dict[str, Model], lengths: list[int], batch: int, rounds: int) -> dict[str, dict[int, float]]:
-    """Milliseconds of forward and backward by layer and n; the layers take turns in each round."""
+    """Milliseconds of forward and backward by layer and n; the layers alternate in each round."""
     programs = {}
 
     def build(name, n):
@@ -156,21 +156,21 @@ def measure(configs: dict[str, Model], lengths: list[int], batch: int, rounds: i
     repeats, times = {}, {case: [] for case in programs}
     for case, (program, inputs) in programs.items():
         jax.block_until_ready(program(*inputs))
-        began = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(program(*inputs))
-        repeats[case] = max(1, int(0.01 / (time.perf_counter() - began)))
+        repeats[case] = max(1, int(0.01 / (time.perf_counter() - start)))
     for _ in range(rounds):
         for case, (program, inputs) in programs.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(repeats[case]):
                 out = program(*inputs)
             jax.block_until_ready(out)
-            times[case].append((time.perf_counter() - began) / repeats[case] * 1e3)
+            times[case].append((time.perf_counter() - start) / repeats[case] * 1e3)
     return {name: {n: statistics.median(times[name, n]) for n in lengths} for name in configs}
 
 
 def draw(record: dict[str, Any], figure_class) -> bytes:
-    """A PNG: a column for each d_model; time above, counted FLOPs below."""
+    """A PNG with one column per d_model: time above, counted FLOPs below."""
     widths, lengths = record["d_model"], record["n"]
     figure = figure_class(figsize=(4 * len(widths), 6.5), layout="constrained")
     axes = figure.subplots(2, len(widths), squeeze=False, sharex=True)
@@ -193,23 +193,23 @@ def draw(record: dict[str, Any], figure_class) -> bytes:
 
 
 def main() -> None:
-    """Prints the table, writes record and picture."""
+    """Prints the table and writes the record and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=".", help="folder for layer_types.json and layer_types.png")
     parser.add_argument("--n", default="16,32,64,128,256,512", help="lengths")
     parser.add_argument("--d_model", default="64,128,256", help="widths")
     parser.add_argument("--batch", type=int, default=4, help="rows")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--path_n", type=int, default=64, help="positions of the measured path")
+    parser.add_argument("--path_n", type=int, default=64, help="number of positions for the measured path")
     args = parser.parse_args()
     lengths, widths = ([int(x) for x in text.split(",")] for text in (args.n, args.d_model))
     shape = lambda name, d: Model(d_model=d, num_heads=max(1, d // 32), **LAYERS[name]["keys"])  # noqa: E731
     layers = {}
-    for name, about in LAYERS.items():
+    for name, layer in LAYERS.items():
         small = shape(name, 32)
         layers[name] = {
-            **{k: about[k] for k in ("table", "formula")},
-            "order": {k: about[k] for k in ("chain", "path")},
+            **{k: layer[k] for k in ("table", "formula")},
+            "order": {k: layer[k] for k in ("chain", "path")},
             "dependent_chain": [dependent_chain(small, n) for n in lengths],
             "path": {
                 "n": args.path_n,

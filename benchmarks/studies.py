@@ -1,8 +1,8 @@
-"""docs/studies.md: the paper's studies redone by our own sweeps, from the records of what was trained.
+"""Generates docs/studies.md, replications of the paper's studies, from the records of our sweeps and runs.
 
-python -m benchmarks.studies --table3=sweeps/table3                      the record of a finished sweep, then the page
-python -m benchmarks.studies --parsing=runs/parsing/eval/test-4000-mean5.json  that of a parser, then the page
-python -m benchmarks.studies                                             the page, from the records alone
+python -m benchmarks.studies --table3=sweeps/table3    writes the record of a finished sweep, then the page
+python -m benchmarks.studies --parsing=runs/parsing/eval/test-4000-mean5.json    the same for a parser
+python -m benchmarks.studies                           writes the page from the existing records
 """
 
 import argparse
@@ -26,10 +26,10 @@ from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 
 
 def table3_record(sweep: Path) -> dict[str, Any]:
-    """What a sweep of Table 3 found, row by row, in the order of the sweep."""
-    folder, described = Folder(sweep.absolute()), read_sweep(sweep)
-    table, _ = rows(folder, described, "sacrebleu", "base")
-    order = list(dict.fromkeys(trial["row"] for trial in described["trials"].values()))
+    """The results of a Table 3 sweep, one entry per row, in the sweep's order."""
+    folder, sweep_record = Folder(sweep.absolute()), read_sweep(sweep)
+    table, _ = rows(folder, sweep_record, "sacrebleu", "base")
+    order = list(dict.fromkeys(trial["row"] for trial in sweep_record["trials"].values()))
     first = read_record(next(result.record for row in table for result in row.results))
     return {
         "what": "rows of Table 3 with widths an eighth and depths half, Multi30k English-German, test2016",
@@ -39,13 +39,13 @@ def table3_record(sweep: Path) -> dict[str, Any]:
         "data": {key: first["data"][key] for key in ("corpus", "sentences", "digest")},
         "parameters": first["parameters"],
         "versions": first["versions"],
-        "code": described["code"],
+        "code": sweep_record["code"],
         "machine": machine(),
-        "rows": [_found(folder, row) for row in sorted(table, key=lambda row: order.index(row.name))],
+        "rows": [_row_entry(folder, row) for row in sorted(table, key=lambda row: order.index(row.name))],
     }
 
 
-def _found(folder: Folder, row: Row) -> dict[str, Any]:
+def _row_entry(folder: Folder, row: Row) -> dict[str, Any]:
     records = [read_record(result.record) for result in row.results]
     curves = [learning_curve(folder, result.name) for result in row.results]
     return {
@@ -63,17 +63,17 @@ def _found(folder: Folder, row: Row) -> dict[str, Any]:
 
 
 def parsing_record(path: Path) -> dict[str, Any]:
-    """The record of a parser's evaluation with the command that trained it; paths of this machine are left out."""
+    """A parser's evaluation record with its training command; local paths are omitted."""
     record = read_record(path)
     run = path.parents[1]
     marker = json.loads((run / "complete.json").read_text())
     config = record["config"]
-    given = {"data.root": "DATA/craft_treebank"}
+    overrides = {"data.root": "DATA/craft_treebank"}
     if config["train"]["steps"] != load_config("configs/parsing.py").train.steps:
-        given["train.steps"] = str(config["train"]["steps"])
+        overrides["train.steps"] = str(config["train"]["steps"])
     return {
         "what": "a small parser on the CRAFT treebank, labelled F1 on its dev split",
-        "command": train_command("configs/parsing.py", given, {}, "runs/parsing"),
+        "command": train_command("configs/parsing.py", overrides, {}, "runs/parsing"),
         "note": "other programs ran on the two cores beside the training for a part of it",
         "seconds": {key: round(value, 1) for key, value in marker["seconds"].items()},
         "updates": marker["step"],
@@ -96,37 +96,37 @@ def parsing_record(path: Path) -> dict[str, Any]:
 
 
 def by_words(answers: list[str], references: list[str]) -> list[dict[str, Any]]:
-    """F1 and evalb_f1 of sentences of so many words, and how many answers leave words without a tag."""
+    """F1 and evalb_f1 by sentence length, and how many outputs leave words without a tag."""
     gold = [tree for _, tree in read_trees(references, "the references")]
-    found = [tree for _, tree in read_trees(answers, "the answers")]
-    counts = np.array([bracket_counts(answer, reference) for answer, reference in zip(found, gold, strict=True)])
+    predicted = [tree for _, tree in read_trees(answers, "the answers")]
+    counts = np.array([bracket_counts(answer, reference) for answer, reference in zip(predicted, gold, strict=True)])
     words = np.array([len(leaves(tree)) for tree in gold])
-    untagged = np.array([any(leaf.tag == UNKNOWN_TAG for leaf in leaves(tree)) for tree in found])
-    refused = counts[:, COUNTS.index("skipped_by_evalb")] > 0
+    untagged = np.array([any(leaf.tag == UNKNOWN_TAG for leaf in leaves(tree)) for tree in predicted])
+    skipped = counts[:, COUNTS.index("skipped_by_evalb")] > 0
     rows = []
     for low, high in ((1, 10), (11, 20), (21, 30), (31, 45), (46, None)):
-        here = (words >= low) & (words <= (high or words.max()))
-        taken = here & ~refused
+        selected = (words >= low) & (words <= (high or words.max()))
+        scored = selected & ~skipped
         rows.append({
             "words": [low, high],
-            "sentences": int(here.sum()),
-            "f1": round(f1(counts[here].sum(0)), 2),
-            "taken_by_evalb": int(taken.sum()),
-            "evalb_f1": round(f1(counts[taken].sum(0)), 2) if taken.any() else None,
-            "with_words_without_tag": int((here & untagged).sum()),
-            "of_these_taken_by_evalb": int((taken & untagged).sum()),
+            "sentences": int(selected.sum()),
+            "f1": round(f1(counts[selected].sum(0)), 2),
+            "taken_by_evalb": int(scored.sum()),
+            "evalb_f1": round(f1(counts[scored].sum(0)), 2) if scored.any() else None,
+            "with_words_without_tag": int((selected & untagged).sum()),
+            "of_these_taken_by_evalb": int((scored & untagged).sum()),
         })  # fmt: skip
     return rows
 
 
 def main() -> None:
-    """Writes the records that are asked for, and the page."""
+    """Writes the requested records and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--table3", metavar="DIR", help="folder of a finished sweep of configs/sweeps/table3.py:two_cores"
     )
     parser.add_argument("--parsing", metavar="FILE.json", help="evaluation record of a run of configs/parsing.py")
-    parser.add_argument("--page", default=str(PAGE), help="where the page goes")
+    parser.add_argument("--page", default=str(PAGE), help="path of the page")
     args = parser.parse_args()
     if args.table3:
         publish(table3_record(Path(args.table3)), str(TABLE3))

@@ -1,4 +1,4 @@
-"""The words and tables of docs/studies.md; see `studies`."""
+"""Text and tables of docs/studies.md; see `studies`."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 TABLE3, PARSING = RESULTS / "table3_multi30k.json", RESULTS / "parsing_craft.json"
 PAGE = Path("docs/studies.md")
 _NORMAL = np.random.default_rng(0).permutation(special.ndtri((np.arange(1000) + 0.5) / 1000))
-"""Stands for the bootstrap over sentences, of which the records hold the standard deviation alone."""
+"""Approximates the bootstrap over sentences: the records store only its standard deviation."""
 _CHANGES = {
     "a_h1": "1 head instead of 8",
     "b_dk16": "d_k a quarter",
@@ -35,11 +35,11 @@ _CHANGES = {
     "e_learned": "learned positions",
 }
 _NO_EFFECT = {"BLEU": 0.15, "ln PPL": 0.005}
-"""Differences of the paper's table that its rounding and its seeds do not carry."""
+"""Differences in the paper's table that are within its rounding and seed noise."""
 
 
 def page() -> str:
-    """The page, as far as there are records."""
+    """The page, with a section for each existing record."""
     parts = [_INTRODUCTION]
     if TABLE3.exists():
         record = json.loads(TABLE3.read_text())
@@ -55,13 +55,13 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def table3(record: dict[str, Any]) -> str:
-    """Our rows beside the paper's: each effect is a difference to base."""
+    """Our rows beside the paper's; each effect is a difference to base."""
     base, *others = sorted(record["rows"], key=lambda row: row["row"] != "base")
     _, paper_ppl, paper_bleu = TABLE3_ROWS["base"]
     on_bleu = bleu_to_base([row["against_base"] for row in others])
     on_ppl = to_base(np.log([row["perplexity"] for row in (base, *others)]))
-    own = [f"{np.mean(base['bleu']):.2f} ({_listed(base['bleu'])})", ""]
-    lines = [["base", f"{paper_bleu:.1f}", *own, "", f"{paper_ppl:.2f}", _listed(base["perplexity"]), "", ""]]
+    cells = [f"{np.mean(base['bleu']):.2f} ({_listed(base['bleu'])})", ""]
+    lines = [["base", f"{paper_bleu:.1f}", *cells, "", f"{paper_ppl:.2f}", _listed(base["perplexity"]), "", ""]]
     for row, bleu_here, ppl_here in zip(others, on_bleu, on_ppl, strict=True):
         _, ppl, bleu = TABLE3_ROWS[row["row"]]
         lines.append([
@@ -133,18 +133,18 @@ def _effects(resampled: list[np.ndarray], means: list[float]) -> list[Effect]:
     ]
 
 
-def effect(of: str, paper: float, here: Effect) -> str:
-    """Whether a difference to base points the way that it does in the paper."""
-    sure = here.p_value < LEVEL
-    if abs(paper) < _NO_EFFECT[of]:
-        return "none in the paper, one here" if sure else "none in the paper, none sure here"
-    if not sure:
+def effect(score: str, paper: float, here: Effect) -> str:
+    """Whether a difference to base has the same sign as in the paper."""
+    significant = here.p_value < LEVEL
+    if abs(paper) < _NO_EFFECT[score]:
+        return "none in the paper, significant here" if significant else "none in the paper, not significant here"
+    if not significant:
         return "inconclusive"
-    return "**the same way**" if paper * here.difference > 0 else "**the other way**"
+    return "**same direction**" if paper * here.difference > 0 else "**opposite direction**"
 
 
 def parsing(record: dict[str, Any]) -> str:
-    """The parser's scores in a table."""
+    """A table of the parser's scores."""
     scores = record["scores"]
     interval = scores["f1"]["confidence"]
     cells = [f"**{scores['f1']['score']:.2f}**", f"{interval['low']:.2f} to {interval['high']:.2f}"]
@@ -155,26 +155,26 @@ def parsing(record: dict[str, Any]) -> str:
 
 
 def parsing_read(record: dict[str, Any]) -> str:
-    """What the parser's scores say, in words."""
+    """Interpretation of the parser's scores, and a table by sentence length."""
     scores, rows, sentences = record["scores"], record["by_words"], record["data"]["sentences"]
-    taken = scores["evalb_f1"]
+    evalb = scores["evalb_f1"]
     (before, earlier), (last, nll) = record["valid_nll"][-2:]
-    well_formed, share = scores["well_formed"]["score"], 100 * taken["sentences"] / sentences
-    short_of_tags = sum(row["with_words_without_tag"] for row in rows)
-    also_taken = sum(row["of_these_taken_by_evalb"] for row in rows)
-    said = (
-        "What this says: the model loses count of the words, the more the longer the sentence. "
-        f"{well_formed:.0f} % of its outputs are a tree with just one tag for each word; the others are mended (tags too many "
-        "go, words too many become `XX` where the output ends) and scored like that: a tag left out in the middle shifts all "
-        f"brackets after it. In {short_of_tags:,} answers words are left without a tag. EVALB leaves out the sentences in "
-        f"which an answer has punctuation at other places, all but {also_taken} of these among them; with its limit on errors "
-        f"lifted it would print {taken['score']:.2f} for the {share:.0f} % that it takes, which are also the easier ones; F1 "
-        f"above is over all {sentences:,}. The dev split is watched in training, but chooses no checkpoint; the model "
-        f"stood there at {earlier:.3f} nats a symbol after {before:,} updates and at {nll:.3f} after {last:,}."
+    well_formed, share = scores["well_formed"]["score"], 100 * evalb["sentences"] / sentences
+    untagged = sum(row["with_words_without_tag"] for row in rows)
+    untagged_scored = sum(row["of_these_taken_by_evalb"] for row in rows)
+    text = (
+        "The model loses count of the words, more so in longer sentences. "
+        f"{well_formed:.0f} % of its outputs are trees with exactly one tag per word; the others are repaired (surplus tags are "
+        "dropped, surplus words become `XX` at the end of the output) and then scored, so a tag missing in the middle shifts all "
+        f"later brackets. {untagged:,} outputs leave words without a tag. EVALB skips sentences in which the output has "
+        f"punctuation at other positions, including all but {untagged_scored} of these; without its limit on errors it would "
+        f"print {evalb['score']:.2f} for the {share:.0f} % that it scores, which are also the easier ones; the F1 above is over "
+        f"all {sentences:,}. The dev split is monitored during training but does not select a checkpoint; its loss was "
+        f"{earlier:.3f} nats per symbol after {before:,} updates and {nll:.3f} after {last:,}."
     )
     lines = [
         [
-            f"{low} to {high}" if high else f"from {low}",
+            f"{low} to {high}" if high else f"{low} or more",
             str(row["sentences"]),
             f"{row['f1']:.1f}",
             str(row["taken_by_evalb"]),
@@ -183,8 +183,8 @@ def parsing_read(record: dict[str, Any]) -> str:
         for row in rows
         for low, high in [row["words"]]
     ]
-    head = ["words", "sentences", "F1", "of these taken by EVALB", "F1 of these"]
-    return f"{textwrap.fill(said, 125)}\n\n{_markdown(head, lines)}"
+    head = ["words", "sentences", "F1", "scored by EVALB", "F1 of these"]
+    return f"{textwrap.fill(text, 125)}\n\n{_markdown(head, lines)}"
 
 
 def _facts(record: dict[str, Any]) -> str:
@@ -199,37 +199,35 @@ def _listed(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-_INTRODUCTION = """# The paper's studies, redone
+_INTRODUCTION = """# Replications of the paper's studies
 
-What the paper says that each part of the model is worth (Table 3), and that it parses (6.3), asked again with the sweeps of
-this repository at sizes that two CPU cores can train. The tables are made from records of the runs by
-`python -m benchmarks.studies`; the commands below them make the runs again."""
+The ablations of the paper's Table 3 and its parsing experiment (6.3), replicated with this repository's sweeps at sizes that
+two CPU cores can train. `python -m benchmarks.studies` generates the tables from the records of the runs; the commands below
+the tables repeat the runs."""
 
 _TABLE3 = """\
-The paper trains 65 M parameters for 100,000 updates of 25,000 tokens and gives one figure for each row, on newstest2013. Here
-every width is an eighth of the paper's and every depth half of it, so that all ratios between rows are the paper's; a row is
-trained with two seeds, all for the same number of updates. Perplexity is by piece, on the test set.
+The paper trains 65 M parameters for 100,000 updates of 25,000 tokens and reports one number per row, on newstest2013. Here all
+widths are an eighth and all depths half of the paper's, which preserves the ratios between rows; each row is trained with two
+seeds, all for the same number of updates. Perplexity is per piece, on the test set.
 
-*To base* is the difference of the means, its 95 % interval and its two-sided p, both corrected for the number of rows (Holm):
-where p is 0.05 or more the interval holds 0, and the effect is inconclusive. Two seeds of one row say next to nothing about
-their spread, so it is estimated from all rows together, which takes them to vary alike, as in the table of `sweep --report`. For
-BLEU the choice of sentences is in the interval too (paired bootstrap); for perplexity it is not: what is said of it holds for
-this test set."""
+*To base* is the difference of the means with its 95 % interval and two-sided p-value, both corrected for the number of rows
+(Holm): if p is 0.05 or more, the interval contains 0 and the effect is inconclusive. Two seeds per row say little about their
+spread, so it is estimated from all rows together, assuming equal variance, as in the table of `sweep --report`. For BLEU the
+interval includes the sampling of sentences (paired bootstrap); for perplexity it does not, so those results hold for this test
+set only."""
 
 _READ = """\
-What this says:
-
-- **Most effects of the paper are here too.** A smaller d_k, fewer layers and no dropout cost perplexity; the largest cuts (d_k a
-  quarter, a third of the layers, no dropout) cost BLEU as well. Without label smoothing perplexity is better, as in the
-  paper ("this hurts perplexity"); whether BLEU suffers is inconclusive here.
-- **One head is inconclusive.** Here eight heads are 8 dimensions wide each, in the paper 64; what a row does at this size
-  need not be what it does at the paper's.
-- **Learned positions** leave the perplexity where it was, as in the paper. BLEU is lower in both seeds, but not clearly.
-- The clear effects on BLEU are larger here than in the paper, and so is chance: two seeds of one row are up to 2.7 BLEU apart.
-  A single run a row, as is usual in ablations, would have told nothing about the small effects.
-- What is inconclusive becomes clearer with more seeds: the same command with `--seeds=5 --extend`."""
+- **Most of the paper's effects are reproduced.** A smaller d_k, fewer layers and no dropout worsen perplexity; the largest
+  changes (a quarter of d_k, a third of the layers, no dropout) lower BLEU as well. Without label smoothing perplexity is
+  better, as in the paper ("this hurts perplexity"); whether BLEU is lower is inconclusive here.
+- **One head is inconclusive.** Eight heads are 8 dimensions wide each here and 64 in the paper; an effect at this size need
+  not equal the effect at the paper's.
+- **Learned positions** do not change perplexity, as in the paper. BLEU is lower with both seeds, but not significantly.
+- The significant effects on BLEU are larger here than in the paper, and so is the noise: two seeds of one row differ by up to
+  2.7 BLEU. A single run per row, as is usual in ablations, would have shown nothing about the small effects.
+- To resolve the inconclusive effects, add seeds: the same command with `--seeds=5 --extend`."""
 
 _PARSING = """\
-The paper's parser has 4 layers of d_model 1024 and is trained on 40,000 sentences of the Wall Street Journal: F1 91.3 on its
-section 23 (Table 4). The Penn Treebank is not free, so this is the CRAFT treebank, whose text is biomedical; the model is small
-(`configs/parsing.py`). The two figures cannot be compared: this one says that the task works from end to end."""
+The paper's parser has 4 layers of d_model 1024 and is trained on 40,000 sentences of the Wall Street Journal: F1 91.3 on
+section 23 (Table 4). The Penn Treebank is not free, so this run uses the biomedical CRAFT treebank and a small model
+(`configs/parsing.py`). The two scores cannot be compared; this one shows that the task works end to end."""

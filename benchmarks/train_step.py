@@ -1,12 +1,12 @@
-"""Real target tokens/s of the train step beside PyTorch's `nn.Transformer` of the same size on the same batches.
+"""Throughput of the train step in real target tokens/s, against PyTorch's `nn.Transformer` of the same size.
 
     pip install -e '.[torch]' && python -m benchmarks.train_step --model=tiny --out=benchmarks/results/train_step_tiny.json
 
-Both sides see the same sentences, batch by batch, with lengths as in Multi30k (tiny) or WMT (base). Ours packs them as
-training does; PyTorch's rows are sorted by length and padded to the longest of the batch, which is its best plain
-way. Each runs in processes of its own, in turn, so that neither warms or starves the other; the ratio is that of the
-pairs of rounds. Loss, optimizer (Adam) and dropout are the same: on embeddings and on what each sublayer adds, none on
-attention weights and inside the feed-forward layers, where nn.Transformer would drop too.
+Both sides train on the same sentences, with lengths as in Multi30k (tiny) or WMT (base). Ours packs them as in training;
+for PyTorch they are sorted by length and padded to the longest of the batch, the best it can do without packing. The
+sides alternate in separate processes, so that neither affects the other; the ratio is computed per pair of
+processes. Loss, optimizer (Adam) and dropout are equal: dropout on embeddings and sublayer outputs, but not on attention
+weights or inside feed-forward layers, where nn.Transformer would apply it too.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SIZES = {
 
 
 def sentences(size: dict, batches: int, seed: int = 0) -> list:
-    """Batches of (source ids, target ids), at most `tokens` real target tokens each; gamma lengths, seeded."""
+    """Batches of (source ids, target ids) with at most `tokens` real tokens per side; gamma-distributed lengths, seeded."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def sentences(size: dict, batches: int, seed: int = 0) -> list:
 
 
 def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
-    """Seconds of each round over all batches with our train step."""
+    """Seconds per round over all batches with our train step, and details for the record."""
     from t2t_flax import config as config_lib
     from t2t_flax.process_setup import prepare_process
 
@@ -73,31 +73,33 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     state, shardings = init_state(c, module, tx, mesh)
     step = make_train_step(c, module, tx, mesh, shardings)
     lengths = [[np.array([len(p[n]) for p in b]) for n in (0, 1)] for b in batches]
-    placed = [first_fit(*x, size["row"]) for x in lengths]
+    placements = [first_fit(*x, size["row"]) for x in lengths]
     shards = mesh_lib.batch_shards(mesh)
-    rows = -(-max(int(p[0].max()) + 1 for p in placed) // shards) * shards
-    arrays = []
-    for batch, (row, *starts), lens in zip(batches, placed, lengths, strict=True):
-        one = {}
+    rows = -(-max(int(p[0].max()) + 1 for p in placements) // shards) * shards
+    device_batches = []
+    for batch, (row, *starts), lens in zip(batches, placements, lengths, strict=True):
+        arrays = {}
         for n, side in enumerate(("source", "target")):
             ids = np.concatenate([p[n] for p in batch])
             parts = fill_rows(
                 ids, np.cumsum(lens[n]) - lens[n], lens[n], np.arange(len(batch)), row, starts[n], rows, size["row"]
             )
-            one |= {side if k == "ids" else f"{side}_{k}": x[None] for k, x in parts.items()}
-        of = lambda first, last, one=one: {k: x[:, first:last] for k, x in one.items()}  # noqa: E731
-        arrays.append(mesh_lib.to_global(of, one["target"].shape, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)))
-    began = time.perf_counter()
+            arrays |= {side if k == "ids" else f"{side}_{k}": x[None] for k, x in parts.items()}
+        rows_between = lambda first, last, arrays=arrays: {k: x[:, first:last] for k, x in arrays.items()}  # noqa: E731
+        device_batches.append(
+            mesh_lib.to_global(rows_between, arrays["target"].shape, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
+        )
+    start = time.perf_counter()
     with mesh_lib.use(mesh):
-        compiled = step.lower(state, arrays[0]).compile()
-        compile_seconds = time.perf_counter() - began
+        compiled = step.lower(state, device_batches[0]).compile()
+        compile_seconds = time.perf_counter() - start
         seconds = []
         for _ in range(rounds + 1):
-            began = time.perf_counter()
-            for batch in arrays:
+            start = time.perf_counter()
+            for batch in device_batches:
                 state, metrics = compiled(state, batch)
             jax.block_until_ready(state)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
     return {
         "seconds": seconds[1:],
         "compile_seconds": compile_seconds,
@@ -108,7 +110,7 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
 
 
 def run_torch(size: dict, batches: list, rounds: int) -> dict:
-    """The same with nn.Transformer, eager, as installed: post-norm, tied matrix, label smoothing, Adam."""
+    """The same with eager nn.Transformer: post-norm, tied embeddings, label smoothing, Adam."""
     import math
 
     import torch
@@ -158,10 +160,10 @@ def run_torch(size: dict, batches: list, rounds: int) -> dict:
             out[i, : len(row)] = torch.tensor(row)
         return out
 
-    # Sorted by length and cut so that a batch's padding is small: what an eager loop without packing does.
-    everything = sorted((p for b in batches for p in b), key=lambda p: (len(p[1]), len(p[0])))
+    # Sorted by length to minimize padding, as an eager loop without packing would.
+    pairs = sorted((p for b in batches for p in b), key=lambda p: (len(p[1]), len(p[0])))
     tensors, chunk, used = [], [], 0
-    for pair in everything:
+    for pair in pairs:
         if used + len(pair[1]) > size["tokens"]:
             tensors.append(tuple(padded([p[n] for p in chunk]) for n in (0, 1)))
             chunk, used = [], 0
@@ -171,14 +173,14 @@ def run_torch(size: dict, batches: list, rounds: int) -> dict:
 
     seconds = []
     for _ in range(rounds + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         for source, target in tensors:
             shifted = torch.nn.functional.pad(target, (1, 0), value=1)[:, :-1]
             loss = criterion(model(source, shifted).flatten(0, 1), target.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     return {
         "seconds": seconds[1:],
         "loss": float(loss.detach()),
@@ -188,25 +190,25 @@ def run_torch(size: dict, batches: list, rounds: int) -> dict:
 
 
 def main() -> None:
-    """Runs both sides in turn and writes the record."""
+    """Runs both sides alternately and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SIZES, default="tiny")
     parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3, help="counted rounds over the batches in each process")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each side, in turn")
-    parser.add_argument("--cpu_devices", type=int, default=2, help="devices that our side divides the CPU into")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds over the batches per process")
+    parser.add_argument("--repeats", type=int, default=3, help="processes per side, alternating")
+    parser.add_argument("--cpu_devices", type=int, default=2, help="number of CPU devices for our side")
     parser.add_argument("--out", help="where to write the record (default: print it)")
     parser.add_argument("--side", choices=("ours", "torch"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     size = SIZES[args.model]
     batches = sentences(size, args.batches)
     if args.side:
-        done = (
+        result = (
             run_ours(size, batches, args.rounds, args.cpu_devices)
             if args.side == "ours"
             else run_torch(size, batches, args.rounds)
         )
-        print("RESULT " + json.dumps(done))
+        print("RESULT " + json.dumps(result))
         return
     tokens = sum(len(t) for b in batches for _, t in b)
     sides = {"ours": [], "torch": []}

@@ -91,7 +91,7 @@ def restore_parts(
             except DamagedCheckpoint as damage:
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
-                log.warning("checkpoint %d in %s is damaged (%s); using the previous one", s, workdir, damage)
+                log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
                 regular.add_damaged()
                 continue
             used.append(s)

@@ -1,4 +1,4 @@
-"""The paper's forward pass in NumPy float64, one sentence pair at a time: no batch, no padding, no mask arrays but i >= j.
+"""The paper's forward pass in NumPy float64, one sentence pair at a time: no batch, no padding, no masks except i >= j.
 
 Written from the paper and from what the configuration keys say, to be compared with the modules. `p` is their parameter
 tree as nested dicts of arrays, `m` anything with the fields of the model's configuration.
@@ -46,7 +46,7 @@ def rotate(x, theta):
 
 
 def alibi_slope(head, heads):
-    """ALiBi's slope of a head; `heads` in between two powers of two take every other slope of the higher one."""
+    """ALiBi's slope of a head; for `heads` between powers of two, every other slope of the next higher power."""
     lower = 2 ** int(np.floor(np.log2(heads)))
     return 2 ** (-8 * (head + 1) / lower) if head < lower else 2 ** (-8 * (2 * (head - lower) + 1) / (2 * lower))
 
@@ -104,7 +104,7 @@ def decoder_layer(x, memory, p, m):
 
 
 def positions(p, m, length):
-    """[length, d_model]: what is added to the embeddings."""
+    """[length, d_model]: position vectors added to the embeddings."""
     out = np.zeros((length, m.d_model))
     if m.position in ("none", "rotary", "alibi"):
         return out
@@ -135,7 +135,7 @@ def tables(p, m):
 
 
 def forward(p, m, source, target, vocab):
-    """Logits [T, vocab] of the target ids, given the source ids; no row is padding."""
+    """Logits [T, vocab] of the target ids given the source ids, without padding."""
     source_table, target_table, projection = tables(p, m)
     factor = np.sqrt(m.d_model) if m.embed_scale == "sqrt_d" else 1.0
     final_norm = m.final_norm == "both" or (m.final_norm == "auto" and m.norm_placement == "pre")
@@ -162,7 +162,7 @@ def forward(p, m, source, target, vocab):
 
 
 def smoothed_target(target, vocab, eps, mass):
-    """[vocab]: the distribution that label smoothing compares the prediction with (5.4)."""
+    """[vocab]: the label-smoothed target distribution (5.4)."""
     shares = np.ones(vocab)
     if mass != "all":
         shares[target] = 0.0

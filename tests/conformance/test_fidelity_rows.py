@@ -29,7 +29,7 @@ def params_of(**model):
 
 
 def packed_row():
-    """Both pairs in one row, positions restarting."""
+    """Both pairs in one row, with restarting positions."""
     arrays = {}
     for n, side in enumerate(("source", "target")):
         first, second = PAIRS[0][n], PAIRS[1][n]
@@ -43,7 +43,7 @@ def packed_row():
 
 
 def test_scaled_lookups_equal_scaled_logits():
-    """A table of std 1, unscaled, with logits over sqrt(d) is the paper's model with that table over sqrt(d)."""
+    """A table of std 1 with logits divided by sqrt(d) equals the paper's model with the table divided by sqrt(d)."""
     config, params = params_of()
     other = small_config(model=dict(dropout=0.0, embed_scale="none", logit_scale="rsqrt_d"))
     table = params["shared_embedding"]["table"]
@@ -67,7 +67,7 @@ def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
 
 @pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad"])
 def test_decoder_start_tokens(start):
-    """The first prediction follows the vector that the kind names, and nothing else of the table."""
+    """The first prediction depends on the start vector and on no other row of the table."""
     config, params = params_of(decoder_start_token=start, tie_embeddings="none")
     batch = rows_alone(PAIRS)
     before = logits(config, params, batch)[:, 0]
@@ -156,7 +156,7 @@ def test_encoder_without_positions_ignores_token_order():
 @pytest.mark.parametrize("score", ["scaled_dot", "dot", "additive"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
-    """All its keys are masked. The loss ignores the row, but a NaN would spread through the gradient."""
+    """All keys of the row are masked. The loss ignores it, but a NaN would spread through the gradient."""
     config, params = params_of(attention_score=score)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
     batch = rows_alone([PAIRS[0], PAIRS[1]])
@@ -172,7 +172,7 @@ def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
 
 
 def test_nothing_is_dropped_from_test_sets(tmp_path):
-    """data.max_length is of training alone."""
+    """data.max_length applies to training only."""
     data = dict(train="toy:train:150", test="toy:test:40", vocab_size=300, byte_fallback=False, max_length=30,
                 pack_length=64, batch_tokens=256)  # fmt: skip
     config = small_config(data=data)

@@ -1,4 +1,4 @@
-"""The modules against a NumPy float64 forward pass: the formulas of every preset, and of the keys that none sets."""
+"""The model against a NumPy float64 forward pass, for every preset and for keys that no preset sets."""
 
 import dataclasses
 import functools
@@ -16,13 +16,13 @@ from t2t_flax.config.presets import PRESETS, preset
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.losses import smoothed_cross_entropy
 
-# Keys that change sizes, initial values or training, not the formulas of the forward pass.
+# Keys that change sizes, initialization or training but not the formulas of the forward pass.
 SMALL = dict(d_model=16, d_ff=24, num_heads=4, max_positions=64, dropout=0.0, dropout_embed=None, dropout_attention=0.0,
              dropout_ffn=0.0, embed_init="normal_rsqrt_d", kernel_init="xavier")  # fmt: skip
 
 
 def small(m: Model) -> Model:
-    """The same formulas in small: up to two layers in a stack, d_k and d_v given or not."""
+    """The config at a small size: at most two layers per stack, d_k and d_v set only if the config sets them."""
     widths = dict(d_k=3 * bool(m.d_k), d_v=5 * bool(m.d_v))
     layers = dict(num_encoder_layers=min(2, m.num_encoder_layers), num_decoder_layers=min(2, m.num_decoder_layers))
     return dataclasses.replace(m, **SMALL | widths | layers)
@@ -35,7 +35,7 @@ EXTRA = (
     dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
     dict(norm_placement="pre", logit_scale="rsqrt_d", position_offset=1, attention_bias=True),
     dict(attention_score="additive", attention_bias=True, num_encoder_layers=2, pad_vocab_to_multiple=1),
-    # Variants of later models, alone and together.
+    # Variants of later models, alone and combined.
     dict(position="rotary", norm_type="rmsnorm", norm_placement="pre", feed_forward="gated", activation="swish",
          num_kv_heads=2, num_decoder_layers=2),
     dict(position="rotary", rope_theta=50.0, d_k=6, d_v=3, attention_bias=True, attention_window=5),
@@ -46,7 +46,7 @@ EXTRA = (
 
 
 def cases() -> dict[Model, list[str]]:
-    """Names by model: presets with the same formulas share one."""
+    """Preset names by small model: presets with the same formulas share one."""
     names: dict[Model, list[str]] = {}
     for name in PRESETS:
         names.setdefault(small(resolve(preset(name)).model), []).append(name)
@@ -60,7 +60,7 @@ CASES = cases()
 
 
 def random_params(model: Transformer, seed: int):
-    """float32 parameters of the model's shapes, none of them at a value that hides it (0 or 1)."""
+    """Random float32 parameters of the model's shapes; none is 0 or 1, which would hide it."""
     ids = jnp.ones((1, 8), jnp.int32)
     names = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
     shapes = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids))))["params"]
@@ -75,7 +75,7 @@ def random_params(model: Transformer, seed: int):
         if name == "kernel":
             fan_in = np.prod(leaf.shape[:-1]) if path[-2].key == "out" else leaf.shape[0]
             return x * fan_in**-0.5
-        # Tables and the start vector: such that logits come out of order 1.
+        # Tables and the start vector, scaled so that logits are of order 1.
         return x if model.config.logit_scale == "rsqrt_d" else x * leaf.shape[-1] ** -0.5
 
     return jax.tree_util.tree_map_with_path(lambda path, leaf: draw(path, leaf).astype(np.float32), shapes)
@@ -91,7 +91,9 @@ def test_logits_equal_numpys(config):
     model = Transformer(config, VOCAB, VOCAB)
     params = random_params(model, seed=len(CASES[config][0]))
     pairs = random_pairs(2, seed=3, longest=12)
-    assert len({len(sentence) for pair in pairs for sentence in pair}) == 4  # all are padded, each by its own amount
+    assert (
+        len({len(sentence) for pair in pairs for sentence in pair}) == 4
+    )  # all sentences are padded, by different amounts
     batch = rows_alone(pairs, 13)
     logits = np.asarray(logits_of(model, params, batch), np.float64)
     assert logits.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
@@ -106,7 +108,7 @@ def test_logits_equal_numpys(config):
 @pytest.mark.parametrize("mass", ["all", "non_target", "non_target_non_pad"])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.4])
 def test_smoothed_loss_and_its_gradient(mass, eps):
-    """Loss = cross-entropy with the smoothed target; gradient by logits = softmax - smoothed target, or 0 at padding."""
+    """Loss: cross-entropy with the smoothed target. Gradient: softmax - smoothed target, 0 at padding."""
     rng = np.random.default_rng(0)
     vocab, rows = 11, 16
     logits = np.full((2, 4, rows), -1e9)

@@ -1,4 +1,4 @@
-"""Remarks of the paper about the model, each as a test (sections in parentheses)."""
+"""The paper's remarks about the model, one test each (sections in parentheses)."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ SIDES = [side + part for side in ("source", "target") for part in ("", "_segment
 
 @functools.cache
 def sizes_of_one_layer(config: Model) -> dict[str, int]:
-    """Parameters below each top-level name of the model with one layer a stack, vocabulary padding not counted."""
+    """Parameter counts by top-level name of the model with one layer per stack, without vocabulary padding."""
     vocab = 37
     model, ids = Transformer(config, vocab, vocab), jnp.ones((1, 8), jnp.int32)
     params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids))))["params"]
@@ -32,7 +32,7 @@ def sizes_of_one_layer(config: Model) -> dict[str, int]:
 
 
 def count(config: Model, vocab: int, *, stacks=("encoder", "decoder"), tables: bool = True) -> int:
-    """Parameters of the model: its layers are alike, so one of each stack is built and counted N times."""
+    """Parameter count of the model: one layer per stack is built and counted N times."""
     sizes = sizes_of_one_layer(dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1))
     layers = {"encoder_0": config.num_encoder_layers, "decoder_0": config.num_decoder_layers}
     per_row = config.d_model
@@ -62,7 +62,7 @@ def test_feed_forward_is_two_convolutions_of_width_one():
 
 
 def test_output_matrix_sums_over_heads():
-    """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i; a head alone is the module with the others' W_O at 0."""
+    """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i; one head is isolated by zeroing the others' W_O."""
     config = Model(d_model=12, num_heads=3, d_k=5, d_v=2)
     module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, 6, 12))
     mask = jnp.ones((2, 1, 6, 6), bool)
@@ -83,7 +83,7 @@ def test_output_matrix_sums_over_heads():
 
 @pytest.fixture(scope="module")
 def distinct():
-    """(model, parameters, batch): one pair of ids that occur once each, padded, so that a token's table row is its own."""
+    """(model, parameters, batch): one padded pair in which each id occurs once, so each token has its own table row."""
     keys = dict(dropout=0.0, tie_embeddings="none")
     model, _, state, _ = model_and_state(small_config(model=keys))
     ids = np.random.default_rng(0).permutation(np.arange(3, 37))
@@ -96,9 +96,9 @@ def distinct():
 
 
 def reach(outputs, params, table: str, ids):
-    """[output position, token of ids]: the norm of d output / d that token's row of the table."""
-    of_table = lambda rows: outputs(params | {table: {"table": rows}})  # noqa: E731
-    jacobian = jax.jit(jax.jacrev(of_table))(params[table]["table"])  # [L, rows, D]
+    """[output position, token]: the norm of d output / d (the token's table row)."""
+    outputs_of_table = lambda rows: outputs(params | {table: {"table": rows}})  # noqa: E731
+    jacobian = jax.jit(jax.jacrev(outputs_of_table))(params[table]["table"])  # [L, rows, D]
     return np.asarray(jnp.linalg.norm(jacobian, axis=-1))[:, ids]
 
 
@@ -131,7 +131,7 @@ def test_everything_depends_on_every_source_token_and_no_padding(distinct):
 
 
 def test_eight_heads_cost_as_much_as_one_of_full_width():
-    """(3.2.2), in the compiler's count of the operations of forward and backward."""
+    """(3.2.2), by the compiler's FLOP count of forward and backward."""
     x = jnp.ones((2, 64, 512))
 
     def operations(heads):
@@ -144,7 +144,7 @@ def test_eight_heads_cost_as_much_as_one_of_full_width():
 
 
 def test_additive_score_of_a_concatenation_equals_split_matrices():
-    """(3.2.1, Bahdanau et al.): v tanh(W [q; k]) = v tanh(W_q q + W_k k), the form that the projections make."""
+    """(3.2.1, Bahdanau et al.): v tanh(W [q; k]) = v tanh(W_q q + W_k k), the form in our projections."""
     rng = np.random.default_rng(0)
     q, k, w, v = rng.normal(size=(5, 6)), rng.normal(size=(7, 6)), rng.normal(size=(12, 4)), rng.normal(size=4)
     both = np.concatenate([np.repeat(q[:, None], 7, 1), np.repeat(k[None], 5, 0)], -1)
@@ -155,7 +155,7 @@ def test_additive_score_of_a_concatenation_equals_split_matrices():
 
 
 def test_sinusoids_extend_beyond_trained_lengths(distinct):
-    """(3.5): the model reads a sentence of any length; with a table it could not."""
+    """(3.5): sentences may be longer than in training, unlike with learned positions."""
     model, params, _ = distinct
     ids = np.random.default_rng(1).integers(3, 37, (1, 700)).astype(np.int32)
     encoded = model.apply({"params": params}, ids, np.ones_like(ids), np.arange(700)[None], method="encode")
@@ -163,13 +163,13 @@ def test_sinusoids_extend_beyond_trained_lengths(distinct):
 
 
 def test_number_of_heads_keeps_the_parameter_count():
-    """(3.2.2): with d_k = d_v = d_model / h, eight heads cost what one costs."""
+    """(3.2.2): with d_k = d_v = d_model / h, eight heads have as many parameters as one."""
     shape = dict(d_model=64, d_ff=16, num_encoder_layers=1, num_decoder_layers=1)
     assert len({count(Model(num_heads=h, **shape), 37) for h in (1, 8)}) == 1
 
 
 def test_sinusoid_offset_is_a_rotation_of_each_pair():
-    """(3.5): PE[pos + k] turns (sin, cos) of each frequency by k times it, wherever pos is."""
+    """(3.5): PE[pos + k] rotates (sin, cos) of each frequency by k times the frequency, for every pos."""
     pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(300, 32, 2)
     frequency = 10000.0 ** (-np.arange(32) / 32)
     for k in (1, 10, 200):
@@ -180,7 +180,7 @@ def test_sinusoid_offset_is_a_rotation_of_each_pair():
 
 
 def test_sinusoid_wavelengths_run_from_two_pi_to_20000_pi():
-    """(3.5): the slowest pair of dimensions falls short of 10000 * 2 pi by one step of the geometric progression."""
+    """(3.5): the longest wavelength is one step of the geometric progression below 10000 * 2 pi."""
     first = np.asarray(positions.sinusoid_interleaved(jnp.arange(2), 512), np.float64)[1, 0::2]
     wavelengths = 2 * np.pi / np.arcsin(first[1:])
     ratios = wavelengths[1:] / wavelengths[:-1]
@@ -189,7 +189,7 @@ def test_sinusoid_wavelengths_run_from_two_pi_to_20000_pi():
     assert wavelengths[-1] * ratios[-1] == pytest.approx(10000 * 2 * np.pi, rel=1e-3)
 
 
-# Sizes. Counts at 37,000 rows, one shared matrix, no biases in attention; in millions, from these shapes.
+# Sizes: millions of parameters with 37,000 rows, one shared matrix and no biases in attention.
 DERIVED = {
     "base": 63.05, "a_h1": 63.05, "a_h4": 63.05, "a_h16": 63.05, "a_h32": 63.05, "b_dk16": 55.97, "b_dk32": 58.33,
     "c_n2": 33.64, "c_n4": 48.35, "c_n8": 77.75, "c_d256": 26.82, "c_d1024": 163.82, "c_ff1024": 50.45,
@@ -199,7 +199,7 @@ BODIES = {"base": 44_101_632, "big": 176_283_648}  # without the table
 
 
 def counted_by_hand(m: Model, vocab: int) -> int:
-    """From the formulas of section 3 and of the variants."""
+    """Computed from the formulas of section 3 and of the variants."""
     d, d_k, d_v = m.d_model, m.d_k or m.d_model // m.num_heads, m.d_v or m.d_model // m.num_heads
     attention = (m.num_heads + (m.num_kv_heads or m.num_heads)) * d * (d_k + d_v)
     feed_forward = 3 * d * m.d_ff if m.feed_forward == "gated" else 2 * d * m.d_ff + m.d_ff + d
@@ -213,7 +213,7 @@ def counted_by_hand(m: Model, vocab: int) -> int:
 @pytest.mark.parametrize(
     ("keys", "millions"),
     [
-        (dict(num_kv_heads=2), 55.97),  # keys and values of 18 attentions: 3/4 of 2 * 512^2 less
+        (dict(num_kv_heads=2), 55.97),  # 18 attentions: 3/4 of the 2 * 512^2 key and value weights fewer
         (dict(num_kv_heads=1), 54.79),
         (dict(feed_forward="gated", d_ff=1365), 63.01),  # two thirds of d_ff: as many parameters as dense
         (dict(norm_type="rmsnorm", norm_placement="pre", position="rotary"), 63.03),
@@ -228,7 +228,7 @@ def test_parameters_of_the_base_model_with_one_part_replaced(keys, millions):
 
 
 @pytest.mark.parametrize("row", DERIVED)
-def test_parameters_of_table_3(row):
+def test_parameters_outputs_of_table_3(row):
     model = resolve(preset(f"table3_{row}")).model
     total = count(model, 37_000)
     assert total == counted_by_hand(model, 37_000)

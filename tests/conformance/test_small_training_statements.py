@@ -1,4 +1,4 @@
-"""Remarks of the paper about training, each as a test (sections in parentheses)."""
+"""The paper's remarks about training, one test each (sections in parentheses)."""
 
 import flax.linen as nn
 import jax
@@ -47,7 +47,7 @@ def test_learning_rates_of_wu2021():
 
 @pytest.mark.parametrize("mass", ["all", "non_target"])
 def test_smoothed_loss_is_at_least_the_target_entropy(mass):
-    """No prediction comes below the entropy of the smoothed target: 1.377 nats at eps 0.1 and 37,000 classes."""
+    """The minimum is the entropy of the smoothed target: 1.377 nats at eps 0.1 and 37,000 classes."""
     vocab, target = 37_000, 5
     if mass == "all":
         p = np.full(vocab, 0.1 / vocab)
@@ -88,7 +88,7 @@ def test_embedding_tables_have_their_standard_deviation(kind, deviation):
 
 
 def measured_drops(config: Model) -> dict[str, float]:
-    """Site -> share of elements that its dropout zeroes in an update, over all Dropout modules of the model."""
+    """The share of elements zeroed in one update, by Dropout module of the model."""
     model, rows, length, drops = Transformer(config, 37, 37), 64, 24, {}
     ids = np.random.default_rng(0).integers(3, 37, (rows, length)).astype(np.int32)
     batch = dict.fromkeys(("source", "target"), ids) | {

@@ -1,4 +1,4 @@
-"""The stacks against PyTorch's nn.TransformerEncoder and nn.TransformerDecoder with the same weights, forward and back."""
+"""Encoder and decoder against PyTorch's nn.TransformerEncoder and nn.TransformerDecoder: outputs and gradients."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ KINDS = {"post": dict(norm_placement="post", final_norm="none"), "pre": dict(nor
 
 @pytest.fixture(scope="module", params=KINDS)
 def case(request):
-    """(model, parameters, batch, pairs): two layers a stack, biases and norm scales away from 0 and 1."""
+    """(model, parameters, batch, pairs): two layers per stack, with biases and norm scales other than 0 and 1."""
     keys = dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS)
     model, _, state, _ = model_and_state(small_config(model=keys | KINDS[request.param]))
     rng = np.random.default_rng(0)
@@ -40,14 +40,14 @@ def case(request):
 
 
 def linear(tree, name, into: int) -> dict[str, np.ndarray]:
-    """A kernel [..., ...] whose first `into` axes are summed over, as PyTorch's weight [out, in] and bias [out]."""
+    """PyTorch's weight [out, in] and bias [out] from a kernel whose first `into` axes are inputs."""
     rows = math.prod(tree["kernel"].shape[:into])
     return {f"{name}.weight": tree["kernel"].reshape(rows, -1).T, f"{name}.bias": tree["bias"].ravel()}
 
 
 def attention(tree, name) -> dict[str, np.ndarray]:
     parts = [linear(tree[part], "x", 1) for part in ("query", "key", "value")]
-    fused = {f"{name}.in_proj_{what}": np.concatenate([p[f"x.{what}"] for p in parts]) for what in ("weight", "bias")}
+    fused = {f"{name}.in_proj_{kind}": np.concatenate([p[f"x.{kind}"] for p in parts]) for kind in ("weight", "bias")}
     return fused | linear(tree["out"], f"{name}.out_proj", 2)
 
 
@@ -56,7 +56,7 @@ def norm(tree, name) -> dict[str, np.ndarray]:
 
 
 def as_torch(params, layers: int) -> dict[str, np.ndarray]:
-    """Our tree, of parameters or of their gradients, under PyTorch's names."""
+    """Our tree of parameters or gradients under PyTorch's names."""
     out = {"table": params["shared_embedding"]["table"]}
     for stack in ("encoder", "decoder"):
         for n in range(layers):
@@ -76,7 +76,7 @@ def as_torch(params, layers: int) -> dict[str, np.ndarray]:
 
 
 class Seq2Seq(torch.nn.Module):
-    """PyTorch's stacks with the bottom of the paper: one table, times sqrt(d), plus sinusoids, targets shifted by zeros."""
+    """PyTorch's stacks with the paper's input: a shared table times sqrt(d), sinusoids, and shifted targets."""
 
     def __init__(self, c, rows: int):
         super().__init__()
@@ -114,7 +114,7 @@ def twin(model, params):
     module = Seq2Seq(model.config, params["shared_embedding"]["table"].shape[0])
     weights = as_torch(params, model.config.num_encoder_layers)
     module.load_state_dict({name: torch.tensor(x) for name, x in weights.items()}, strict=True)
-    return module.train()  # without dropout this only keeps PyTorch from its fused inference kernels
+    return module.train()  # no dropout; train mode avoids PyTorch's fused inference kernels
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -178,7 +178,9 @@ def test_grouped_heads_equal_pytorchs_scaled_dot_product_attention():
         for name in ("query", "key", "value")
     )
     distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
-    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])  # six heads: four of four, two of eight
+    slopes = torch.tensor(
+        [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    )  # six heads: all slopes of four heads, two of eight
     bias = (-slopes[:, None, None] * distance).expand(2, 6, 9, 9)
     mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
     expected = torch.einsum("bnth,nhd->btd", mixed, torch.tensor(np.asarray(params["out"]["kernel"])))

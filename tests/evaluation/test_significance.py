@@ -1,4 +1,4 @@
-"""p-values: calibrated under a true null hypothesis, and in agreement with their intervals."""
+"""p-values are calibrated under a true null hypothesis and agree with their intervals."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ REFERENCES = [f"a sentence of eight words is number {i} here" for i in range(200
 
 @pytest.fixture(scope="module")
 def few_draws():
-    """Fewer draws of the uncertainty over seeds than records use."""
+    """Reduces the draws of the uncertainty over seeds, for speed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("t2t_flax.evaluation.significance.SEED_DRAWS", 4000)
         yield
@@ -90,7 +90,7 @@ def test_corrected_interval_agrees_with_corrected_p(few_draws, rows, freedom, sp
 
 
 def null_differences(name, trials, resamples, seed=0):
-    """Resampled differences of equal systems: two noised versions, each sentence's pair swapped at random."""
+    """Resampled differences of equal systems: two noisy versions with each sentence's pair randomly swapped."""
     config = translation_config("en")
     metric = task_of(config).metric(name)
     a, b = (metric.statistics(Predictions(noisy(REFERENCES, 0.2, n), [REFERENCES]), config) for n in (0, 1))
@@ -105,7 +105,7 @@ def null_differences(name, trials, resamples, seed=0):
 
 
 def test_true_null_is_rejected_in_five_percent_of_trials():
-    """200 trials at a rate of 0.05: more than 20 come up by chance in one of a thousand."""
+    """In 200 trials at rate 0.05, more than 20 rejections occur with probability 0.001."""
     alarms = sum(two_sided_p(differences) < 0.05 for _, differences in null_differences("sacrebleu", 200, 200))
     assert 1 <= alarms <= 20
 
@@ -113,14 +113,14 @@ def test_true_null_is_rejected_in_five_percent_of_trials():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sacrebleu", "chrf", "ter"])
 def test_every_metric_rejects_a_true_null_at_the_nominal_rate(name):
-    """400 trials at a rate of 0.05 have a deviation of 0.011. sacreBLEU's p-value rejects about twice as often."""
+    """The standard deviation of 400 trials at rate 0.05 is 0.011. sacreBLEU's p-value rejects about twice as often."""
     p_values = [(two_sided_p(d), sacrebleu_p(d, observed)) for observed, d in null_differences(name, 400, 300)]
     alarms, theirs = (np.mean(np.array(p) < 0.05) for p in zip(*p_values, strict=True))
     assert 0.015 < alarms < 0.085 and theirs > alarms + 0.015
 
 
 def test_table_of_equal_systems_rarely_has_a_significant_row():
-    """60 tables of five comparisons: without a correction about every fourth would have one."""
+    """60 tables of five comparisons; without correction about one in four would have a significant row."""
     p_values = [two_sided_p(differences) for _, differences in null_differences("sacrebleu", 300, 200, seed=1)]
     tables = np.array(p_values).reshape(60, 5)
     raw = np.mean(tables.min(1) < 0.05)
@@ -161,7 +161,7 @@ NORMAL = np.random.default_rng(1).permutation(stats.norm.ppf((np.arange(2000) + 
 
 
 def over_seeds(differences, sentence_variance):
-    """(low, high, p) of two recipes, from a difference per seed."""
+    """(low, high, p) of two recipes from one difference per seed."""
     variance, freedom = seed_variance({(row, i): row * d for row in (0, 1) for i, d in enumerate(differences)})
     sentences = np.mean(differences) + sentence_variance**0.5 * NORMAL
     resampled = add_seed_variance(sentences, 2 * variance / len(differences), freedom)
@@ -169,7 +169,7 @@ def over_seeds(differences, sentence_variance):
 
 
 def compared(pairs, **draws):
-    """Two recipes, without further rows."""
+    """The comparison of two recipes without further rows."""
     paired = pair_seeds(pairs, **draws)
     spread = seed_variance({(row, i): score for (i, row), score in np.ndenumerate(paired.scores)})
     return compare_seeds(paired, spread)
@@ -188,7 +188,7 @@ def test_one_seed_is_the_paired_bootstrap_of_compare(tmp_path):
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("sentences", [0.0, 0.2, 0.5, 1.0, 3.0])
 def test_true_null_over_seeds_is_rejected_at_most_at_the_nominal_rate(seeds, sentences, few_draws):
-    """At 5, 1 and 0.1 %, for any ratio of the variances over sentences and over seeds."""
+    """At 5, 1 and 0.1 %, for any ratio of the variances over sentences and seeds."""
     rng = np.random.default_rng(0)
     p_values = []
     for _ in range(600):
@@ -248,7 +248,7 @@ def test_seeds_that_disagree_widen_the_interval(tmp_path):
 
 
 def test_equal_systems_with_one_seed_rarely_differ_significantly(tmp_path):
-    """False alarms at 5 %: of 40 pairs of equal systems about 2."""
+    """At a false positive rate of 5 %, about 2 of 40 pairs of equal systems."""
     references = [f"a sentence of eight words is number {i} here" for i in range(100)]
     alarms = 0
     for i in range(40):

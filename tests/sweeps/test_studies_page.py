@@ -19,13 +19,13 @@ def test_studies_page_is_up_to_date(tmp_path):
 
 
 @pytest.mark.parametrize("of, paper, ours, p_value, verdict", [
-    ("BLEU", -0.9, -2.0, 0.01, "**the same way**"),
-    ("BLEU", -0.9, 2.0, 0.01, "**the other way**"),
+    ("BLEU", -0.9, -2.0, 0.01, "**same direction**"),
+    ("BLEU", -0.9, 2.0, 0.01, "**opposite direction**"),
     ("BLEU", -0.9, -2.0, 0.05, "inconclusive"),
-    ("BLEU", -0.1, -2.0, 0.01, "none in the paper, one here"),
-    ("BLEU", -0.1, -2.0, 0.5, "none in the paper, none sure here"),
-    ("ln PPL", 0.07, 0.01, 0.01, "**the same way**"),
-    ("ln PPL", 0.0, 0.01, 0.5, "none in the paper, none sure here"),
+    ("BLEU", -0.1, -2.0, 0.01, "none in the paper, significant here"),
+    ("BLEU", -0.1, -2.0, 0.5, "none in the paper, not significant here"),
+    ("ln PPL", 0.07, 0.01, 0.01, "**same direction**"),
+    ("ln PPL", 0.0, 0.01, 0.5, "none in the paper, not significant here"),
 ])  # fmt: skip
 def test_effects_are_claimed_only_if_significant(of, paper, ours, p_value, verdict):
     assert effect(of, paper, Effect(ours, ours - 1, ours + 1, p_value)) == verdict

@@ -1,4 +1,4 @@
-"""The examples of a metric and a task in docs/extending.md, each added to its table and used throughout."""
+"""The example metric and task of docs/extending.md, registered and used in every command."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ NAMESPACE = dict(
 
 @pytest.fixture
 def example(monkeypatch):
-    """Runs the code of a section of the page; the tables are restored afterwards."""
+    """Runs the code of a section of the page and restores the registries afterwards."""
     tasks, metrics = dict(TASKS), list(METRICS)
 
     def run(heading: str) -> None:

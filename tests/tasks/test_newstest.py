@@ -1,4 +1,4 @@
-"""Three BLEUs of real test sets, against sacreBLEU called directly and against multi-bleu written out here."""
+"""The three BLEUs on real test sets, against sacreBLEU and a reimplementation of multi-bleu."""
 
 import collections
 import gzip
@@ -63,11 +63,11 @@ PERTURBED = {
     "dropped words": drop_words,
     "swapped words": swap_words,
     "lower-cased": str.lower,
-    "hyphens gone": lambda line: line.replace("-", " "),
+    "without hyphens": lambda line: line.replace("-", " "),
 }
 
 
-def test_reference_against_itself(newstest):
+def test_reference_scored_against_itself_is_perfect(newstest):
     assert len(newstest) == 3003
     scores = score_translations(newstest, [newstest], names=[*BLEUS, "exact_match"])
     for name in BLEUS:
@@ -79,7 +79,7 @@ def test_reference_against_itself(newstest):
 
 
 @pytest.mark.parametrize("kind", PERTURBED)
-def test_perturbed_reference(newstest, kind):
+def test_scores_of_perturbed_references_equal_direct_computation(newstest, kind):
     references = newstest[:SOME]
     hypotheses = [PERTURBED[kind](line) for line in references]
     assert hypotheses != references
@@ -89,10 +89,10 @@ def test_perturbed_reference(newstest, kind):
     assert scores["sacrebleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
     moses = MosesTokenizer("de")
     tokens = [[moses.tokenize(line, return_str=True) for line in side] for side in (hypotheses, references)]
-    said = scores["tokenized_bleu"]
     direct = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True)
-    assert said["score"] == pytest.approx(direct.score, abs=1e-4)
-    plain = str.maketrans({"“": '"', "”": '"', "’": "'", "…": "..."})  # of Moses' list, what occurs in these lines
+    assert scores["tokenized_bleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
+    # The part of Moses' replacements that occurs in these lines.
+    plain = str.maketrans({"“": '"', "”": '"', "’": "'", "…": "..."})
     words = [moses.tokenize(line.translate(plain), return_str=True) for line in references]
     paper = [re.sub(r"(?<=\S)-(?=\S)", " ##AT##-##AT## ", line) for line in words]
     assert recipe("paper_bleu", translation_config()).prepare(references) == paper
@@ -106,7 +106,7 @@ def test_perturbed_reference(newstest, kind):
 
 
 def test_paper_bleu_splits_compounds(newstest):
-    """A compound that is wrong on one side of its hyphen costs less where compounds are split."""
+    """A compound that is wrong on one side of its hyphen is penalized less if compounds are split."""
     references = [line for line in newstest if any("-" in w.strip("-") for w in line.split())][:200]
     hypotheses = [
         " ".join(w.replace("-", "-x", 1) if "-" in w.strip("-") else w for w in r.split(" ")) for r in references
@@ -124,7 +124,7 @@ def test_only_paper_bleu_ignores_curly_quotes(newstest):
     assert scores["tokenized_bleu"]["score"] < 99 and scores["sacrebleu"]["score"] < 99
 
 
-def test_pretokenized_captions(captions, caplog):
+def test_pretokenized_captions_are_detokenized_for_sacrebleu(captions, caplog):
     assert len(captions) == 1000
     scores = score_translations(captions, [captions], pretokenized=True, names=BLEUS)
     assert all(scores[name]["score"] == pytest.approx(100.0) for name in BLEUS)
@@ -135,7 +135,7 @@ def test_pretokenized_captions(captions, caplog):
 
 
 def test_tokenized_raw_captions_equal_the_published_ones(real_data, captions):
-    """The rules of the language, escapes included: after the published normalisation nothing differs."""
+    """Language rules and escapes: identical to the published text after its normalization."""
     from sacremoses import MosesPunctNormalizer
 
     raw = lines_of(real_data / "multi30k" / "raw" / "test2016.de.gz")
@@ -144,7 +144,7 @@ def test_tokenized_raw_captions_equal_the_published_ones(real_data, captions):
     assert chosen.prepare([normal.normalize(line.lower()) for line in raw]) == captions
 
 
-def test_perturbed_captions(captions):
+def test_scores_of_perturbed_captions_equal_multi_bleu(captions):
     hypotheses = [swap_words(line) for line in captions]
     expected, precisions, _, lengths = multi_bleu(hypotheses, captions)
     scores = score_translations(hypotheses, [captions], pretokenized=True, names=BLEUS)

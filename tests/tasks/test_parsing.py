@@ -1,4 +1,4 @@
-"""Parsing as a task of the encoder-decoder: its tokens, scores and comparisons, and a run that learns it."""
+"""The parsing task: tokens, scores, comparisons, and a training run."""
 
 import json
 
@@ -22,7 +22,7 @@ WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"]
 
 
 def sentence(rng) -> str:
-    """A tree of a small grammar, in which a preposition says where it hangs: 'of' from the noun, 'with' from the verb."""
+    """A tree of a small grammar in which the preposition determines attachment: 'of' to the noun, 'with' to the verb."""
     word = lambda tag: f"({tag} {WORDS[tag][rng.integers(len(WORDS[tag]))]})"  # noqa: E731
     noun = lambda: f"(NP {word('DT')} {word('NN')})"  # noqa: E731
     target = noun()
@@ -82,7 +82,7 @@ def test_scores_and_their_interval():
     assert interval["low"] < scores["f1"]["score"] < interval["high"] and "COLLINS" in scores["f1"]["how"]
     assert any("F1" in line for line in task.summary(scores | {"perplexity": 1.0}))
     predictions = task.predictions(sources, broken, [targets])
-    compared = Predictions(predictions.hypotheses, predictions.references)  # all that a record stores
+    compared = Predictions(predictions.hypotheses, predictions.references)  # the only texts in a record
     statistics = task.metric("f1").statistics(compared, task.config)
     assert statistics.corpus_score == pytest.approx(scores["f1"]["score"], abs=1e-4)
 
@@ -94,7 +94,7 @@ def test_empty_parse_has_zero_precision():
 
 
 def test_sentences_skipped_by_evalb_are_counted():
-    """The answer tags the full stop as a noun: EVALB would find sentences of different lengths."""
+    """The output tags the full stop as a noun: EVALB would see sentences of different lengths."""
     task, words = task_of(config_of()), "it ran ."
     target, wrong = "(S (NP PRP )NP (VP VBD )VP . )S", "(S (NP PRP )NP (VP VBD )VP NN )S"
     scores = scores_of(task, [words] * 3, [target, wrong, "(S PRP VBD . )S"], [target] * 3)
@@ -147,7 +147,7 @@ def test_impossible_settings_are_refused(groups, message):
         task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups))))
 
 
-def test_the_papers_config():
+def test_preset_equals_the_papers_parsing_setup():
     c = config_lib.load_config("configs/parsing.py:paper")
     assert (c.data.task, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == ("parsing", 21, 0.3, 300)
     assert (c.model.num_encoder_layers, c.model.d_model, c.data.vocab_size) == (4, 1024, 16_000)
@@ -166,8 +166,8 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
         "decode.beam_size": 4, "checkpoint.average_last": 0, "checkpoint.every_steps": 125,
     }  # fmt: skip
     run = tmp_path / "run"
-    given = [f"--config.{key}={value}" for key, value in words.items()]
-    assert main(["train", "--config=configs/parsing.py", f"--workdir={run}", *given]) == 0
+    flags = [f"--config.{key}={value}" for key, value in words.items()]
+    assert main(["train", "--config=configs/parsing.py", f"--workdir={run}", *flags]) == 0
     out = capsys.readouterr().out
     assert "F1" in out and "well-formed" in out
     record = json.loads((run / "eval" / "test-250.json").read_text())

@@ -1,4 +1,4 @@
-"""Scores follow the target language: sacreBLEU's tokenizer, and which metrics there are."""
+"""Scores by target language: sacreBLEU's tokenizer and the available metrics."""
 
 import urllib.request
 
@@ -60,7 +60,7 @@ def test_german_signature_is_sacrebleus_default():
     assert score["signature"] == str(metric.get_signature())
 
 
-def test_metrics_that_make_no_sense_for_a_language_are_omitted():
+def test_inapplicable_metrics_of_a_language_are_omitted():
     def names(language):
         return [metric.name for metric in task_of(translation_config(language)).comparable_metrics]
 
@@ -68,35 +68,35 @@ def test_metrics_that_make_no_sense_for_a_language_are_omitted():
     assert names("zh") == names("ja") == names("ko") == ["sacrebleu", "chrf", "chrf++", "ter"]
     assert names("th") == ["sacrebleu", "chrf", "chrf++"]
     hypotheses, references = TEXTS["zh"]
-    found = score_translations(hypotheses, [references], language="zh")
-    assert set(found) == {*names("zh"), "exact_match"}
-    assert "norm:yes|punct:yes|asian:yes" in found["ter"]["signature"], "Chinese characters are edited one by one"
-    assert 0 < found["ter"]["score"] < 50
+    scores = score_translations(hypotheses, [references], language="zh")
+    assert set(scores) == {*names("zh"), "exact_match"}
+    assert "norm:yes|punct:yes|asian:yes" in scores["ter"]["signature"], "Chinese characters are edited one by one"
+    assert 0 < scores["ter"]["score"] < 50
 
 
 def test_scores_signatures_and_intervals_are_sacrebleus():
     hypotheses, references = (side * 20 for side in TEXTS["de"])
-    found = score_translations(hypotheses, [references], samples=100)
+    scores = score_translations(hypotheses, [references], samples=100)
     for name, metric in (("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER()), ("sacrebleu", BLEU())):
         expected = metric.corpus_score(hypotheses, [references])
-        assert found[name]["score"] == pytest.approx(expected.score, abs=1e-4)
-        assert found[name]["signature"] == str(metric.get_signature())
+        assert scores[name]["score"] == pytest.approx(expected.score, abs=1e-4)
+        assert scores[name]["signature"] == str(metric.get_signature())
         systems = [("a", hypotheses), ("b", references)]
         _, results = PairedTest(systems, {name: metric}, [references], "bs", 100)()
-        (expected,) = (of[0] for key, of in results.items() if key != "System")
-        assert found[name]["confidence"]["mean"] == pytest.approx(expected.mean, abs=1e-3)
-        assert found[name]["confidence"]["half_width"] == pytest.approx(expected.ci, abs=1e-3)
-    assert "lower is better" in found["ter"]["how"]
+        (expected,) = (result[0] for key, result in results.items() if key != "System")
+        assert scores[name]["confidence"]["mean"] == pytest.approx(expected.mean, abs=1e-3)
+        assert scores[name]["confidence"]["half_width"] == pytest.approx(expected.ci, abs=1e-3)
+    assert "lower is better" in scores["ter"]["how"]
 
 
 def test_several_references_are_scored_together():
     hypotheses, first = TEXTS["de"]
     references = [first, ["Das ist ein Haus.", "Er kommt heute nicht."]]
-    found = score_translations(hypotheses, references)
+    scores = score_translations(hypotheses, references)
     for name, metric in (("sacrebleu", BLEU()), ("chrf", CHRF()), ("chrf++", CHRF(word_order=2)), ("ter", TER())):
-        assert found[name]["score"] == pytest.approx(metric.corpus_score(hypotheses, references).score, abs=1e-4)
-        assert found[name]["signature"].startswith("nrefs:2|")
-    assert found["exact_match"] == {"score": 50.0, "sentences": 1}, "with any of the references"
+        assert scores[name]["score"] == pytest.approx(metric.corpus_score(hypotheses, references).score, abs=1e-4)
+        assert scores[name]["signature"].startswith("nrefs:2|")
+    assert scores["exact_match"] == {"score": 50.0, "sentences": 1}, "with any of the references"
     with pytest.raises(ValueError, match="2 hypotheses, references of 2, 1 lines"):
         Predictions(hypotheses, [first, first[:1]])
 
@@ -146,7 +146,7 @@ def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
 
 def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
     hypotheses, references = TEXTS["zh"]
-    made = {
+    records = {
         name: record(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
         for name, keys in (
             ("old", {}),
@@ -155,11 +155,11 @@ def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
         )
     }
     with pytest.raises(UserError, match=r"new\.json has tokenizer zh, that of .*old\.json 13a: evaluate one again"):
-        compare(made["new"], made["old"])
-    assert compare(made["new"], made["old"], score="chrf", resamples=50)["p_value"] == 1
-    assert "tok:zh" in compare(made["new"], made["same"], resamples=50)["signature"]
+        compare(records["new"], records["old"])
+    assert compare(records["new"], records["old"], score="chrf", resamples=50)["p_value"] == 1
+    assert "tok:zh" in compare(records["new"], records["same"], resamples=50)["signature"]
     with pytest.raises(UserError, match="by sacrebleu, chrf, chrf\\+\\+, ter, not by 'paper_bleu'"):
-        compare(made["new"], made["same"], score="paper_bleu")
+        compare(records["new"], records["same"], score="paper_bleu")
 
 
 def test_records_must_have_the_same_set_of_references(tmp_path):
@@ -167,9 +167,9 @@ def test_records_must_have_the_same_set_of_references(tmp_path):
     second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
     a = record(tmp_path, "a", hypotheses, first, more=[second])
     b = record(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
-    found = compare(a, b, resamples=100)
-    assert found["signature"].startswith("nrefs:2|") and found["difference"] > 0
-    assert found["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
+    result = compare(a, b, resamples=100)
+    assert result["signature"].startswith("nrefs:2|") and result["difference"] > 0
+    assert result["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
     (tmp_path / "a.ref2.txt").unlink()
     with pytest.raises(UserError, match=r"the references of .*a\.json are missing: .*a\.ref2\.txt"):
         compare(a, b)

@@ -1,4 +1,4 @@
-"""Metrics of translations: the steps before each BLEU, and sacreBLEU's scores."""
+"""Translation metrics: the preprocessing of each BLEU, and sacreBLEU's scores."""
 
 import logging
 
@@ -98,14 +98,14 @@ def test_no_warning_about_tokenized_text(caplog):
             assert score["score"] == pytest.approx(100.0)
         assert not caplog.records
         sacrebleu.corpus_bleu(lines, [lines])
-    assert "tokenized period" in caplog.text  # the same text as it is would have been warned about
+    assert "tokenized period" in caplog.text  # the raw text does cause the warning
 
 
 REFERENCES = ["Das ist ein Haus.", "Zwei Katzen schlafen.", "Am 5. März regnet es.", "Er kommt nicht."] * 10
 HYPOTHESES = ["Das ist ein Haus.", "Zwei Katzen schlafen", "Am 5. März schneit es.", ""] * 10
 
 
-def test_scores_and_signatures_are_those_of_sacrebleu():
+def test_scores_and_signatures_equal_sacrebleu():
     scores = score_translations(HYPOTHESES, [REFERENCES], samples=200)
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
     assert scores["sacrebleu"]["score"] == pytest.approx(expected.score, abs=1e-4)
@@ -124,12 +124,12 @@ def test_perfect_and_empty_hypotheses():
     assert "confidence" not in score_translations(REFERENCES, [REFERENCES])["sacrebleu"]
 
 
-def test_sides_of_different_lengths_are_an_error():
+def test_different_numbers_of_lines_raise():
     with pytest.raises(ValueError):
         score_translations(HYPOTHESES[:-1], [REFERENCES])
 
 
-def test_a_record_has_every_metric_of_the_language():
+def test_scores_include_every_metric_of_the_language():
     scores = score_translations(HYPOTHESES, [REFERENCES])
     assert set(scores) == {"sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter", "exact_match"}
     for name in ("sacrebleu", "tokenized_bleu", "paper_bleu"):
@@ -143,7 +143,7 @@ def test_pretokenized_text_scores_as_its_detokenized_text():
         return [line.replace(".", " .").replace("5 .", "5.") for line in lines]
 
     plain = score_translations(HYPOTHESES, [REFERENCES], samples=100)
-    found = score_translations(tokens(HYPOTHESES), [tokens(REFERENCES)], samples=100, pretokenized=True)
+    scores = score_translations(tokens(HYPOTHESES), [tokens(REFERENCES)], samples=100, pretokenized=True)
     for name in ("sacrebleu", "chrf", "chrf++", "ter"):
-        assert found[name].pop("how") != plain[name].pop("how")
-        assert found[name] == plain[name]
+        assert scores[name].pop("how") != plain[name].pop("how")
+        assert scores[name] == plain[name]
