@@ -115,6 +115,7 @@ def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
     assert "warning: 1 of 1 lines ended by the length limit" in err
 
 
+@pytest.mark.slow
 def test_evaluate_other_text_with_averaged_checkpoints(copy, t2t, tmp_path):
     pairs = list(toy.pairs("valid", 12))
     for n, name in enumerate(("own.en", "own.de.gz")):
@@ -138,6 +139,7 @@ def read_table(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_evaluate_many_runs_reuses_existing_records(copy, t2t, tmp_path, children_here):
     """One table; existing records are kept, and a run that fails does not stop the others."""
     shutil.rmtree(copy / "eval")
@@ -159,6 +161,7 @@ def test_evaluate_many_runs_reuses_existing_records(copy, t2t, tmp_path, childre
     assert f"not evaluated: {other} step 10 (exit code 2)" in err and out.count("20  ") >= 2
 
 
+@pytest.mark.slow
 def test_evaluate_runs_missing_evaluations_in_child_processes(copy, t2t):
     out, _ = t2t("evaluate", f"--workdir={copy}", "--step=10", "--step=20")
     assert out.count("== --workdir=") == 1 and "--step=10" in out  # the record of step 20 exists
@@ -178,6 +181,7 @@ def test_evaluate_refuses_wrong_combinations(workdir, t2t, flags, message):
     assert message in err and not out
 
 
+@pytest.mark.slow
 def test_evaluate_averages_of_many_runs(workdir, t2t, tmp_path, children_here):
     for name in ("one", "other"):
         shutil.rmtree(shutil.copytree(workdir, tmp_path / name) / "eval")
@@ -286,6 +290,7 @@ def test_checkpoint_of_another_tokenizer_is_refused(copy, t2t):
     assert "belongs to another tokenizer" in t2t("translate", f"--workdir={copy}", code=2).err
 
 
+@pytest.mark.slow
 def test_final_evaluation_averages_checkpoints(t2t, tmp_path):
     """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU during training."""
     keys = ["train.steps=30", "checkpoint.average_last=3", "checkpoint.keep_last=3", "eval.decode_every_steps=15"]

@@ -72,6 +72,7 @@ def test_run_prepares_with_given_codes_and_own_vocabulary(tmp_path, joint):
         prepare_corpus(task_of(small), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_published_codes_give_the_published_vocabulary(real_data):
     """Wu et al. 2021: 9,708 types over both sides of the training text, longest 45 and 51 pieces."""
     folder = epath.Path(real_data) / "multi30k"

@@ -170,6 +170,7 @@ def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_average_refuses_other_models_and_existing_outputs(workdir, tmp_path, cache):
     with pytest.raises(UserError, match="no checkpoint of step 3"):
         average([workdir], tmp_path / "x", steps=[3], overrides=ALL)

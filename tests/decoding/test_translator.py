@@ -180,6 +180,7 @@ def test_score_equals_the_uncached_models_log_probability(small_model):
         assert hypothesis.score == pytest.approx(expected / ((5 + len(target)) / 6) ** 0.6, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_search_keys_change_the_output(small_model, monkeypatch):
     """beam_size, alpha, temperature, top_k, top_p and batch_size have an effect."""
     greedy = [t.text for t in translate(small_model, strategy="greedy")]

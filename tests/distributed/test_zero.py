@@ -30,6 +30,7 @@ def bytes_on_a_device(tree) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_zero1_shards_only_the_optimizer_state(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(60))
     keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))

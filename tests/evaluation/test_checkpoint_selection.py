@@ -56,6 +56,7 @@ def live_bytes() -> int:
 
 
 @pytest.mark.parametrize("function", ["load", "average"])
+@pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function):
     one = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, seen = live_bytes(), []

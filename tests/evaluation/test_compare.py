@@ -193,6 +193,7 @@ def run_of_updates(tmp_path_factory, cache):
     return workdir
 
 
+@pytest.mark.slow
 def test_existing_record_requires_identical_inputs(run_of_updates, monkeypatch):
     """`evaluate` over several runs skips only what would give the same record."""
     overrides = {"mesh.data": "-1"}

@@ -65,6 +65,7 @@ def evaluated(workdir, split="test", overrides=None, **choice) -> str:
     return planned.stem
 
 
+@pytest.mark.slow
 def test_different_evaluations_never_share_a_record(copy, text):
     """Another text, search or choice of checkpoints has its own record and its own texts beside it."""
     own = evaluated(copy)
@@ -148,6 +149,7 @@ def test_each_test_set_has_its_own_record(copy, text, capsys):
     assert names(copy) == [first.stem, second.stem]
 
 
+@pytest.mark.slow
 def test_table_of_runs_and_test_sets_reuses_records(copy, text, tmp_path, monkeypatch, capsys):
     """Each test set is evaluated once, for the best checkpoint too; the second command starts no evaluation."""
     started = []

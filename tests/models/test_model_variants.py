@@ -42,6 +42,7 @@ def reference(kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
 def test_grouped_heads_train_the_same_on_any_mesh(shape):
     np.testing.assert_allclose(losses(GROUPED, shape=shape, remat="full"), reference("grouped"), rtol=1e-5)
 
@@ -53,6 +54,7 @@ def test_multi_query_head_is_replicated_over_a_tensor_axis():
 
 
 @pytest.mark.parametrize("kind", ["grouped", pytest.param("multi-query", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_bfloat16_with_remat_stays_close(kind):
     model = {"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind]
     np.testing.assert_allclose(losses(model, precision="bfloat16", remat="dots"), reference(kind), rtol=0.02)

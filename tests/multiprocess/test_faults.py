@@ -17,6 +17,7 @@ TWO = dict(mesh_cpu_devices=1)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.drill)])
+@pytest.mark.slow
 def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     """The last one hangs; all others write their stack traces."""
     workdir = tmp_path / "run"

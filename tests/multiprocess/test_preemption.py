@@ -123,6 +123,7 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
 def test_launcher_finishes_a_run_after_kill_9_of_one_process(undisturbed, tmp_path, cache, victim):
     """In the second case while a checkpoint is being written."""
     kill_and_restart(undisturbed, tmp_path, cache, victim, after=7 + 5 * victim, saving=bool(victim))

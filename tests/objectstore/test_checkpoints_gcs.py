@@ -19,6 +19,7 @@ from t2t_flax.training.workdir import adopt_config, checkpoint_steps, writing
 RUN = "gs://bucket/run"
 
 
+@pytest.mark.slow
 def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     """The damaged one is set aside and the leftover of a killed save is removed; opening alone changes nothing."""
     config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2))

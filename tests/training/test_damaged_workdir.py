@@ -76,6 +76,7 @@ NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metric
 @example("tokenizer", "truncate", 0.0, 0)
 @example("tokenizer", "delete", 0.0, 0)
 @example("metrics.jsonl", "flip", 0.2, 0)
+@pytest.mark.slow
 def test_damaged_workdir_files_are_harmless_or_reported(
     intact_run, tmp_path_factory, cache, entry, damage, position, number
 ):

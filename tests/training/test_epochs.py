@@ -29,6 +29,7 @@ def metrics(workdir, name):
     return {row["step"]: row[name] for row in rows if name in row}
 
 
+@pytest.mark.slow
 def test_epochs_are_counted_in_updates(tmp_path, cache):
     """eval.every_epochs and checkpoint.every_epochs take effect at the end of an epoch."""
     config = tiny_run(tmp_path, steps=42, **EPOCHS)

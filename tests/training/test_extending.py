@@ -56,6 +56,7 @@ def train(config, updates=4):
         return metrics, evaluate(state.params, rows)
 
 
+@pytest.mark.slow
 def test_schedule(example):
     example("A new learning-rate schedule")
     o = Optimizer(schedule="polynomial", peak_lr=1e-2, warmup_steps=10, decay_steps=110, min_lr=1e-3)
@@ -67,6 +68,7 @@ def test_schedule(example):
         check_optimizer(dataclasses.replace(o, cooldown_steps=5))
 
 
+@pytest.mark.slow
 def test_optimizer(example):
     example("A new optimizer")
     keys = dict(name="nesterov", momentum=0.9, schedule="constant", peak_lr=0.1, warmup_steps=1)
@@ -78,6 +80,7 @@ def test_optimizer(example):
 
 
 @pytest.mark.parametrize("chunk", [0, 5])
+@pytest.mark.slow
 def test_metric(example, chunk):
     """Summed over microbatches, shards and chunks."""
     example("A new training metric")

@@ -229,6 +229,7 @@ def trained(store):
 
 
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.slow
 def test_loss_falls(trained, name):
     _, _, losses = trained(name)
     assert losses[-1] < losses[0] - 0.2
@@ -258,6 +259,7 @@ def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
         *slow(("adam", "full"), ("adam", "zero1"), ("adamw", "full"), ("adamw", "zero1")),
     ],
 )
+@pytest.mark.slow
 def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
     _, unsharded, losses = trained(name)
     trainer = Trainer(config_of(name, mesh=dict(fsdp_mode=fsdp_mode)), store, fsdp=2)

@@ -91,7 +91,10 @@ def test_accumulated_update_equals_the_big_batch(store, batching):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((8, 1, 1), marks=pytest.mark.slow), pytest.param((1, 8, 1), marks=pytest.mark.slow), (2, 2, 2)],
+)
 def test_losses_are_the_same_on_every_mesh(store, reference, shape):
     """Dropout and accumulation on, 30 updates, float32: equal to 1e-5."""
     config, losses, _ = reference

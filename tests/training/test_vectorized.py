@@ -76,6 +76,7 @@ def assert_same_training(runs, expected):
 @pytest.mark.parametrize(
     "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
     """Each with its own dropout, accumulation, rates, smoothing and seeds: losses to 1e-5 relative, parameters to 2e-5."""
     monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
@@ -117,6 +118,7 @@ class StoppingSupervisor(RunSupervisor):
             raise StopRequested
 
 
+@pytest.mark.slow
 def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, cache):
     """The first run was evaluated, the second not: both are saved there, and the second is evaluated when it resumes,
     alone or together.
