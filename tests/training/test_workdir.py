@@ -49,7 +49,7 @@ def test_foreign_folder_is_refused_and_unchanged(tmp_path, name):
     for command in (train, prepare):
         with pytest.raises(UserError, match="theirs"):
             command.run(["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"])
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         average([tmp_path / "run"], folder, last=1)
     assert content(folder) == before
 
@@ -185,6 +185,6 @@ def test_second_average_into_a_folder_is_refused(tmp_path):
         average_module._write(output, small_config(), None, None, [], [])
     lock.release()
     (partial / "thesis.txt").write_text("work")
-    with pytest.raises(UserError, match="thesis.txt in it is not from `average`"):
+    with pytest.raises(UserError, match="contains thesis.txt, which `average` did not write"):
         average_module._write(output, small_config(), None, None, [], [])
     assert (partial / "thesis.txt").read_text() == "work"
