@@ -190,7 +190,7 @@ def test_missing_test_set_files_explain_the_syntax(copy):
         assert sets_of(config, "test")[0] == split
         with pytest.raises(UserError, match=message):
             split_source(task_of(config), split)
-    with pytest.raises(UserError, match="names the test sets a, b: ask for one"):
+    with pytest.raises(UserError, match="names the test sets a, b: choose one"):
         split_source(task_of(config), "test")
     with pytest.raises(UserError, match=r"config\.data\.test is empty"):
         sets_of(stored_config(copy, {"data.test": ""}), "test")
