@@ -206,7 +206,7 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
         words = [*command.split(), f"--workdir={copy}", "--best"]
         for other in ("--step=2", "--average=2"):
             assert main([*words, other]) == 2
-            assert f"--best and {other.split('=')[0]} are two choices" in capsys.readouterr().err
+            assert f"--best and {other.split('=')[0]} choose different checkpoints" in capsys.readouterr().err
     output = copy.parent / "best"
     assert main(["average", f"--workdir={copy}", "--best", f"--output={output}", "--config.mesh.data=-1"]) == 0
     assert load(output, overrides=HERE).steps == (checkpoint["step"],)
