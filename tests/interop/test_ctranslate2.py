@@ -171,7 +171,7 @@ def without(*names):
     [
         (without("encoder/layer_0/ffn/linear_0/bias"), "no array 'encoder/layer_0/ffn/linear_0/bias'"),
         (without("decoder/layer_norm/gamma"), "no array 'decoder/layer_norm/gamma'; expected a pre-norm"),
-        (without("decoder/projection/weight"), "no array 'decoder/projection/weight'.*projection of its own"),
+        (without("decoder/projection/weight"), "no array 'decoder/projection/weight'.*separate output projection"),
         (lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k}, "no array 'decoder/layer_0/"),
         (lambda a: a | {"decoder/scale": np.ones(1)}, "has 1 unexpected arrays: decoder/scale"),
         (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, "unexpected arrays: encoder/layer_2/ffn"),

@@ -128,7 +128,7 @@ def test_repetitive_outputs_of_any_depth_are_repaired():
         assert words(tree) == sentence and not well_formed
         (again,) = read(bracketed(tree))
         assert words(again) == ["a", "-LRB-b-RRB-"]
-    with pytest.raises(UserError, match="line 1: nested more than 200 deep"):
+    with pytest.raises(UserError, match="line 1: constituents are nested more than 200 deep"):
         read("(NP " * 300 + "(NN a)" + ")" * 300)
 
 
