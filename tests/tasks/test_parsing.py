@@ -121,7 +121,7 @@ def test_user_input_is_preprocessed_like_the_examples():
     tree = "(TOP (NP (NNS mice) (-LRB- -LRB-) (CD 5) (-RRB- -RRB-)))"
     assert task.preprocess_target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
     for text, message in (
-        ("(NP", "too few"),
+        ("(NP", "begins here lacks 1"),
         ("(NP (NN a)) (NP (NN b))", "2 trees"),
         ("(NP (NN rats))", "other words"),
     ):
