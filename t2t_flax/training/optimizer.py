@@ -9,6 +9,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.train_state import path_names
 
 
 def adam(o: Optimizer) -> optax.GradientTransformation:
@@ -81,7 +82,7 @@ def decayed(params: Any) -> Any:
     """
 
     def is_matrix(path, leaf):
-        return leaf.ndim > 1 and not _names(path)[-1].endswith(("bias", "scale"))
+        return leaf.ndim > 1 and not path_names(path)[-1].endswith(("bias", "scale"))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
@@ -102,22 +103,18 @@ def matrix_axes(params: Any) -> Any:
     """
 
     def axes(path, leaf):
-        *_, module, name = ("", *_names(path))
+        *_, module, name = ("", *path_names(path))
         if name != "kernel":
             return None
         if leaf.ndim == 2:
             return MuonDimensionNumbers(0, 1)
         if module not in _MATRIX_AXES:
             raise ValueError(
-                f"muon: which axes of {'/'.join(_names(path))} {list(leaf.shape)} are inputs? Add it to _MATRIX_AXES."
+                f"muon: which axes of {'/'.join(path_names(path))} {list(leaf.shape)} are inputs? Add it to _MATRIX_AXES."
             )
         return _MATRIX_AXES[module]
 
     return jax.tree_util.tree_map_with_path(axes, params)
-
-
-def _names(path: tuple) -> list[str]:
-    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
 
 
 def _clip_before(inner: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:

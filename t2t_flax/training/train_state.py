@@ -102,13 +102,13 @@ def optimizer_shardings(opt_state: Any, params: Any, shardings: Any, mesh: jax.s
     Adam's moments, lies as `shardings` says of it; counters and the vectors of factored moments are replicated.
     """
     by_path = {
-        _names(path): (leaf.shape, sharding)
+        path_names(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True)
     }
     longest = max(map(len, by_path))
 
     def sharding(path, leaf):
-        names = _names(path)
+        names = path_names(path)
         suffixes = (names[-n:] for n in range(longest, 0, -1))
         shape, of_parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), (None, None))
         return of_parameter if shape == leaf.shape else mesh_lib.named(mesh, mesh_lib.REPLICATED)
@@ -116,7 +116,8 @@ def optimizer_shardings(opt_state: Any, params: Any, shardings: Any, mesh: jax.s
     return jax.tree_util.tree_map_with_path(sharding, opt_state)
 
 
-def _names(path: tuple) -> tuple[str, ...]:
+def path_names(path: tuple) -> tuple[str, ...]:
+    """The dict keys on the path of a leaf: `("encoder_0", "feed_forward", ...)`."""
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
