@@ -4,6 +4,7 @@ Dropout is a function of (seed, update), batches of (config, update): params, op
 is to restore.
 """
 
+import functools
 from typing import Any
 
 import flax
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 
@@ -62,39 +63,54 @@ def _init_params(model: Transformer, key: jax.Array):
     return model.init(key, dict.fromkeys(names, ids))["params"]
 
 
+@functools.lru_cache(maxsize=64)
+def _boxed_shapes(model: Transformer) -> Any:
+    """Shapes and logical axes of the parameters. Cached, because tracing a model takes most of a small run's start."""
+    return jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key
+
+
+@functools.lru_cache(maxsize=16)
+def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
+    """jitted key -> parameters, born sharded."""
+    shardings = parameter_shardings(config, model, mesh)
+    return jax.jit(lambda key: _unboxed(_init_params(model, key)), out_shardings=shardings)
+
+
 def init_state(
     config: Config, model: Transformer, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh, *, abstract=False
 ) -> tuple[TrainState, TrainState]:
     """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
 
-    def init(key):
-        params = _unboxed(_init_params(model, key))
+    def rest(params):
         ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
-        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), ema)
+        return jnp.zeros((), jnp.int32), tx.init(params), ema
 
-    key = jax.random.key(config.seed.init)
+    param_shapes = _unboxed(_boxed_shapes(model))
     with mesh_lib.use(mesh):
-        shapes = jax.eval_shape(init, key)
-        params = parameter_shardings(config, model, mesh)
-        in_optimizer = parameter_shardings(config, model, mesh, optimizer=True)
+        step, opt_state, ema = jax.eval_shape(rest, param_shapes)
+        param_shardings = parameter_shardings(config.mesh, model, mesh)
+        in_optimizer = parameter_shardings(config.mesh, model, mesh, optimizer=True)
         shardings = TrainState(
             mesh_lib.named(mesh, mesh_lib.REPLICATED),
-            params,
-            optimizer_shardings(shapes.opt_state, shapes.params, in_optimizer, mesh),
-            shapes.ema and params,
+            param_shardings,
+            optimizer_shardings(opt_state, param_shapes, in_optimizer, mesh),
+            ema and param_shardings,
         )
         if not abstract:
-            return jax.jit(init, out_shardings=shardings)(key), shardings
+            params = _init_program(model, mesh, config.mesh)(jax.random.key(config.seed.init))
+            others = (shardings.step, shardings.opt_state, shardings.ema)
+            step, opt_state, ema = jax.jit(rest, out_shardings=others)(params)
+            return TrainState(step, params, opt_state, ema), shardings
+    shapes = TrainState(step, param_shapes, opt_state, ema)
     struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
     return jax.tree.map(struct, shapes, shardings), shardings
 
 
-def parameter_shardings(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
+def parameter_shardings(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
     """The sharding of each parameter or, if `optimizer`, of its optimizer state (sharded further by
     ZeRO-1).
     """
-    boxed = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key
-    return mesh_lib.shardings_of(boxed, mesh, mesh_lib.parameter_rules(config.mesh, optimizer=optimizer))
+    return mesh_lib.shardings_of(_boxed_shapes(model), mesh, mesh_lib.parameter_rules(config, optimizer=optimizer))
 
 
 def optimizer_shardings(opt_state: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:

@@ -107,7 +107,7 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
     """`train_step` jitted on the mesh; the state is donated."""
-    moments = parameter_shardings(config, model, mesh, optimizer=True)
+    moments = parameter_shardings(config.mesh, model, mesh, optimizer=True)
     step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
