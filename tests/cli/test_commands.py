@@ -29,6 +29,7 @@ SMALL = [
     "--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1", "--config.mesh.cpu_devices=1",
     "--config.eval.every_steps=10", "--config.checkpoint.every_steps=10", "--config.log.every_steps=5",
     "--config.data.train=toy:train:500", "--config.data.valid=toy:valid:20", "--config.data.test=toy:test:20",
+    "--config.decode.max_length_offset=5",
 ]  # fmt: skip
 
 

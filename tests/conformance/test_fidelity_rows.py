@@ -153,8 +153,17 @@ def test_encoder_without_positions_ignores_token_order():
     np.testing.assert_allclose(out[0, :2], out[1, :2], atol=1e-5)
 
 
-@pytest.mark.parametrize("score", ["scaled_dot", "dot", "additive"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("score", "precision"),
+    [
+        ("scaled_dot", "float32"),
+        ("additive", "bfloat16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("scaled_dot", "bfloat16"), ("dot", "float32"), ("dot", "bfloat16"), ("additive", "float32"))
+        ),
+    ],
+)
 def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
     """All keys of the row are masked. The loss ignores it, but a NaN would spread through the gradient."""
     config, params = params_of(attention_score=score)

@@ -106,6 +106,7 @@ def test_average_skips_checkpoints_kept_only_as_best(best_at_4, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_average_stops_at_a_gap_after_keep_last_grows(best_at_4, tmp_path, cache):
     """If keep_last grows on resume, only the checkpoints record which ones were deleted before."""
     copy = shutil.copytree(best_at_4, tmp_path / "copy")

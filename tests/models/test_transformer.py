@@ -16,8 +16,8 @@ from t2t_flax.training.train_state import count_params
 KINDS = [
     dict(norm_placement="post", position="sinusoid_interleaved", tie_embeddings="all"),
     dict(norm_placement="pre", position="learned", tie_embeddings="decoder"),
-    dict(norm_placement="pre", position="sinusoid_halves", tie_embeddings="none"),
-    dict(norm_placement="post", d_k=6, d_v=3, tie_embeddings="all"),
+    pytest.param(dict(norm_placement="pre", position="sinusoid_halves", tie_embeddings="none"), marks=pytest.mark.slow),
+    pytest.param(dict(norm_placement="post", d_k=6, d_v=3, tie_embeddings="all"), marks=pytest.mark.slow),
 ]
 
 

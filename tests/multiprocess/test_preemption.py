@@ -32,7 +32,7 @@ TWO = dict(mesh_cpu_devices=1)
 @pytest.mark.parametrize(
     ("signalled", "resumed_on"),
     [
-        (1, 1),
+        pytest.param(1, 1, marks=pytest.mark.slow),
         pytest.param(0, 2, marks=pytest.mark.slow),
         pytest.param(1, 4, marks=pytest.mark.drill),
     ],

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -29,15 +30,30 @@ def training_setup():
     return config, *model_and_state(config)
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, training_setup):
+    """Checkpoints 1, 2 and 3; tests change a copy."""
+    folder = tmp_path_factory.mktemp("three") / "checkpoints"
+    checkpoints = Checkpoints(folder, keep_last=3)
+    for step in (1, 2, 3):
+        save(checkpoints, training_setup, step)
+    checkpoints.close()
+    return folder
+
+
 def meta_of(config, step):
     return {"step": step, "config": json.loads(config_lib.to_json(config)), "digests": {}, "progress": {}}
 
 
+def state_at(training_setup, step):
+    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, training_setup[3])
+    return scaled.replace(step=jnp.int32(step))
+
+
 def save(checkpoints, training_setup, step, metric=None):
-    config, _, _, state, _ = training_setup
-    scaled = jax.tree.map(lambda x: x * step if x.dtype == jnp.float32 else x, state)
-    checkpoints.save(scaled.replace(step=jnp.int32(step)), meta_of(config, step), metric)
-    return scaled
+    state = state_at(training_setup, step)
+    checkpoints.save(state, meta_of(training_setup[0], step), metric)
+    return state
 
 
 def abstract(training_setup, mesh=None):
@@ -112,15 +128,12 @@ def damage_item(folder):
 
 
 @pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_meta, damage_item])
-def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, training_setup, caplog, damage):
-    folder = tmp_path / "checkpoints"
-    checkpoints = Checkpoints(folder, keep_last=3)
-    saved = [save(checkpoints, training_setup, step) for step in (1, 2, 3)]
-    checkpoints.close()
+def test_damaged_newest_checkpoint_is_reported_and_skipped(tmp_path, three, training_setup, caplog, damage):
+    folder = shutil.copytree(three, tmp_path / "checkpoints")
     damage(folder / "3")
     with caplog.at_level(logging.WARNING, "t2t_flax"):
         state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(training_setup), training_setup[0])
-    assert meta["step"] == 2 and equal(state.params, saved[1].params)
+    assert meta["step"] == 2 and equal(state.params, state_at(training_setup, 2).params)
     assert "checkpoint 3" in caplog.text and "damaged" in caplog.text
     reopened = Checkpoints(folder, keep_last=3)
     assert reopened.steps() == [1, 2]  # so that step 3 can be written again
@@ -147,12 +160,9 @@ def wrapped_error(error):
      wrapped_error(OSError(errno.EIO, "Input/output error"))],
     ids=lambda error: f"{type(error).__name__} {error}"[:50],
 )  # fmt: skip
-def test_failing_device_disk_or_network_is_not_damage(tmp_path, training_setup, monkeypatch, error):
+def test_failing_device_disk_or_network_is_not_damage(tmp_path, three, training_setup, monkeypatch, error):
     """Intact checkpoints stay in place, and the error is raised unchanged."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=3)
-    for step in (1, 2, 3):
-        save(checkpoints, training_setup, step)
-    checkpoints.close()
+    shutil.copytree(three, tmp_path / "checkpoints")
 
     def restore(*args, **kwargs):
         raise error

@@ -117,6 +117,7 @@ def files_of(three_checkpoints):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(data=st.data())
 def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(

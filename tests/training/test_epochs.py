@@ -58,6 +58,7 @@ def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     assert smoothed["loss"] != smoothed["nll"]
 
 
+@pytest.mark.slow
 def test_patience_on_the_smoothed_loss(tmp_path, cache, monkeypatch):
     """eval.metric = loss: the nll falls throughout, the loss does not, so patience ends the run."""
     values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])

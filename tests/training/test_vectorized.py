@@ -94,6 +94,7 @@ def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypat
     assert len({tuple(losses(run)) for run in together}) == 4
 
 
+@pytest.mark.slow
 def test_divergence_and_patience_end_one_run_alone(tmp_path, cache):
     variants = [VARIANTS[0], dict(optimizer=dict(lr_scale=1e30)), dict(optimizer=dict(lr_scale=1e-9))]
     groups = dict(eval=dict(every_steps=2, patience=2, metric="loss"))
