@@ -66,6 +66,14 @@ def test_lower_is_better_for_nll(finished_sweep):
     assert trial_score(finished_sweep.folder, "poor,seed=1", "valid_nll") == 1.5
 
 
+def test_higher_is_better_for_token_accuracy(finished_sweep):
+    for name, accuracy in zip(finished_sweep.names, (0.8, 0.7, 0.6, 0.5, 0.4, 0.3), strict=True):
+        with (finished_sweep.folder.workdir(name) / "metrics.jsonl").open("a") as file:
+            file.writelines(f'{{"step": {s}, "valid_accuracy": {accuracy - s / 1e4}}}\n' for s in (800, 900))
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "valid_accuracy")
+    assert reference == "good" and [row.mean for row in table] == pytest.approx([0.67, 0.47, 0.27])
+
+
 def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_sweep):
     """Student's t over three rows: two degrees of freedom."""
     described = read_sweep(finished_sweep.folder.path)
