@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+import types
 
 import pytest
 from etils import epath
@@ -180,10 +181,11 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
 
 
 def test_second_average_into_a_folder_waits_and_is_refused(tmp_path):
-    output = tmp_path / "mean"
+    output, tokenizers = tmp_path / "mean", types.SimpleNamespace(digest="")
+    arguments = epath.Path(output), small_config(), tokenizers, None, [(".", 1)], []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with exclusive_writer(output, "average"):
-            second = pool.submit(average_module._write, epath.Path(output), small_config(), None, None, [(".", 1)], [])
+            second = pool.submit(average_module._write, *arguments)
             with pytest.raises(concurrent.futures.TimeoutError):
                 second.result(0.5)
             (output / "checkpoints").mkdir(parents=True)
