@@ -14,7 +14,7 @@ from t2t_flax.distributed.initialize import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.process_setup import on_stop_signal
 from t2t_flax.sweeps import space
-from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
+from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep, seed_keys
 from t2t_flax.sweeps.optuna_search import NO_OPTUNA, SearchQueue
 from t2t_flax.sweeps.progress import progress_table
 from t2t_flax.sweeps.report import report
@@ -125,7 +125,8 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
     if adaptive and sweep.seeds > 1:
         raise UserError("an adaptive search trains each row once: use --seeds=1, and repeat the best rows in a sweep.")
     rows = () if adaptive else search.rows() if search else sweep.rows
-    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search))
+    keys = seed_keys(args.workdir)
+    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search), seed_keys=keys)
     base = config_lib.load_config(sweep.config, fixed) if adaptive else None
     configs = [base] if adaptive else [trial.config for trial in trials]
     score = args.score or (search.metric if search else sweep.score) or default_score(configs[0])

@@ -169,8 +169,8 @@ class Eval:
     )
     metric: str = key(
         "nll",
-        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), or one of the task's "
-        "(bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
+        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
+        "(of tokens), or one of the task's (bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
     )
     patience: int = key(
         0,
@@ -319,7 +319,7 @@ class Log:
 class Seed:
     init: int = key(0, "initial parameters", low=0, high=2**32 - 1)
     dropout: int = key(0, "dropout masks", low=0, high=2**32 - 1)
-    data: int = key(0, "order of the training pairs, and the built-in corpus", low=0, high=2**63 - 1)
+    data: int = key(0, "order of the training pairs", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
+from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
 
 
@@ -117,9 +118,10 @@ def _check_data(c: Config) -> None:
 
 def _check_eval(c: Config) -> None:
     e = c.eval
-    if e.metric == "loss" and not (e.every_steps or e.every_epochs):
-        raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
-    if e.metric not in ("nll", "loss") and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
+    decoded = e.metric not in HIGHER_IS_BETTER
+    if not decoded and e.metric != "nll" and not (e.every_steps or e.every_epochs):
+        raise UserError(f"config.eval.metric = '{e.metric}' needs config.eval.every_steps or eval.every_epochs.")
+    if decoded and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
         raise UserError(
             f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
         )
@@ -159,13 +161,13 @@ def check_trainable(c: Config) -> None:
             f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
-    by_score = e.metric not in ("nll", "loss")
-    evaluated = e.decode_every_steps if by_score else e.every_steps or e.every_epochs
+    decoded = e.metric not in HIGHER_IS_BETTER
+    evaluated = e.decode_every_steps if decoded else e.every_steps or e.every_epochs
     if c.data.valid and evaluated:
         return
     missing = "config.data.valid is empty"
     if c.data.valid:
-        missing = f"config.eval.{'decode_every_steps' if by_score else 'every_steps and eval.every_epochs'} = 0"
+        missing = f"config.eval.{'decode_every_steps' if decoded else 'every_steps and eval.every_epochs'} = 0"
     for name, value, needed in (
         ("eval.patience", e.patience, e.patience > 0),
         ("checkpoint.keep_best", c.checkpoint.keep_best, c.checkpoint.keep_best > 1),

@@ -19,9 +19,10 @@ from t2t_flax.data import worker_pool
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.store.writer import StoreWriter, exclusive
+from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
+from t2t_flax.locks import exclusive_writer
 
 CHUNK_PAIRS = 2000
 """Pairs that a process tokenizes at a time."""
@@ -83,7 +84,7 @@ def prepare_split(
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
-    with exclusive(local):
+    with exclusive_writer(local, "prepare"):
         if store := find_store(folder, digest):  # written by another process during the wait
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:

@@ -27,7 +27,7 @@ from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import USER_ERROR, UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
 from t2t_flax.sweeps.space import Search
-from t2t_flax.sweeps.trials import Trial, is_folder_name
+from t2t_flax.sweeps.trials import SEED_KEYS, Trial, is_folder_name
 from t2t_flax.version import __version__, source_digest
 
 COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
@@ -321,6 +321,16 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
         "search": stored["search"] and Search.from_json(stored["search"]).to_json(),
         "trials": trials | (read_proposals(path) if proposals else {}),
     }
+
+
+def seed_keys(path: str | os.PathLike) -> tuple[str, ...]:
+    """The keys that differ between the seeds of a row in this folder. Earlier versions left out seed.data with the built-in
+    corpus, which was generated from it; such a sweep continues as it began.
+    """
+    if not (Path(path) / "sweep.json").exists():
+        return SEED_KEYS
+    overrides = [trial["overrides"] for trial in read_sweep(path)["trials"].values() if trial["seed"]]
+    return tuple(key for key in SEED_KEYS if all(key in trial for trial in overrides))
 
 
 def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:

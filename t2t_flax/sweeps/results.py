@@ -21,6 +21,7 @@ from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, Folder
 from t2t_flax.sweeps.trials import folder_name
 from t2t_flax.tasks import lower_is_better, task_of
+from t2t_flax.tasks.metrics import model_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +77,19 @@ def check_score(name: str, config: Config) -> None:
         known = ", ".join(test_sets) or "no test set"
         raise UserError(f"there is no score {test_set}:{name}: config.data.test has {known}.")
     task = task_of(config)
-    final = (*(metric.name for metric in task.metrics), "nll", "perplexity")
-    losses = ("valid_nll", "valid_ppl", "valid_loss")
-    decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
-    if name not in (*final, *losses, *decoded):
-        known = ", ".join([*final, *losses, *decoded])
+    final = task.record_metrics()
+    with_loss, decoded = (
+        [f"valid_{metric.training_name}" for metric in metrics]
+        for metrics in (model_metrics(), task.validation_metrics())
+    )
+    if name not in (*final, *with_loss, *decoded):
+        known = ", ".join([*final, *with_loss, *decoded])
         raise UserError(f"there is no score {name!r} for data.task = {config.data.task}; the scores are {known}.")
     if name in final and not config.data.test:
         raise UserError(f"the score {name} needs a test set, and config.data.test is empty.")
     if name not in final and not config.data.valid:
         raise UserError(f"the score {name} needs a validation set, and config.data.valid is empty.")
-    if name in losses and not (config.eval.every_steps or config.eval.every_epochs):
+    if name in with_loss and not (config.eval.every_steps or config.eval.every_epochs):
         raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
     if name in decoded and not config.eval.decode_every_steps:
         raise UserError(f"the score {name} needs config.eval.decode_every_steps.")

@@ -182,6 +182,7 @@ class Worker:
         for name in names:
             self._begin(name, names[0], resources)
         with folder.log(names[0]).open("ab") as log:
+            # Not run_in_child: several threads wait for one child each, which inherits its trials' locks, and may prune it.
             process = subprocess.Popen(
                 training_command(folder, names, resources),
                 stdin=subprocess.DEVNULL,

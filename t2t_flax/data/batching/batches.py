@@ -61,9 +61,8 @@ class Batch:
         arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
         for side, start in zip(("source", "target"), self.starts, strict=True):
             start = start[mine] if isinstance(start, np.ndarray) else start
-            parts = fill_rows(
-                *self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length
-            )
+            shape = size[0] * size[1], self.shape.length
+            parts = fill_rows(self.store.side(side), self.pairs[mine], row, start, shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays
 
