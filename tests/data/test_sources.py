@@ -102,7 +102,7 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
             "a.tsv.gz",
             r"damaged gzip data after line \d+ .*end-of-stream",
         ),
-        ({}, "", r"'' is not a known form of a corpus. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
+        ({}, "", r"'' has no known form. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
         ({"a": b"x"}, "a", r"'a' is not a known form"),
         ({"a": b"x"}, "a,a,", r"'a,a,' is not a known form"),
         ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", r"a has 2 lines and .*b has 2 and .*c has 1: line i"),
