@@ -153,9 +153,9 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                     return STOPPED
                 record = None if code else existing_record(workdir, name, choice, overrides)
                 if record is None:
-                    why = f"exit code {code}" if code else "its checkpoints or this code changed meanwhile"
-                    what = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
-                    failed.append(f"{what} ({why})")
+                    reason = f"exit code {code}" if code else "its checkpoints or this code changed meanwhile"
+                    label = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
+                    failed.append(f"{label} ({reason})")
             records[name].append(record)
         names.append(workdir)
     lines = []
@@ -177,10 +177,10 @@ def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int
 
     if not args.compare:
         raise UserError("--record needs --compare=OTHER_RECORD.json.")
-    given = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
+    flags = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
         f"--config.{key}": value for key, value in overrides.items()
     }
-    without_effect = [flag for flag, value in given.items() if value]
+    without_effect = [flag for flag, value in flags.items() if value]
     if without_effect:
         raise UserError(f"{', '.join(without_effect)} has no effect: --record decodes nothing.")
     print(json.dumps(compare(args.record, args.compare, score=args.compare_score or ""), indent=2))

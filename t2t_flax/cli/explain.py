@@ -1,4 +1,4 @@
-"""`explain`: a config in figures, its differences to a preset, and the list of all config keys."""
+"""`explain`: parameter counts, FLOPs and schedule of a config, its differences from a preset, and all config keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -10,7 +10,7 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0, also where --diff finds differences."""
+    """Exit code 0, even if --diff finds differences."""
     parser = arguments.parser(
         "explain",
         "Shows parameters by group, FLOPs, batches, learning rates and memory of a config, without training.",

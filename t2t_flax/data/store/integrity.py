@@ -1,6 +1,6 @@
 """Checksums of token stores: detects files damaged by a copy, a power failure or a failing disk.
 
-meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s a core;
+meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s per core;
 after that, files of the same size, times and inode are trusted.
 """
 
@@ -22,7 +22,7 @@ PARTS = ("ids", "lengths", "offsets")
 LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
 FILES = tuple(f"{side}.{part}" for side in SIDES for part in PARTS)
 VERIFIED = ".verified"
-"""File in a store's folder: what was verified, and the files' size, times and inode at that time."""
+"""File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
 _BLOCK = 1 << 20
 
 
