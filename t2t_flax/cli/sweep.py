@@ -51,8 +51,8 @@ def run(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.parser(
         "sweep",
-        "Trains variants of a config with several seeds, and reports which are better and with what confidence.\n"
-        "Run the same command again to continue after any kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
+        "Trains variants of a config with one or more seeds each, and reports which are better and with what confidence.\n"
+        "Rerun the same command to continue after a kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
         "or any other host that shares the folder.",
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"

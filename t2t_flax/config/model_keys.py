@@ -33,7 +33,8 @@ class Model:
     )
     activation: str = key(
         "relu",
-        "of the feed-forward sub-layer (3.3); gelu by its tanh approximation; gated swish is SwiGLU, gated gelu GEGLU",
+        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation; gated swish is SwiGLU, gated gelu "
+        "GEGLU",
         choices=("relu", "gelu", "swish"),
     )
     attention_score: str = key(

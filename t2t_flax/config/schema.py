@@ -18,9 +18,11 @@ from t2t_flax.config.sharding_rules import DEFAULT_RULES
 class Data:
     task: str = key(
         "translation",
-        "translation: pairs of sentences, BLEU; parsing: constituency trees, bracket files in place of pairs, F1 (6.3)",
+        "translation: pairs of sentences, scored by BLEU; parsing: constituency trees in bracket files, scored by F1 (6.3)",
     )
-    train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
+    train: str = key(
+        "", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'FILE.jsonl', 'tfds:NAME:SPLIT', 'toy:SPLIT'"
+    )
     valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
     test: str = key(
         "",
@@ -130,7 +132,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Train:
-    steps: int = key(100_000, "updates (5.2)", unit="updates", low=1, mutable=True)
+    steps: int = key(100_000, "updates to train (5.2)", unit="updates", low=1, mutable=True)
     precision: str = key(
         "auto",
         "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
@@ -351,9 +353,9 @@ class Log:
 
 @dataclass(frozen=True)
 class Seed:
-    init: int = key(0, "initial parameters", low=0, high=2**32 - 1)
-    dropout: int = key(0, "dropout masks", low=0, high=2**32 - 1)
-    data: int = key(0, "order of the training pairs", low=0, high=2**63 - 1)
+    init: int = key(0, "seed of the initial parameters", low=0, high=2**32 - 1)
+    dropout: int = key(0, "seed of the dropout masks", low=0, high=2**32 - 1)
+    data: int = key(0, "seed of the order of the training pairs", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)
