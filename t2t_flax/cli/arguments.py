@@ -79,14 +79,14 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by the current names of their keys. Raises UserError."""
     plain, overrides = [], {}
-    rest = iter(argv)
-    for arg in rest:
+    remaining = iter(argv)
+    for arg in remaining:
         if not arg.startswith("--config."):
             plain.append(arg)
             continue
         name, equals, value = arg.removeprefix("--config.").partition("=")
         if not equals:
-            value = next(rest, None)
+            value = next(remaining, None)
             if value is None:
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
         overrides[name] = value
@@ -97,10 +97,10 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def add_workdir(
-    arguments: argparse.ArgumentParser, what: str = "folder of a trained run; nothing else is needed"
+    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run; nothing else is needed"
 ) -> None:
     """`--workdir`, required."""
-    arguments.add_argument("--workdir", required=True, metavar="DIR", help=what)
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -181,8 +181,8 @@ def write_text(name: str, text: str) -> None:
 def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
     more = {"action": "append"} if several else {}
-    about = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
-    arguments.add_argument("--step", type=count(), metavar="N", help=about, **more)
+    step_help = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
+    arguments.add_argument("--step", type=count(), metavar="N", help=step_help, **more)
     arguments.add_argument(
         "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
     )
@@ -193,8 +193,8 @@ def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False)
 
 def _check_checkpoint(args: argparse.Namespace) -> None:
     if args.best and (args.step is not None or args.average):
-        other = "--average" if args.average else "--step"
-        raise UserError(f"--best and {other} choose different checkpoints: give one of them.")
+        flag = "--average" if args.average else "--step"
+        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):

@@ -1,4 +1,4 @@
-"""Which values of config keys do not go together, a function for each group."""
+"""Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
@@ -39,7 +39,7 @@ def _check_mixer(m: Model) -> None:
     if m.attention_window and m.attention_window % 2 == 0:
         raise UserError(
             f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
-            "middle as after it."
+            "centre as after it, so it must be odd."
         )
     if m.attention_window and m.mixer != "attention":
         raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
@@ -70,12 +70,12 @@ def _check_attention(m: Model) -> None:
         )
     if m.position == "rotary" and (m.d_k or m.d_model // m.num_heads) % 2:
         raise UserError(
-            "config.model.position = rotary turns pairs of features, but a head's width is odd: change config.model.d_k "
+            "config.model.position = rotary rotates pairs of features, but a head's width is odd: change config.model.d_k "
             f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
         )
     if m.position == "rotary" and m.attention_score == "additive":
         raise UserError(
-            "config.model.position = rotary needs a dot product, which alone depends on the distance then; "
+            "config.model.position = rotary needs a dot product, the only score that then depends on the distance; "
             "config.model.attention_score = additive."
         )
     if m.rope_theta != Model.rope_theta and m.position != "rotary":
@@ -123,7 +123,7 @@ def _check_eval(c: Config) -> None:
         raise UserError(f"config.eval.metric = '{e.metric}' needs config.eval.every_steps or eval.every_epochs.")
     if decoded and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
         raise UserError(
-            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
+            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be computed during training."
         )
 
 
@@ -174,5 +174,5 @@ def check_trainable(c: Config) -> None:
     ):
         if needed:
             raise UserError(
-                f"config.{name} = {value} goes by eval.metric = {e.metric}, which is never computed: {missing}."
+                f"config.{name} = {value} depends on eval.metric = {e.metric}, which is never computed: {missing}."
             )

@@ -124,8 +124,8 @@ class _Page:
         code, names = self.sweep["code"], self.sweep["trials"]
         text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. {self.caption}. "
         text += f"t2t_flax {code['version']}, source {code['digest']}."
-        others = {name: set(self.folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
-        changed = [f"{name} ({', '.join(sorted(digests))})" for name, digests in others.items() if digests]
+        digests = {name: set(self.folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
+        changed = [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]
         return f"{text} Trained at least partly with other source: {'; '.join(changed)}." if changed else text
 
     def _figures(self, plots: dict[str, str]) -> list[str]:

@@ -50,9 +50,9 @@ def expand(
     ]
     first_row: dict[str, str] = {}
     for trial in () if numbered else (t for t in trials if not t.seed):
-        other = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
-        if other != trial.row:
-            raise UserError(f"rows {other!r} and {trial.row!r} of the sweep are the same config.")
+        row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
+        if row != trial.row:
+            raise UserError(f"rows {row!r} and {trial.row!r} of the sweep are the same config.")
     return trials
 
 

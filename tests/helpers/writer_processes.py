@@ -26,7 +26,7 @@ def start(target, *args):
 def remove_locks(set_attribute=setattr) -> None:
     """As on a file system without locks."""
 
-    def refuse(file, how):
+    def refuse(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
     set_attribute(locks.fcntl, "flock", refuse)

@@ -95,9 +95,9 @@ class _Remaining:
         first = -1
         while shorter:
             bit = shorter & -shorter
-            other = bit.bit_length() - 1
+            shorter_level = bit.bit_length() - 1
             shorter ^= bit
-            key = other * self._width + level if side else level * self._width + other
+            key = shorter_level * self._width + level if side else level * self._width + shorter_level
             at = self._head[key]
             while self._taken[self._members[at]]:
                 at += 1

@@ -112,8 +112,8 @@ class TokenStore:
         return ids[offsets[i] : offsets[i] + lengths[i]]
 
     def _map(self, side: str) -> Sentences:
-        about = self.meta[side]
-        ids = self._file(side, "ids", np.dtype(about["dtype"]).newbyteorder("<"), about["tokens"])
+        side_meta = self.meta[side]
+        ids = self._file(side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"])
         return Sentences(
             ids,
             self._file(side, "offsets", OFFSET, self.num_pairs),
@@ -146,7 +146,7 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
             return None
         meta = json.loads((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
-        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # its first name
+        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # `cut` in older stores
     except (OSError, ValueError, KeyError, TypeError):
         if _inode(folder) != inode:  # another process has replaced the store meanwhile
             return read_meta(folder)
