@@ -63,6 +63,7 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
     import numpy as np
 
     from t2t_flax.data.batching.packing import fill_rows, first_fit
+    from t2t_flax.data.store.token_store import Sentences
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
@@ -81,9 +82,8 @@ def run_ours(size: dict, batches: list, rounds: int, cpu_devices: int) -> dict:
         arrays = {}
         for n, side in enumerate(("source", "target")):
             ids = np.concatenate([p[n] for p in batch])
-            parts = fill_rows(
-                ids, np.cumsum(lens[n]) - lens[n], lens[n], np.arange(len(batch)), row, starts[n], rows, size["row"]
-            )
+            sentences = Sentences(ids, np.cumsum(lens[n]) - lens[n], lens[n])
+            parts = fill_rows(sentences, np.arange(len(batch)), row, starts[n], (rows, size["row"]))
             arrays |= {side if k == "ids" else f"{side}_{k}": x[None] for k, x in parts.items()}
         rows_between = lambda first, last, arrays=arrays: {k: x[:, first:last] for k, x in arrays.items()}  # noqa: E731
         device_batches.append(
