@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def pod_exit_code(codes: list[int]) -> int:
-    """The exit code of a pod whose processes ended with these."""
+    """The exit code of a pod whose processes ended with these codes."""
     if codes and not any(codes):
         return 0
     if any(code in (USER_ERROR, *CANNOT_START) for code in codes):
@@ -100,7 +100,7 @@ class Pod:
                     grace = min(self.grace, 5) if codes[-1] == USER_ERROR else self.grace
                     deadline = deadline or time.monotonic() + grace
             if self.processes and deadline and time.monotonic() > deadline:
-                say(f"killing the rest: {' '.join(map(str, self.processes))}")
+                say(f"killing the remaining processes: {' '.join(map(str, self.processes))}")
                 self.send(signal.SIGKILL)
             time.sleep(0.1)
         for printer in printers:
@@ -113,7 +113,7 @@ def print_lines(i: int, stream, out) -> None:
     """Prints a process's lines with its number, without the connection messages of Gloo."""
     for line in stream:
         if not line.startswith(b"[Gloo] Rank "):
-            with contextlib.suppress(OSError):  # nobody reads the output any more
+            with contextlib.suppress(OSError):  # the reader of the output has exited
                 out.write(b"[%d] %s\n" % (i, line.removesuffix(b"\n")))
                 out.flush()
 
@@ -128,11 +128,11 @@ def say(text: str) -> None:
 
 
 def environment(i: int, n: int, port: int) -> dict[str, str]:
-    """The variables that tell process i of n its place."""
+    """The variables by which process i of n joins the others."""
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy"), "127.0.0.1,localhost"]))
-    place = {"T2T_NUM_PROCESSES": str(n), "T2T_PROCESS_ID": str(i), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
+    address = {"T2T_NUM_PROCESSES": str(n), "T2T_PROCESS_ID": str(i), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
     platform = os.environ.get("JAX_PLATFORMS") or "cpu"
-    return place | {"PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": platform, "no_proxy": no_proxy}
+    return address | {"PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": platform, "no_proxy": no_proxy}
 
 
 def free_port() -> int:

@@ -183,11 +183,11 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
 def atomic_directory(
     path: epath.PathLike, *, tag: str = "", keep: Callable[[], bool] = lambda: False
 ) -> Iterator[epath.Path]:
-    """A new local folder to fill; gets the name `path` when the block ends without an error, after a sync to disk.
+    """A new folder to fill; gets the name `path` when the block ends without an error, after a sync to disk.
 
     Until then it is `NAME.partial-[TAG-]HEX` beside it; after an error, or if the process is killed before the end,
     `path` is what it was. A folder that is at `path` by then is replaced, unless `keep()` is true: then it stays, and the
-    new one is removed.
+    new one is removed. In an object store the last step is not atomic: its objects are copied one by one.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,10 +196,18 @@ def atomic_directory(
     try:
         yield partial
         fsync_tree(partial)
-        _replace_folder(partial, path, keep)
-        fsync_folder(path.parent)
+        if is_remote(path):
+            if not (path.exists() and keep()):
+                path.rmtree(missing_ok=True)
+                move_folder(partial, path)
+        else:
+            _replace_folder(partial, path, keep)
+            fsync_folder(path.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if is_remote(partial):
+            partial.rmtree(missing_ok=True)
+        else:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:

@@ -9,14 +9,17 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 from etils import epath
@@ -32,6 +35,7 @@ EXPIRY = 75.0
 """Seconds without a renewal after which a lease has expired: its holder is gone."""
 LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
+_DAY = 24 * 3600
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -251,3 +255,76 @@ def _in_use(what: str, holder: Holder | None) -> UserError:
         f"{what} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: wait "
         "until it has ended, or stop it."
     )
+
+
+_inside = threading.local()
+
+
+@contextlib.contextmanager
+def exclusive_writer(folder: Path, command: str) -> Iterator[None]:
+    """Waits until no other thread or process is in such a block for the same local `folder`, then removes the partial
+    folders that killed ones left beside it (`filesystem.atomic_directory` with `machine_tag` as the tag). Blocks nest
+    within a thread. On a file system without locks nobody waits and nothing is removed.
+    """
+    inside = _inside.__dict__.setdefault("folders", set())
+    if folder in inside:
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.lock")
+    lock = _wait_for_lock(path, command)
+    try:
+        if lock:
+            _remove_abandoned(folder)
+        inside.add(folder)
+        yield
+    finally:
+        inside.discard(folder)
+        path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
+        if lock:
+            lock.release()
+
+
+def _wait_for_lock(path: Path, command: str) -> FileLock | None:
+    """The lock on `path`; None where the file system has no locks."""
+    for attempt in itertools.count():
+        try:
+            lock = lock_file(path, command)
+        except OSError as error:
+            if error.errno in (*NO_LOCKS, errno.EINVAL, errno.EBADF):
+                return None
+            raise
+        if lock is None:
+            if attempt == 10:
+                log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
+            time.sleep(0.2)
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
+                return lock
+        lock.release()  # the lock of a file that its previous holder has removed
+    raise AssertionError("unreachable")
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Deletes what killed writers of `folder` left behind. The caller holds the lock, so no writer of this machine is
+    active; of other machines, which the lock may not reach, only what has not been modified for a day is deleted.
+    """
+    prefix = f"{folder.name}.partial-"
+    for path in folder.parent.iterdir():
+        if not path.name.startswith(prefix):
+            continue
+        try:
+            written = max(item.stat().st_mtime for item in (path, *path.iterdir()))
+        except OSError:
+            continue
+        if path.name.startswith(f"{prefix}{machine_tag()}-") or time.time() - written > _DAY:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def machine_tag() -> str:
+    """Identifies this boot of this machine; containers that share a kernel, and so its locks, share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+    except OSError:
+        return socket.gethostname()

@@ -42,14 +42,15 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 def packed_arrays(source: np.ndarray, target: np.ndarray, shards: int, length: int, rows: int = 0):
     """The same pairs in rows of `length` tokens, several in each (at least `rows` rows)."""
     from t2t_flax.data.batching.packing import fill_rows, first_fit
+    from t2t_flax.data.store.token_store import Sentences
 
     lengths = [(x > 0).sum(1) for x in (source, target)]
     row, *starts = first_fit(*lengths, length)
     rows = -(-max(rows, int(row.max()) + 1) // shards) * shards
     out = {}
     for side, ids, count, start in zip(("source", "target"), (source, target), lengths, starts, strict=True):
-        offsets = np.cumsum(count) - count
-        parts = fill_rows(ids[ids > 0], offsets, count, np.arange(len(ids)), row, start, rows, length)
+        sentences = Sentences(ids[ids > 0], np.cumsum(count) - count, count)
+        parts = fill_rows(sentences, np.arange(len(ids)), row, start, (rows, length))
         out |= {side if name == "ids" else f"{side}_{name}": x.reshape(1, rows, length) for name, x in parts.items()}
     return out
 

@@ -4,8 +4,9 @@ import argparse
 import codecs
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
@@ -78,14 +79,14 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by the current names of their keys. Raises UserError."""
     plain, overrides = [], {}
-    rest = iter(argv)
-    for arg in rest:
+    remaining = iter(argv)
+    for arg in remaining:
         if not arg.startswith("--config."):
             plain.append(arg)
             continue
         name, equals, value = arg.removeprefix("--config.").partition("=")
         if not equals:
-            value = next(rest, None)
+            value = next(remaining, None)
             if value is None:
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
         overrides[name] = value
@@ -96,10 +97,10 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def add_workdir(
-    arguments: argparse.ArgumentParser, what: str = "folder of a trained run; nothing else is needed"
+    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run; nothing else is needed"
 ) -> None:
     """`--workdir`, required."""
-    arguments.add_argument("--workdir", required=True, metavar="DIR", help=what)
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -112,31 +113,50 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def read_lines(name: str) -> list[str]:
-    """Lines of a file or a pipe, or of standard input for "-"; split at newlines only. Reads once. Raises UserError for a
-    file that cannot be read, and for invalid UTF-8.
+def iterate_lines(name: str) -> Iterator[str]:
+    """Lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only. Raises UserError
+    at once for a file that cannot be opened, and at the line for invalid UTF-8.
     """
     if name != "-" and not Path(name).exists():
         raise UserError(f"no file {name}.")
     if Path(name).is_dir():
         raise UserError(f"{name} is a folder; name a file of lines.")
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return _decoded(_standard_input() if name == "-" else open(name, "rb"), name)
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-    raw = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if raw and raw[-1] == b"":
-        raw.pop()
-    lines = []
-    for number, line in enumerate(raw, 1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            where = "standard input" if name == "-" else name
-            raise UserError(
-                f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
-            ) from None
-    return lines
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input with a buffer of its own: one that another thread holds at exit would abort the interpreter."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except (OSError, ValueError):  # replaced by an object without a file
+        return sys.stdin.buffer
+
+
+def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+    where = "standard input" if name == "-" else name
+    try:
+        for number, line in enumerate(file, 1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            try:
+                if line:
+                    yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
+                ) from None
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror}.") from None
+    finally:
+        if file is not sys.stdin.buffer:
+            file.close()
+
+
+def read_lines(name: str) -> list[str]:
+    """All lines of `iterate_lines`."""
+    return list(iterate_lines(name))
 
 
 def check_read_once(*names: str | None) -> None:
@@ -161,8 +181,8 @@ def write_text(name: str, text: str) -> None:
 def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
     more = {"action": "append"} if several else {}
-    about = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
-    arguments.add_argument("--step", type=count(), metavar="N", help=about, **more)
+    step_help = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
+    arguments.add_argument("--step", type=count(), metavar="N", help=step_help, **more)
     arguments.add_argument(
         "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
     )
@@ -173,8 +193,8 @@ def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False)
 
 def _check_checkpoint(args: argparse.Namespace) -> None:
     if args.best and (args.step is not None or args.average):
-        other = "--average" if args.average else "--step"
-        raise UserError(f"--best and {other} choose different checkpoints: give one of them.")
+        flag = "--average" if args.average else "--step"
+        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):

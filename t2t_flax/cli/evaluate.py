@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
         "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
         "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
         "text; runs on any hardware.",
-        epilog="A translation record has three BLEUs, each with a sentence on how it was computed: sacrebleu (detokenised\n"
+        epilog="A translation record has three BLEUs, each with a note on how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
         "ter (lower is better). A parsing record has labelled F1 by EVALB's rules.\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
@@ -81,15 +81,15 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 
-    other = read_record(args.compare) if args.compare else None
+    compared = read_record(args.compare) if args.compare else None
     config = stored_config(args.workdir, overrides)
     sets = sets_of(config, args.split or "test")
-    if other and len(sets) > 1:
+    if compared and len(sets) > 1:
         raise UserError(f"--compare is for one test set: add --split=NAME, one of {', '.join(sets)}.")
     task_of(config).check_requirements()
-    if other:  # checked before decoding, not after
-        ours = planned_record(config, sets[0])
-        check_comparable(ours, other, args.workdir, args.compare, args.compare_score or "")
+    if compared:  # checked before decoding, not after
+        planned = planned_record(config, sets[0])
+        check_comparable(planned, compared, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
     return run_job(config.distributed, lambda supervisor: _job(args, sets, overrides, supervisor))
 
@@ -102,8 +102,8 @@ def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], s
     say = supervisor.group.say
     check_shared(supervisor.group, epath.Path(args.workdir), "--workdir")
     with supervisor.exit_on_signal("evaluating"):
-        which = dict(step=args.step, average=args.average, best=args.best)
-        loaded = load(args.workdir, **which, overrides=overrides, group=supervisor.group)
+        choice = dict(step=args.step, average=args.average, best=args.best)
+        loaded = load(args.workdir, **choice, overrides=overrides, group=supervisor.group)
         if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
             raise UserError(
                 f"--compare={args.compare} is the record that this evaluation would replace: copy it, with its .hyp.txt "
@@ -132,11 +132,11 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     require_single_process("an evaluation of several runs")
     configs = [(workdir, stored_config(workdir, overrides)) for workdir in args.workdir]
     sets = sets_of(configs[0][1], args.split or "test")
-    wanted = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
+    checkpoints = [(workdir, step) for workdir in args.workdir for step in args.step or [None]]
     for name in sets:
         check_runs(configs, name, args.compare_score or "")  # before any decoding
     records, names, failed = {name: [] for name in sets}, [], []
-    for workdir, step in wanted:
+    for workdir, step in checkpoints:
         choice = Choice(step, args.average, args.best)
         for name in sets:
             record = existing_record(workdir, name, choice, overrides)
@@ -153,9 +153,9 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                     return STOPPED
                 record = None if code else existing_record(workdir, name, choice, overrides)
                 if record is None:
-                    why = f"exit code {code}" if code else "its checkpoints or this code changed meanwhile"
-                    what = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
-                    failed.append(f"{what} ({why})")
+                    reason = f"exit code {code}" if code else "its checkpoints or this code changed meanwhile"
+                    label = f"{workdir}{'' if step is None else f' step {step}'}{f' {name}' if len(sets) > 1 else ''}"
+                    failed.append(f"{label} ({reason})")
             records[name].append(record)
         names.append(workdir)
     lines = []
@@ -177,10 +177,10 @@ def _compare_records(args: argparse.Namespace, overrides: dict[str, str]) -> int
 
     if not args.compare:
         raise UserError("--record needs --compare=OTHER_RECORD.json.")
-    given = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
+    flags = {"--split": args.split, "--step": args.step, "--average": args.average, "--best": args.best} | {
         f"--config.{key}": value for key, value in overrides.items()
     }
-    without_effect = [flag for flag, value in given.items() if value]
+    without_effect = [flag for flag, value in flags.items() if value]
     if without_effect:
         raise UserError(f"{', '.join(without_effect)} has no effect: --record decodes nothing.")
     print(json.dumps(compare(args.record, args.compare, score=args.compare_score or ""), indent=2))

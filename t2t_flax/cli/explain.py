@@ -1,4 +1,4 @@
-"""`explain`: a config in figures, its differences to a preset, and the list of all config keys."""
+"""`explain`: parameter counts, FLOPs and schedule of a config, its differences from a preset, and all config keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -10,7 +10,7 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0, also where --diff finds differences."""
+    """Exit code 0, even if --diff finds differences."""
     parser = arguments.parser(
         "explain",
         "Shows parameters by group, FLOPs, batches, learning rates and memory of a config, without training.",
@@ -58,8 +58,8 @@ def _refuse_without_effect(args, overrides: dict[str, str]) -> None:
     if args.presets and (args.config or args.workdir or overrides):
         raise UserError("--presets lists all presets of any config: leave out --config, --workdir and --config.KEY.")
     if not args.config and not args.workdir and (overrides or args.diff):
-        given = "--diff" if args.diff else f"--config.{next(iter(overrides))}"
-        raise UserError(f"{given} needs a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
+        flag = "--diff" if args.diff else f"--config.{next(iter(overrides))}"
+        raise UserError(f"{flag} needs a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
 
 
 def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
@@ -74,8 +74,8 @@ def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
 
 
 def _preset_line(name: str) -> str:
-    about = find(name)
-    return f"{name:22} {about.source}" + (f"\n{'':22} published: {about.published}" if about.published else "")
+    entry = find(name)
+    return f"{name:22} {entry.source}" + (f"\n{'':22} published: {entry.published}" if entry.published else "")
 
 
 def _difference(config: config_lib.Config, name: str) -> str:

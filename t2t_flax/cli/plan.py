@@ -1,4 +1,4 @@
-"""`plan`: compiles the train and decode steps for a machine that need not be there; reports memory, collectives, time."""
+"""`plan`: compiles the train and decode steps for a machine that is not at hand; reports memory, collectives, time."""
 
 import json
 
@@ -23,7 +23,7 @@ v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8, h200-8, b200-8, sev
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0, also where a step does not fit: that is an answer."""
+    """Exit code 0, even if a step does not fit: that is a result, not an error."""
     parser = arguments.parser("plan", _DESCRIPTION, epilog=f"{arguments.OVERRIDE_HELP}\n\n{_MACHINES}")
     arguments.add_config(parser)
     parser.add_argument(
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
         type=arguments.count(1),
         default=0,
         metavar="N",
-        help="packed rows on each device, not the config's batch",
+        help="packed rows per device, instead of the config's batch",
     )
     parser.add_argument("--largest-batch", action="store_true", help="find the largest batch that fits")
     parser.add_argument("--no-decode", action="store_true", help="leave out the decode step")

@@ -1,4 +1,4 @@
-"""`sweep`: trains many variants of one config, and reports which is better and how certain that is."""
+"""`sweep`: trains variants of a config, and reports which are better and with what confidence."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ from t2t_flax.distributed.initialize import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.process_setup import on_stop_signal
 from t2t_flax.sweeps import space
-from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
+from t2t_flax.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep, seed_keys
 from t2t_flax.sweeps.optuna_search import NO_OPTUNA, SearchQueue
 from t2t_flax.sweeps.progress import progress_table
 from t2t_flax.sweeps.report import report
@@ -51,49 +51,57 @@ def run(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.parser(
         "sweep",
-        "Trains a config with each of several overrides and seeds, and reports which is better and how certain that is.\n"
-        "Run the same command again to continue after any kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
+        "Trains variants of a config with one or more seeds each, and reports which are better and with what confidence.\n"
+        "Rerun the same command to continue after a kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
         "or any other host that shares the folder.",
-        epilog=f"{arguments.OVERRIDE_HELP}; here of every trial.\n\n"
+        epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'log.profile_steps=(0,0);(5,9)'.\n"
         "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 all complete,\n"
         "75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
     )
     arguments.add_workdir(parser, "folder of the sweep; created if it does not exist")
-    what = parser.add_argument_group("trials").add_argument
-    what("--sweep", metavar="FILE.py[:variant]", help="a file with get_sweep(): see configs/sweeps")
-    what("--config", metavar="FILE.py[:variant]", help="config of the trials, or the name of a preset")
-    what("--set", action="append", default=[], metavar="KEY=V1,V2", help="every combination of the values is trained")
-    what("--seeds", type=arguments.count(1), metavar="N", help="runs per row, with seeds 0 to N - 1 (1)")
-    how = parser.add_argument_group("execution").add_argument
+    trial_flag = parser.add_argument_group("trials").add_argument
+    trial_flag("--sweep", metavar="FILE.py[:variant]", help="file that defines get_sweep(); see configs/sweeps")
+    trial_flag("--config", metavar="FILE.py[:variant]", help="config of the trials, or the name of a preset")
+    trial_flag(
+        "--set", action="append", default=[], metavar="KEY=V1,V2", help="values of a key; every combination is trained"
+    )
+    trial_flag("--seeds", type=arguments.count(1), metavar="N", help="runs per row, with seeds 0 to N - 1 (default: 1)")
+    run_flag = parser.add_argument_group("execution").add_argument
     at_least_one, any_number = arguments.count(1, 1024), arguments.count()
-    how("--dry-run", action="store_true", help="validate everything, list the trials, train nothing")
-    how("--jobs", type=at_least_one, default=1, metavar="N", help="trials at a time; they divide the machine evenly")
+    run_flag("--dry-run", action="store_true", help="validate everything, list the trials, train nothing")
+    run_flag(
+        "--jobs",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="trials to train at a time, each on an equal share of the machine",
+    )
     stack = "up to N trials that differ only in rates (learning, dropout, label smoothing, warm-up) and in seed.init, "
-    stack += "seed.dropout train vectorized in one program, divided over the devices"
-    how("--stack", type=at_least_one, default=1, metavar="N", help=stack)
-    how("--retries", type=any_number, default=2, metavar="N", help="new attempts at a trial that fails (2)")
-    how("--retry-failed", action="store_true", help="retry all failed trials")
-    how("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
-    how("--any-code", action="store_true", help="continue although the code has changed since the sweep began")
+    stack += "seed.dropout (so of one seed) train in one vectorized program, divided over the devices"
+    run_flag("--stack", type=at_least_one, default=1, metavar="N", help=stack)
+    run_flag("--retries", type=any_number, default=2, metavar="N", help="number of retries of a failing trial (2)")
+    run_flag("--retry-failed", action="store_true", help="retry all failed trials")
+    run_flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
+    run_flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
     workers = arguments.count(high=10_000)
-    how("--submit", type=workers, default=0, metavar="N", help="submit N workers as SLURM jobs (submitit)")
-    slurm = "of submitit: timeout_min=600, slurm_partition=gpu, gpus_per_node=1, cpus_per_task=8 ..."
-    how("--slurm", action="append", default=[], metavar="OPTION=VALUE", help=slurm)
-    table = parser.add_argument_group("report").add_argument
-    table("--report", action="store_true", help="only write the report of what exists")
-    score = "sacrebleu, chrf, ter, nll, valid_nll ...; SET:sacrebleu of a named test set"
-    table("--score", default="", help=score)
-    table("--baseline", default="", metavar="ROW", help="row that the others are compared with (the best)")
+    run_flag("--submit", type=workers, default=0, metavar="N", help="submit N workers as SLURM jobs, through submitit")
+    slurm = "submitit option: timeout_min=600, slurm_partition=gpu, gpus_per_node=1, cpus_per_task=8 ..."
+    run_flag("--slurm", action="append", default=[], metavar="OPTION=VALUE", help=slurm)
+    report_flag = parser.add_argument_group("report").add_argument
+    report_flag("--report", action="store_true", help="only write the report on the trials so far")
+    score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set"
+    report_flag("--score", default="", help=score)
+    report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
     return parser
 
 
 def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
     names = ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend", "submit", "slurm")
-    given = ["--config.KEY"] * bool(fixed) + [f"--{n.replace('_', '-')}" for n in names if getattr(args, n)]
-    if given:
-        raise UserError(f"--report only reads the folder in --workdir: leave out {', '.join(given)}.")
+    unused = ["--config.KEY"] * bool(fixed) + [f"--{n.replace('_', '-')}" for n in names if getattr(args, n)]
+    if unused:
+        raise UserError(f"--report only reads the folder in --workdir: leave out {', '.join(unused)}.")
     _check_score_of_folder(args.score, Folder(Path(args.workdir)), read_sweep(args.workdir))
     print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
     return OK
@@ -125,7 +133,8 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
     if adaptive and sweep.seeds > 1:
         raise UserError("an adaptive search trains each row once: use --seeds=1, and repeat the best rows in a sweep.")
     rows = () if adaptive else search.rows() if search else sweep.rows
-    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search))
+    keys = seed_keys(args.workdir)
+    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search), seed_keys=keys)
     base = config_lib.load_config(sweep.config, fixed) if adaptive else None
     configs = [base] if adaptive else [trial.config for trial in trials]
     score = args.score or (search.metric if search else sweep.score) or default_score(configs[0])
@@ -159,8 +168,8 @@ def _sweep_of(args: argparse.Namespace) -> Sweep:
     else:
         parts = list(map(_values_of, args.set))
         sweep = Sweep(rows=space.product(*parts) if parts else space.named("base"))
-    given = {"seeds": args.seeds, "config": args.config}
-    return dataclasses.replace(sweep, **{key: value for key, value in given.items() if value is not None})
+    flags = {"seeds": args.seeds, "config": args.config}
+    return dataclasses.replace(sweep, **{key: value for key, value in flags.items() if value is not None})
 
 
 def _values_of(text: str) -> list[space.Overrides]:

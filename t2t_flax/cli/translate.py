@@ -1,27 +1,59 @@
 """`translate`: lines in, lines out, always as many lines."""
 
+import contextlib
+import dataclasses
+import signal
 import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import UserError
-from t2t_flax.tasks import task_of
+from t2t_flax.cli.line_windows import arrives_slowly, arriving_windows, full_windows, paired
+from t2t_flax.cli.resumable_output import ResumableOutput, StreamOutput, is_stream
+from t2t_flax.errors import OK, STOPPED, UserError
+
+if TYPE_CHECKING:
+    from t2t_flax.decoding.translator import Translation
+    from t2t_flax.evaluation.restore import Loaded
+
+_WINDOW_BATCHES = 128
+"""Lines are read, sorted by length and translated in windows of this many batches, ..."""
+_WINDOW_LINES = 2**14
+"""... but of at least 8 batches and otherwise of at most this many lines."""
+_PROGRESS_SECONDS = 10.0
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every line was translated."""
+    """Exit code 0 when every line was translated. After a signal: 75 where --resume can go on, else
+    128 plus the signal's number.
+    """
     parser = arguments.parser(
         "translate",
-        "Translates standard input (or --input) line by line with a trained run.",
+        "Translates standard input (or --input) line by line with a trained run. Translations are\n"
+        "written in the order of the input while it is read; a line that arrives through a pipe or is\n"
+        "typed is answered at once.",
         epilog="Examples:\n"
         "  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n"
         "  ... --n-best=4 --scores            N ||| translation ||| score, best first\n"
         "  ... --prefix=starts.txt            each translation begins with the line of the same number\n"
+        "  ... --input=big.txt --output=big.de --resume      goes on where the same command stopped\n"
         "  ... --config.decode.strategy=sample --config.decode.top_p=0.9 --config.decode.seed=1",
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     parser.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
-    parser.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+    parser.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="written as FILE.partial, renamed at the end; default: standard output",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on after the lines that FILE.partial of --output=FILE already holds",
+    )
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -34,24 +66,108 @@ def run(argv: list[str]) -> int:
     if args.n_best is not None:
         if overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
             raise UserError(
-                f"--n-best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them."
+                f"--n-best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: "
+                "give one of them."
             )
     arguments.check_read_once(args.input, args.prefix)
-    loaded = arguments.load_run(args, overrides)
-    lines = arguments.read_lines(args.input)
-    prefixes = arguments.read_lines(args.prefix) if args.prefix else None
-    translations = loaded.translate(lines, prefixes=prefixes)
-    n_best = loaded.config.decode.n_best
-    task = task_of(loaded.config)
-    out = []
-    for number, (source, translation) in enumerate(zip(lines, translations, strict=True)):
-        answers = [task.postprocess(source, hypothesis.text) for hypothesis in translation.hypotheses]
-        out += _format(
-            number, answers, [hypothesis.score for hypothesis in translation.hypotheses], n_best, args.scores
-        )
-    arguments.write_text(args.output, "".join(line + "\n" for line in out))
-    _warn(translations)
-    return 0
+    if args.resume and is_stream(args.output):
+        raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
+    output = None
+    try:
+        with _raise_at_signals():
+            lines = arguments.iterate_lines(args.input)
+            prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+            loaded = arguments.load_run(args, overrides)
+            if is_stream(args.output):
+                output = StreamOutput(args.output)
+            else:
+                settings = _settings(loaded, args.scores)
+                output = ResumableOutput(args.output, settings, resume=args.resume)
+            live = is_stream(args.output) and arrives_slowly(args.input)
+            _translate(loaded, lines, prefixes, output, args, live=live)
+    except _Signalled as signalled:
+        print(f"t2t_flax translate: stopped by {signalled}.{_how_to_go_on(output)}", file=sys.stderr)
+        return STOPPED if isinstance(output, ResumableOutput) else 128 + signalled.number
+    except UserError as error:
+        raise UserError(f"{error}{_how_to_go_on(output)}") from None
+    return OK
+
+
+def _translate(
+    loaded: "Loaded",
+    lines: Iterator[str],
+    prefixes: Iterator[str] | None,
+    output: StreamOutput | ResumableOutput,
+    args: Any,
+    *,
+    live: bool,
+) -> None:
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.tasks import task_of
+
+    task, decode = task_of(loaded.config), loaded.config.decode
+    rows = decode.batch_size * mesh_lib.batch_shards(loaded.mesh)
+    size = rows * min(_WINDOW_BATCHES, max(8, _WINDOW_LINES // rows))
+    warnings, progress = _Warnings(), _Progress()
+    with output:
+        output.skip(lines, prefixes)
+        number = output.done
+        windows = (arriving_windows if live else full_windows)(lines, size)
+        names = ("standard input" if args.input == "-" else args.input, args.prefix)
+        for window, starts in paired(windows, prefixes, names, start=number):
+            translations = loaded.translate(window, prefixes=starts, first_line=number, progress=progress.update)
+            text = []
+            for i, (source, translation) in enumerate(zip(window, translations, strict=True), number):
+                answers = [task.postprocess(source, h.text) for h in translation.hypotheses]
+                scores = [h.score for h in translation.hypotheses]
+                text += _format(i, answers, scores, decode.n_best, args.scores)
+                warnings.add(i + 1, translation)
+            output.append(window, starts, "".join(line + "\n" for line in text))
+            number += len(window)
+            progress.end_window(len(window))
+        output.finish()
+    warnings.show()
+
+
+def _settings(loaded: "Loaded", with_scores: bool) -> dict[str, Any]:
+    """What the translations depend on. Batch sizes and the mesh may change when resuming."""
+    from t2t_flax.training.checksums import checksums
+
+    decode = dataclasses.asdict(loaded.config.decode)
+    del decode["batch_size"]
+    return {f"decode.{key}": value for key, value in decode.items()} | {
+        "--scores": with_scores,
+        "checkpoints": list(loaded.steps),
+        "parameters": sum(checksums(loaded.params).values()),
+        "tokenizers": loaded.tokenizers.digest,
+    }
+
+
+class _Signalled(BaseException):
+    """SIGINT or SIGTERM. Not an Exception, so that nothing between handles it."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _raise_at_signals() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise _Signalled(number)
+
+    handlers = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _how_to_go_on(output: StreamOutput | ResumableOutput | None) -> str:
+    if not isinstance(output, ResumableOutput) or not output.done:
+        return ""
+    return f" {output.partial} holds the output of {output.done} lines: the same command with --resume goes on."
 
 
 def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
@@ -61,14 +177,43 @@ def _format(number: int, answers: list[str], scores: list[float], n_best: int, w
     return [f"{number} ||| {answer}{end}" for answer, end in zip(answers, ends, strict=True)]
 
 
-def _warn(translations: list) -> None:
-    for what, numbers in (
-        ("truncated to config.decode.max_source_length", [i for i, t in enumerate(translations, 1) if t.source_cut]),
-        (
-            "ended by the length limit (config.decode.max_length_offset)",
-            [i for i, t in enumerate(translations, 1) if t.hit_cap],
-        ),
-    ):
-        if numbers:
-            shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
-            print(f"warning: {len(numbers)} of {len(translations)} lines {what}: line {shown}", file=sys.stderr)
+class _Progress:
+    """A line on standard error every ten seconds."""
+
+    def __init__(self):
+        self._began = self._last = time.monotonic()
+        self._before = 0
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _PROGRESS_SECONDS:
+            self._last, lines = now, self._before + done
+            rate = lines / (now - self._began)
+            print(f"translated {lines:,} lines, {rate:.1f} lines/s", file=sys.stderr, flush=True)
+
+    def end_window(self, lines: int) -> None:
+        self._before += lines
+
+
+class _Warnings:
+    """Counts of truncated lines, with the first of them."""
+
+    def __init__(self):
+        self._lines = 0
+        self._found: dict[str, tuple[int, list[int]]] = {
+            "truncated to config.decode.max_source_length": (0, []),
+            "ended by the length limit (config.decode.max_length_offset)": (0, []),
+        }
+
+    def add(self, number: int, translation: "Translation") -> None:
+        self._lines += 1
+        for what, found in zip(self._found, (translation.source_cut, translation.hit_cap), strict=True):
+            if found:
+                count, first = self._found[what]
+                self._found[what] = (count + 1, first if len(first) == 10 else [*first, number])
+
+    def show(self) -> None:
+        for what, (count, first) in self._found.items():
+            if count:
+                shown = ", ".join(map(str, first)) + (", ..." if count > len(first) else "")
+                print(f"warning: {count} of {self._lines} lines {what}: line {shown}", file=sys.stderr)

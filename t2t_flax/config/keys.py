@@ -9,7 +9,7 @@ from typing import Any
 from t2t_flax.errors import UserError
 
 _LARGEST = {int: 2**31 - 1, float: 1e30}
-"""What int32 and float32 hold: the bounds of a key that names none."""
+"""Largest int32 and float32 values: the bounds of a key that has none of its own."""
 
 
 def key(
@@ -19,12 +19,12 @@ def key(
 
     mutable: may change when a run is resumed.
     """
-    about = dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable)
-    return dataclasses.field(default=default, metadata=about)
+    metadata = dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def type_name(item: dataclasses.Field) -> str:
-    """A key's type for people: `int`, `float or none`, `one of post, pre`."""
+    """A key's type in words: `int`, `float or none`, `one of post, pre`."""
     if item.metadata["choices"]:
         return "one of " + ", ".join(item.metadata["choices"])
     if typing.get_origin(item.type) is tuple:

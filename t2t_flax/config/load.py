@@ -67,5 +67,5 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
         raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
     except (Exception, SystemExit) as error:  # any error in the user's file
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
-        place = f"{file} line {lines[-1]}" if lines else f"{function}()"
-        raise UserError(f"{flag}={path}: {place}: {type(error).__name__}: {error}") from error
+        location = f"{file} line {lines[-1]}" if lines else f"{function}()"
+        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}") from error

@@ -14,7 +14,7 @@ class Model:
     num_heads: int = key(8, "h, parallel attention heads (3.2.2)", low=1, high=2**12)
     num_kv_heads: int = key(
         0,
-        "heads of keys and values, each for num_heads / num_kv_heads heads of queries; 0 = num_heads, 1 = multi-query",
+        "heads of keys and values, each shared by num_heads / num_kv_heads query heads; 0 = num_heads, 1 = multi-query",
         low=0,
         high=2**12,
     )
@@ -33,29 +33,33 @@ class Model:
     )
     activation: str = key(
         "relu",
-        "of the feed-forward sub-layer (3.3); gelu in its tanh form; gated with swish is SwiGLU, with gelu GEGLU",
+        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation; gated swish is SwiGLU, gated gelu "
+        "GEGLU",
         choices=("relu", "gelu", "swish"),
     )
     attention_score: str = key(
         "scaled_dot",
-        "compatibility of query and key: divided by sqrt(d_k) (3.2.1), not divided, or v tanh(q + k)",
+        "compatibility function of query and key: q k / sqrt(d_k) (3.2.1), q k, or v tanh(q + k)",
         choices=("scaled_dot", "dot", "additive"),
     )
     mixer: str = key(
         "attention",
-        "what mixes positions in place of self-attention (Table 1); cross-attention stays",
+        "layer that mixes positions: self-attention or a replacement (Table 1); cross-attention is unaffected",
         choices=("attention", "lstm", "gru", "conv", "dilated_conv"),
     )
     conv_kernel_size: int = key(
-        3, "k, odd: positions that a convolution of model.mixer sees", unit="tokens", low=3, high=1025
+        3, "k, odd: kernel width of the convolutions of model.mixer", unit="tokens", low=3, high=1025
     )
     attention_window: int = key(
-        0, "r, odd: self-attention sees (r - 1) / 2 positions on each side (section 4); 0 = all", unit="tokens", low=0
+        0,
+        "r, odd: self-attention reaches (r - 1) / 2 positions to each side (section 4); 0 = all",
+        unit="tokens",
+        low=0,
     )
     attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")
     kernel_init: str = key(
         "xavier",
-        "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as fairseq",
+        "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as in fairseq",
         choices=("xavier", "xavier_qkv_rsqrt2"),
     )
     norm_type: str = key(
@@ -69,14 +73,16 @@ class Model:
         "norm at the end of each stack; auto = with pre-norm only",
         choices=("auto", "both", "none"),
     )
-    norm_eps: float = key(1e-6, "epsilon of the norms; the paper names none", low=1e-12, high=1e-1)
+    norm_eps: float = key(1e-6, "epsilon of the norms; the paper gives none", low=1e-12, high=1e-1)
     position: str = key(
         "sinusoid_interleaved",
         "vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor), or in "
-        "self-attention: rotary turns queries and keys, alibi subtracts the distance from the scores",
+        "self-attention: rotary rotates queries and keys, alibi subtracts the distance from the scores",
         choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "rotary", "alibi", "none"),
     )
-    position_offset: int = key(0, "number of a sinusoid's first position; the paper 0, fairseq 2", low=0, high=2)
+    position_offset: int = key(
+        0, "index of the first position of the sinusoids: 0 in the paper, 2 in fairseq", low=0, high=2
+    )
     rope_theta: float = key(10000.0, "base of the wavelengths of rotary positions", low=1.0, high=1e12)
     max_positions: int = key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
     tie_embeddings: str = key(
@@ -94,8 +100,8 @@ class Model:
     output_bias: bool = key(False, "a bias before the softmax; the paper has none")
     decoder_start_token: str = key(
         "zeros",
-        "what stands before the first target: a zero vector (tensor2tensor), the row of EOS (fairseq), a row of its own, "
-        "or the row of padding",
+        "decoder input before the first target token: a zero vector (tensor2tensor), the embedding of EOS (fairseq), one "
+        "of its own, or that of padding",
         choices=("zeros", "eos", "bos", "pad"),
     )
     pad_vocab_to_multiple: int = key(

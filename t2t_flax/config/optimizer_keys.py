@@ -45,9 +45,9 @@ class Optimizer:
         choices=tuple(KEYS_OF_SCHEDULE),
     )
     lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
-    peak_lr: float = key(5e-4, "highest rate of every schedule but noam", low=0.0, mutable=True)
+    peak_lr: float = key(5e-4, "peak learning rate of every schedule but noam", low=0.0, mutable=True)
     warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
-    warmup_init: float = key(0.0, "rate at which warm-up to peak_lr starts", low=0.0, mutable=True)
+    warmup_init: float = key(0.0, "learning rate at the start of the warm-up to peak_lr", low=0.0, mutable=True)
     decay_steps: int = key(
         0,
         "update at which cosine, linear and wsd reach min_lr, warm-up included; independent of train.steps",
@@ -55,32 +55,34 @@ class Optimizer:
         low=0,
         mutable=True,
     )
-    min_lr: float = key(0.0, "final rate of cosine, linear and wsd", low=0.0, mutable=True)
+    min_lr: float = key(0.0, "final learning rate of cosine, linear and wsd", low=0.0, mutable=True)
     cooldown_steps: int = key(0, "updates of the final decay of wsd", unit="updates", low=0, mutable=True)
     b1: float = key(0.9, "beta 1 of Adam (5.3) and Lion", low=0.0, high=0.9999)
     b2: float = key(0.98, "beta 2 of Adam (5.3) and Lion", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
     momentum: float = key(0.95, "decay of Muon's momentum", low=0.0, high=0.9999)
     schedule_first_step: int = key(
-        1, "t of the first update in the schedule: 1, or 0 as later codebases have it", low=0, high=1
+        1, "t of the first update in the schedule: 1, or 0 as in later codebases", low=0, high=1
     )
     max_grad_norm: float = key(
-        0.0, "largest global gradient norm; 0 = no clipping, as the paper", low=0.0, mutable=True
+        0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0, mutable=True
     )
     weight_decay: float = key(
-        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as the paper", low=0.0
+        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as in the paper", low=0.0
     )
     ema_decay: float = key(
-        0.0, "moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
+        0.0, "decay of a moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
 
 
 def check_optimizer(o: Optimizer) -> None:
-    """Raises UserError for a key that the chosen schedule or optimizer does not read, and for a decay without an end."""
+    """Raises UserError for a key that the chosen schedule or optimizer does not read, and for decay steps that are
+    missing or too few.
+    """
     for chooser, table in (("schedule", KEYS_OF_SCHEDULE), ("name", KEYS_OF_OPTIMIZER)):
         chosen = getattr(o, chooser)
-        for name in dict.fromkeys(name for used in table.values() for name in used):
-            value, users = getattr(o, name), [row for row, used in table.items() if name in used]
+        for name in dict.fromkeys(name for keys in table.values() for name in keys):
+            value, users = getattr(o, name), [row for row, keys in table.items() if name in keys]
             if chosen not in users and value != getattr(Optimizer, name):
                 raise UserError(
                     f"config.optimizer.{name} = {value} is for {chooser} {', '.join(users)}; "
@@ -90,18 +92,18 @@ def check_optimizer(o: Optimizer) -> None:
         raise UserError(
             "config.optimizer.name = adamw needs config.optimizer.weight_decay > 0; without it, it is adam."
         )
-    used = KEYS_OF_SCHEDULE[o.schedule]
-    if "cooldown_steps" in used and not o.cooldown_steps:
+    keys = KEYS_OF_SCHEDULE[o.schedule]
+    if "cooldown_steps" in keys and not o.cooldown_steps:
         raise UserError(
             f"config.optimizer.schedule = {o.schedule} needs config.optimizer.cooldown_steps: the updates of its final decay."
         )
-    if "decay_steps" in used and not o.decay_steps:
+    if "decay_steps" in keys and not o.decay_steps:
         raise UserError(
             f"config.optimizer.schedule = {o.schedule} needs config.optimizer.decay_steps: the update at which it reaches "
             "min_lr, often the planned train.steps."
         )
     first = o.warmup_steps + (o.cooldown_steps or 1)
-    if "decay_steps" in used and o.decay_steps < first:
+    if "decay_steps" in keys and o.decay_steps < first:
         raise UserError(
             f"config.optimizer.decay_steps = {o.decay_steps} must be at least {first}, since it counts the "
             f"optimizer.warmup_steps = {o.warmup_steps}"

@@ -1,4 +1,4 @@
-"""From keys and overrides to a checked, frozen `Config`, to and from JSON, and how two configs differ."""
+"""Builds a checked, frozen `Config` from keys and overrides, converts it to and from JSON, and compares two."""
 
 import dataclasses
 import difflib
@@ -58,27 +58,27 @@ def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: di
 
 def _groups_of(config: Any) -> dict[str, Any]:
     """A copy, two levels deep, by current names. Raises UserError where `config` is not a dict of groups."""
-    given = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
-    if not isinstance(given, dict):
-        raise UserError(f"expected a config (default_config(), edited), got {keys.show(given)}.")
-    for group, items in given.items():
+    groups = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    if not isinstance(groups, dict):
+        raise UserError(f"expected a config (default_config(), edited), got {keys.show(groups)}.")
+    for group, items in groups.items():
         if group not in _GROUPS:
             near = difflib.get_close_matches(str(group), _GROUPS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
-    return {group: renamed.current_items(group, items) for group, items in given.items()}
+    return {group: renamed.current_items(group, items) for group, items in groups.items()}
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
     """Checks names, types, ranges and combinations, and freezes. Raises UserError, naming the key."""
-    given = _groups_of(config)
-    for group, items in given.items():
+    values = _groups_of(config)
+    for group, items in values.items():
         for item in items:
             _known(f"{group}.{item}")
     groups = {
-        group: cls(**{item: _checked(f"{group}.{item}", value) for item, value in given.get(group, {}).items()})
+        group: cls(**{item: _checked(f"{group}.{item}", value) for item, value in values.get(group, {}).items()})
         for group, cls in _GROUPS.items()
     }
     resolved = Config(**groups)
@@ -124,16 +124,17 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def immutable_differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:
+def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
     """The differences in keys that a resumed run must not change."""
-    return {k: v for k, v in differences(stored, given).items() if not _FIELDS[k].metadata["mutable"]}
+    return {k: v for k, v in differences(stored, current).items() if not _FIELDS[k].metadata["mutable"]}
 
 
 def format_differences(
     differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  "
 ) -> str:  # fmt: skip
-    """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`. first, second: what `in the
-    workdir` and `now` are here."""
+    """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
+    `first` and `now` as `second`.
+    """
     return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
 
 

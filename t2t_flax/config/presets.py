@@ -1,4 +1,4 @@
-"""Known runs by name, key by key: the paper's, its Table 3, and the recipes of other codebases.
+"""Presets: the configs of the paper, of its Table 3, and of other codebases, by name.
 
 A preset lists the keys whose values differ from the defaults of `schema`, which are the paper's base model. `explain
 --diff=NAME` compares a config with a preset.

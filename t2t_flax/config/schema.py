@@ -2,7 +2,7 @@
 `model_keys` and `optimizer_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A key with
-`mutable=True` may change when a run is resumed; a change of any other key is an error, because it would be another run.
+`mutable=True` may change when a run is resumed; changing any other key is an error, because it would be a different run.
 """
 
 import dataclasses
@@ -18,82 +18,94 @@ from t2t_flax.config.sharding_rules import DEFAULT_RULES
 class Data:
     task: str = key(
         "translation",
-        "translation: pairs of sentences, BLEU; parsing: constituency trees, bracket files in place of pairs, F1 (6.3)",
+        "translation: pairs of sentences, scored by BLEU; parsing: constituency trees in bracket files, scored by F1 (6.3)",
     )
-    train: str = key("", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'tfds:NAME:SPLIT', 'toy:SPLIT'")
+    train: str = key(
+        "", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'FILE.jsonl', 'tfds:NAME:SPLIT', 'toy:SPLIT'"
+    )
     valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
     test: str = key(
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
         mutable=True,
     )
-    root: str = key("", "folder that relative paths above start from; for tfds its data_dir", mutable=True)
+    root: str = key(
+        "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True
+    )
     source_language: str = key("en", "language code of the source side")
     target_language: str = key("de", "language code of the target side")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
     corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
     pretokenized: bool = key(
-        False, "the text is Moses-tokenised already, and BLEU is computed on its tokens as they are"
+        False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are"
     )
     tokenizer: str = key(
         "bpe",
-        "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes of "
-        "data.tokenizer_model over text that is split at spaces, with the pieces of the training text as vocabulary",
+        "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes in "
+        "data.tokenizer_model, applied to whitespace-separated tokens; the vocabulary is the pieces of the training text",
         choices=("bpe", "unigram", "subword_nmt"),
     )
     tokenizer_model: str = key(
         "", "existing tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
     )
     vocab_size: int = key(
-        37000, "pieces of the vocabulary, of each side when not joint (5.1)", unit="pieces", low=8, high=10**7
+        37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
     )
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all")
     tokenizer_sentences: int = key(
-        2_000_000, "largest number of sentences that train the tokenizer", unit="sentences", low=1
+        2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
     )
-    character_coverage: float = key(1.0, "share of characters that get a piece", low=0.98, high=1.0)
+    character_coverage: float = key(1.0, "fraction of the text's characters that have a piece", low=0.98, high=1.0)
     byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
     normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
     split_digits: bool = key(False, "every digit is a piece of its own")
-    max_length: int = key(256, "longest side of a training pair, EOS counted", unit="tokens", low=2, high=2**17)
+    max_length: int = key(
+        256, "maximum length of either side of a training pair, EOS included", unit="tokens", low=2, high=2**17
+    )
     on_too_long: str = key(
-        "drop", "what happens to longer training pairs; both are counted", choices=("drop", "truncate")
+        "drop", "drop or truncate longer training pairs; their number is reported", choices=("drop", "truncate")
     )
     empty_lines: str = key(
-        "drop", "training pairs with an empty side: drop and count, or refuse", choices=("drop", "error")
+        "drop",
+        "training pairs with an empty side: drop them and report their number, or raise an error",
+        choices=("drop", "error"),
     )
-    source_eos: bool = key(True, "EOS ends the source sentences too")
+    source_eos: bool = key(True, "append EOS to source sentences too")
     batch_tokens: int = key(
         25000,
-        "source tokens, and target tokens, of one update over all devices (5.1)",
+        "source tokens, and likewise target tokens, per update over all devices (5.1)",
         unit="tokens",
         low=16,
         high=2**28,
     )
     batch_size_counts: str = key(
         "real_tokens",
-        "which tokens batch_tokens counts: real ones, or those of a group of similar sentences with its padding, longer "
-        "side, sizes in multiples of 8, as fairseq forms batches",
+        "what batch_tokens counts: real tokens, or as in fairseq the padded tokens of the longer side of a group of similar "
+        "sentences, with sizes in multiples of 8",
         choices=("real_tokens", "padded_tokens"),
     )
     batch_groups: int = key(
-        1, "groups of batch_tokens / batch_groups padded tokens in an update of padded_tokens (fairseq: devices)", low=1
+        1,
+        "with padded_tokens, groups per update, each of batch_tokens / batch_groups padded tokens (fairseq: devices)",
+        low=1,
     )
     batching: str = key(
         "packed",
-        "packed = several pairs in a row; buckets = pairs of similar length, one in a row (5.1)",
+        "packed = several pairs per row; buckets = one pair per row, pairs of similar length together (5.1)",
         choices=("packed", "buckets"),
     )
     pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
     packed_decoder_start: str = key(
         "start",
-        "before the first target of a packed pair: the decoder start, as in decoding, or the EOS of the pair before",
+        "decoder input before the first target token of a packed pair: the decoder start, as in decoding, or the EOS of the "
+        "previous pair",
         choices=("start", "previous_eos"),
     )
     microbatch_tokens: int = key(
         0,
-        "padded target tokens that one device holds at once, but at least one row; accumulation follows from it. 0 = all",
+        "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "
+        "of an update. 0 = one microbatch",
         low=0,
         mutable=True,
     )
@@ -101,15 +113,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Loss:
-    label_smoothing: float = key(0.1, "epsilon_ls, mass spread evenly over classes (5.4)", low=0.0, high=0.99)
+    label_smoothing: float = key(
+        0.1, "epsilon_ls, probability mass spread evenly over classes (5.4)", low=0.0, high=0.99
+    )
     label_smoothing_over: str = key(
         "all",
-        "classes that share it: the whole vocabulary, all but the right one, or all but that and padding",
+        "classes that share label_smoothing: the whole vocabulary, all but the target, or all but the target and padding",
         choices=("all", "non_target", "non_target_non_pad"),
     )
     logits_chunk_size: int = key(
         512,
-        "target tokens of a device whose logits exist at once; 0 = all. Changes memory and speed, not the result",
+        "target tokens per device whose logits are in memory at once; 0 = all. Affects memory and speed, not the result",
         unit="tokens",
         low=0,
         high=2**16,
@@ -118,17 +132,17 @@ class Loss:
 
 @dataclass(frozen=True)
 class Train:
-    steps: int = key(100_000, "updates (5.2)", unit="updates", low=1, mutable=True)
+    steps: int = key(100_000, "updates to train (5.2)", unit="updates", low=1, mutable=True)
     precision: str = key(
         "auto",
-        "type of the products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
+        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
         "float32 on CPU; float32 = full float32 on every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
         "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
     )
     remat: str = key(
         "none",
-        "recomputed in the backward pass: nothing, all but matrix products, or whole layers",
+        "what the backward pass recomputes: nothing, everything but matrix products, or whole layers",
         choices=("none", "dots", "full"),
         mutable=True,
     )
@@ -140,7 +154,7 @@ class Train:
         mutable=True,
     )
     max_skipped_updates: int = key(
-        10, "with non_finite = skip, the run stops after more skipped updates in a row than this", unit="updates", low=1,
+        10, "with non_finite = skip, consecutive skipped updates beyond which the run stops", unit="updates", low=1,
         mutable=True,
     )  # fmt: skip
     deterministic: bool = key(
@@ -155,22 +169,28 @@ class Train:
         mutable=True,
     )  # fmt: skip
     compile_cache: str = key(
-        "~/.cache/t2t_flax/jax", "local folder of compiled programs, reused by later starts; empty = none", mutable=True
+        "~/.cache/t2t_flax/jax", "local folder that caches compiled programs across runs; empty = none", mutable=True
     )
 
 
 @dataclass(frozen=True)
 class Eval:
-    every_steps: int = key(1000, "updates between validation losses; 0 = none", unit="updates", low=0, mutable=True)
-    every_epochs: int = key(0, "epochs between validation losses; 0 = by every_steps alone", low=0, mutable=True)
-    decode_every_steps: int = key(0, "updates between validation BLEUs (in parsing F1s); 0 = none", low=0, mutable=True)
+    every_steps: int = key(
+        1000, "updates between evaluations of the validation loss; 0 = none", unit="updates", low=0, mutable=True
+    )
+    every_epochs: int = key(
+        0, "epochs between evaluations of the validation loss; 0 = by every_steps alone", low=0, mutable=True
+    )
+    decode_every_steps: int = key(
+        0, "updates between decodings of the validation set for BLEU (parsing: F1); 0 = none", low=0, mutable=True
+    )
     decode_sentences: int = key(
         0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, mutable=True
     )
     metric: str = key(
         "nll",
-        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), or one of the task's "
-        "(bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
+        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
+        "(of tokens), or one of the task's (bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
     )
     patience: int = key(
         0,
@@ -180,7 +200,7 @@ class Eval:
         mutable=True,
     )
     bootstrap_samples: int = key(
-        1000, "resamplings for the confidence intervals of scores; 0 = none", low=0, high=10**5, mutable=True
+        1000, "bootstrap resamples for the confidence intervals of scores; 0 = none", low=0, high=10**5, mutable=True
     )
     sacrebleu_tokenizer: str = key(
         "auto",
@@ -194,8 +214,8 @@ class Eval:
 
 @dataclass(frozen=True)
 class Decode:
-    strategy: str = key("beam", "search over translations", choices=("beam", "greedy", "sample"), mutable=True)
-    beam_size: int = key(4, "hypotheses kept (6.1)", low=1, high=256, mutable=True)
+    strategy: str = key("beam", "how translations are searched for", choices=("beam", "greedy", "sample"), mutable=True)
+    beam_size: int = key(4, "hypotheses in the beam (6.1)", low=1, high=256, mutable=True)
     length_penalty: str = key(
         "gnmt",
         "divisor of the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or none",
@@ -205,8 +225,8 @@ class Decode:
     alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, mutable=True)
     early_stopping: str = key(
         "exact",
-        "the search for a sentence ends when its result can no longer change; when beam_size hypotheses have finished "
-        "(fairseq); or when the most likely one has",
+        "when the search for a sentence ends: once its result can no longer change, once beam_size hypotheses have finished "
+        "(fairseq), or once the most likely one has",
         choices=("exact", "beam_full", "top_finished"),
         mutable=True,
     )
@@ -227,23 +247,36 @@ class Decode:
     seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
     batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, mutable=True)
     max_source_length: int = key(
-        1024, "longer sources are truncated to this and reported; EOS counted", unit="tokens", low=2, mutable=True
+        1024,
+        "longer sources are truncated to this length, EOS included, and reported",
+        unit="tokens",
+        low=2,
+        mutable=True,
     )
 
 
 @dataclass(frozen=True)
 class Mesh:
-    data: int = key(-1, "devices along the batch, parameters replicated; -1 = those that remain", low=-1, mutable=True)
-    fsdp: int = key(1, "devices along the batch and the parameters; -1 = those that remain", low=-1, mutable=True)
-    tensor: int = key(1, "devices along heads, d_ff and vocabulary; -1 = those that remain", low=-1, mutable=True)
+    data: int = key(
+        -1,
+        "devices that divide the batch, with replicated parameters; -1 = the remaining devices",
+        low=-1,
+        mutable=True,
+    )
+    fsdp: int = key(
+        1, "devices that divide the batch and the parameters; -1 = the remaining devices", low=-1, mutable=True
+    )
+    tensor: int = key(
+        1, "devices that divide heads, d_ff and vocabulary; -1 = the remaining devices", low=-1, mutable=True
+    )
     rules: str = key(
         DEFAULT_RULES,
-        "mesh axes that divide each axis of the parameters and of their optimizer state; other axes are not divided",
+        "mesh axes over which each axis of the parameters and their optimizer state is sharded; other axes are not sharded",
         mutable=True,
     )
     fsdp_mode: str = key(
         "full",
-        "what the fsdp axis divides: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
+        "what is sharded over the fsdp axis: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
         choices=("full", "zero1"),
         mutable=True,
     )
@@ -279,8 +312,8 @@ class Distributed:
     )
     hang_timeout: int = key(
         900,
-        "a run without an update or a step of an evaluation for this long is ended, and the stacks of its threads "
-        "are written; 0 = never",
+        "a run without progress (an update, a step of an evaluation) for this long writes the stacks of its threads and "
+        "exits; 0 = never",
         unit="seconds",
         low=0,
         mutable=True,
@@ -302,7 +335,10 @@ class Checkpoint:
     keep_last: int = key(5, "newest checkpoints kept", low=1, mutable=True)
     keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, mutable=True)
     average_last: int = key(
-        0, "the final evaluation uses the mean of the last n checkpoints; 0 = the last one (6.1)", low=0, mutable=True
+        0,
+        "number of last checkpoints averaged for the final evaluation; 0 = the last one alone (6.1)",
+        low=0,
+        mutable=True,
     )
 
 
@@ -317,9 +353,9 @@ class Log:
 
 @dataclass(frozen=True)
 class Seed:
-    init: int = key(0, "initial parameters", low=0, high=2**32 - 1)
-    dropout: int = key(0, "dropout masks", low=0, high=2**32 - 1)
-    data: int = key(0, "order of the training pairs, and the built-in corpus", low=0, high=2**63 - 1)
+    init: int = key(0, "seed of the initial parameters", low=0, high=2**32 - 1)
+    dropout: int = key(0, "seed of the dropout masks", low=0, high=2**32 - 1)
+    data: int = key(0, "seed of the order of the training pairs", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)

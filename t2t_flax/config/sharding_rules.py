@@ -7,7 +7,7 @@ LOGICAL_AXES = {
     "table": "columns of an embedding",
     "embed": "d_model of a matrix",
     "heads": "heads of an attention matrix",
-    "kv_heads": "heads of keys and values, if model.num_kv_heads makes them fewer; as heads where not named",
+    "kv_heads": "heads of keys and values, if model.num_kv_heads makes them fewer; as `heads` if not named",
     "kv": "width of a head",
     "mlp": "d_ff",
     "norm": "scales and biases of a norm",
@@ -19,7 +19,7 @@ DEFAULT_RULES = "vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor"
 
 
 def sharding_rules(text: str) -> dict[str, tuple[str, ...]]:
-    """`{"vocab": ("fsdp", "tensor"), ...}` with every logical axis; () = not divided, as an axis that is not named.
+    """`{"vocab": ("fsdp", "tensor"), ...}` with every logical axis; () = not sharded, as is an axis that is not named.
 
     Raises UserError for an unknown axis, and for one that is named twice.
     """
@@ -30,7 +30,7 @@ def sharding_rules(text: str) -> dict[str, tuple[str, ...]]:
         if not equals or name not in LOGICAL_AXES or name in rules:
             raise UserError(
                 f"config.mesh.rules: {part!r} is not AXIS=MESH_AXIS with each AXIS at most once. Axes: "
-                f"{', '.join(f'{axis} ({what})' for axis, what in LOGICAL_AXES.items())}."
+                f"{', '.join(f'{axis} ({meaning})' for axis, meaning in LOGICAL_AXES.items())}."
             )
         if not set(chosen) <= set(MESH_AXES) or len(set(chosen)) < len(chosen):
             raise UserError(f"config.mesh.rules: {part!r} is not {', '.join(MESH_AXES)} joined by +.")

@@ -1,9 +1,10 @@
-"""Which values of config keys do not go together, a function for each group."""
+"""Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.test_sets import parse_test_sets
+from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
 
 
@@ -38,7 +39,7 @@ def _check_mixer(m: Model) -> None:
     if m.attention_window and m.attention_window % 2 == 0:
         raise UserError(
             f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
-            "middle as after it."
+            "centre as after it, so it must be odd."
         )
     if m.attention_window and m.mixer != "attention":
         raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
@@ -69,12 +70,12 @@ def _check_attention(m: Model) -> None:
         )
     if m.position == "rotary" and (m.d_k or m.d_model // m.num_heads) % 2:
         raise UserError(
-            "config.model.position = rotary turns pairs of features, but a head's width is odd: change config.model.d_k "
+            "config.model.position = rotary rotates pairs of features, but a head's width is odd: change config.model.d_k "
             f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
         )
     if m.position == "rotary" and m.attention_score == "additive":
         raise UserError(
-            "config.model.position = rotary needs a dot product, which alone depends on the distance then; "
+            "config.model.position = rotary needs a dot product, the only score that then depends on the distance; "
             "config.model.attention_score = additive."
         )
     if m.rope_theta != Model.rope_theta and m.position != "rotary":
@@ -117,11 +118,12 @@ def _check_data(c: Config) -> None:
 
 def _check_eval(c: Config) -> None:
     e = c.eval
-    if e.metric == "loss" and not (e.every_steps or e.every_epochs):
-        raise UserError("config.eval.metric = 'loss' needs config.eval.every_steps or eval.every_epochs.")
-    if e.metric not in ("nll", "loss") and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
+    decoded = e.metric not in HIGHER_IS_BETTER
+    if not decoded and e.metric != "nll" and not (e.every_steps or e.every_epochs):
+        raise UserError(f"config.eval.metric = '{e.metric}' needs config.eval.every_steps or eval.every_epochs.")
+    if decoded and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
         raise UserError(
-            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be known in training."
+            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be computed during training."
         )
 
 
@@ -159,18 +161,18 @@ def check_trainable(c: Config) -> None:
             f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
-    by_score = e.metric not in ("nll", "loss")
-    evaluated = e.decode_every_steps if by_score else e.every_steps or e.every_epochs
+    decoded = e.metric not in HIGHER_IS_BETTER
+    evaluated = e.decode_every_steps if decoded else e.every_steps or e.every_epochs
     if c.data.valid and evaluated:
         return
     missing = "config.data.valid is empty"
     if c.data.valid:
-        missing = f"config.eval.{'decode_every_steps' if by_score else 'every_steps and eval.every_epochs'} = 0"
+        missing = f"config.eval.{'decode_every_steps' if decoded else 'every_steps and eval.every_epochs'} = 0"
     for name, value, needed in (
         ("eval.patience", e.patience, e.patience > 0),
         ("checkpoint.keep_best", c.checkpoint.keep_best, c.checkpoint.keep_best > 1),
     ):
         if needed:
             raise UserError(
-                f"config.{name} = {value} goes by eval.metric = {e.metric}, which is never computed: {missing}."
+                f"config.{name} = {value} depends on eval.metric = {e.metric}, which is never computed: {missing}."
             )

@@ -68,7 +68,7 @@ def prepare_corpus(
 
     `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `group` must call this:
     process 0 prepares with all its cores while the others wait, then all open the same stores. Raises UserError for
-    every mistake in the data: missing or malformed files, a vocabulary that the text cannot fill, no pair left.
+    every error in the data: missing or malformed files, too little text for the vocabulary, no pair left.
     """
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
@@ -92,12 +92,12 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
 def _prepared_by_lead(
     group: ProcessGroup | None, prepare: Callable[[], list[TokenStore | None]]
 ) -> list[TokenStore | None]:
-    """What `prepare` returns on process 0; the others wait and open the same stores."""
+    """Calls `prepare` on process 0 and returns its stores; the other processes wait and open the same ones."""
     if group is None or group.count == 1:
         return prepare()
     stores = prepare() if group.index == 0 else None
-    where = [store and (str(store.origin), store.digest) for store in stores or ()]
-    prepared = json.loads(group.broadcast("prepared data", json.dumps(where), _PREPARATION_TIMEOUT))
+    folders = [store and (str(store.origin), store.digest) for store in stores or ()]
+    prepared = json.loads(group.broadcast("prepared data", json.dumps(folders), _PREPARATION_TIMEOUT))
     return stores or [store and _open_prepared(*store) for store in prepared]
 
 
@@ -112,8 +112,8 @@ def _open_prepared(folder: str, digest: str) -> TokenStore:
 
 
 def sets_of(config: Config, split: str) -> list[str]:
-    """The names, as `split_source` takes them, that `split` stands for: `valid`; `test` for all test sets; or the name of
-    one of them. Raises UserError where there is none.
+    """The sets that `split` selects, by the names that `split_source` accepts: `valid`, all test sets for `test`, or the
+    one test set of that name. Raises UserError if there is none.
     """
     if split == "test" and (names := list(parse_test_sets(config.data.test))):
         return names
@@ -132,7 +132,7 @@ def split_source(task: DataTask, split: str) -> Source:
         if key.startswith("config.data.test") and ";" in spec:
             raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
         if split != "test" and key.startswith("config.data.test"):
-            hint = f"{split!r} is read as the name of a test set; a path that begins so is written ./{split}=..."
+            hint = f"{split!r} is read as the name of a test set; write a path that begins this way as ./{split}=..."
             raise UserError(f"{error}. ({hint})") from None
         raise
     if split == "train" and source.reference_count > 1:
@@ -162,8 +162,8 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
 
 
 def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "test")) -> None:
-    """Opens the sources of these splits and reads their first pair, so that mistakes are reported before training. Raises
-    UserError for a source that is missing, unreadable, empty or malformed.
+    """Opens the sources of these splits and reads the first pair of each, so that errors are reported before training.
+    Raises UserError for a source that is missing, unreadable, empty or malformed.
     """
     for split in splits:
         for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
@@ -171,7 +171,7 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
 
 
 def first_pair(source: Source, key: str) -> tuple[str, str]:
-    """Raises UserError where there is none, or the files cannot be read."""
+    """The first pair of a source. Raises UserError if there is none, or the files cannot be read."""
     try:
         return next(source.pairs())
     except OSError as error:
@@ -217,55 +217,55 @@ _TOKENIZER_KEYS = (
 
 def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> TokenizerPair:
     config = task.config
-    data, own = config.data, workdir / "tokenizer"
+    data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
     if config.train.init_from:
         # A resumed run needs only its own folder: the run that it was initialized from may have been deleted.
         initial = epath.Path(config.train.init_from) / "tokenizer"
-        pair = TokenizerPair.load(own if TokenizerPair.is_complete(own) else initial)
+        pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
     elif data.tokenizer == "subword_nmt":
         codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)
-        folder = cache / f"tokenizer-{_digest(source.fingerprint(), codes, data.joint_vocabulary)}"
-        if not TokenizerPair.is_complete(folder):
-            _subword_pair(codes, source, data.joint_vocabulary).save(folder)
-        pair = TokenizerPair.load(folder)
+        cached = cache / f"tokenizer-{_digest(source.fingerprint(), codes, data.joint_vocabulary)}"
+        if not TokenizerPair.is_complete(cached):
+            _subword_pair(codes, source, data.joint_vocabulary).save(cached)
+        pair = TokenizerPair.load(cached)
         _check_vocab_size(pair, config)
     elif data.tokenizer_model:
-        given_file = epath.Path(data.root or ".") / data.tokenizer_model
-        given_is_missing = TokenizerPair.is_complete(own) and not given_file.exists()
-        pair = TokenizerPair.load(own if given_is_missing else given_file)
+        model_file = epath.Path(data.root or ".") / data.tokenizer_model
+        was_deleted = TokenizerPair.is_complete(folder) and not model_file.exists()
+        pair = TokenizerPair.load(folder if was_deleted else model_file)
         _check_vocab_size(pair, config)
     else:
-        pair = _trained_tokenizers(task, own, cache, source)
-    if not TokenizerPair.is_complete(own):
-        pair.save(own)
-    elif TokenizerPair.load(own).digest != pair.digest:
+        pair = _trained_tokenizers(task, folder, cache, source)
+    if not TokenizerPair.is_complete(folder):
+        pair.save(folder)
+    elif TokenizerPair.load(folder).digest != pair.digest:
         raise UserError(
-            f"{own} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
+            f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
             "since the run began. Use another --workdir."
         )
     return pair
 
 
-def _trained_tokenizers(task: DataTask, own: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
+def _trained_tokenizers(task: DataTask, folder: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
     fingerprints = source.fingerprint(), *source.earlier_fingerprints
-    folder, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
-    if TokenizerPair.is_complete(own):  # a run that an earlier version started
-        digest = TokenizerPair.load(own).digest
+    cached, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
+    if TokenizerPair.is_complete(folder):  # a run that an earlier version started
+        digest = TokenizerPair.load(folder).digest
         for candidate in earlier:
             if TokenizerPair.is_complete(candidate) and TokenizerPair.load(candidate).digest == digest:
-                return TokenizerPair.load(own)
-    if not TokenizerPair.is_complete(folder):
+                return TokenizerPair.load(folder)
+    if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)
-        task.train_tokenizers(source).save(folder)
-    return TokenizerPair.load(folder)
+        task.train_tokenizers(source).save(cached)
+    return TokenizerPair.load(cached)
 
 
 def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
     if joint:
-        both = with_vocabulary(codes, itertools.chain.from_iterable(source.pairs()))
-        return TokenizerPair(both, both)
+        joint_tokenizer = with_vocabulary(codes, itertools.chain.from_iterable(source.pairs()))
+        return TokenizerPair(joint_tokenizer, joint_tokenizer)
     return TokenizerPair(*(with_vocabulary(codes, (pair[side] for pair in source.pairs())) for side in (0, 1)))
 
 

@@ -19,16 +19,17 @@ from t2t_flax.data import worker_pool
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.store.writer import StoreWriter, exclusive
+from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
+from t2t_flax.locks import exclusive_writer
 
 CHUNK_PAIRS = 2000
 """Pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
 """Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
 CHUNKS_IN_FLIGHT = 3
-"""Chunks queued or in work, for each process."""
+"""Chunks queued or in progress per process."""
 
 RECIPE_VERSION = 1
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
@@ -43,7 +44,7 @@ ProgressCallback = Callable[[int, int | None], None]
 class Policies:
     """How pairs that are too long or have an empty side are handled.
 
-    max_length: tokens of either side, EOS counted. on_too_long: "drop" the pair | "truncate" each side to its first
+    max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
     "error". source_eos: whether source sentences end with EOS.
     """
@@ -72,8 +73,8 @@ def prepare_split(
     num_workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> TokenStore:
-    """The token store of `source` at `folder`: opened if it was made from the same data, else written. A folder in an
-    object store is opened as this host's copy of it.
+    """The token store of `source` at `folder`: opened if it was written from the same data, otherwise written. For a
+    folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
     pairs (kept), dropped, too_long, truncated and empty. Raises UserError if no pair is left, and for an empty side
@@ -83,7 +84,7 @@ def prepare_split(
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
-    with exclusive(local):
+    with exclusive_writer(local, "prepare"):
         if store := find_store(folder, digest):  # written by another process during the wait
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
@@ -112,7 +113,7 @@ class _Chunk:
     sides: tuple[tuple[np.ndarray, np.ndarray], ...]
     counts: dict[str, int]
     empty: int | None = None
-    """Place of the first pair with an empty side, where that is an error."""
+    """Index in the chunk of the first pair with an empty side, if that is an error."""
 
 
 def _write(
@@ -152,7 +153,7 @@ class _Encoder:
     def __call__(self, pairs: Pairs) -> _Chunk:
         policies = self.policies
         counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
-        kept: tuple[list, list] = [], []
+        sentences: tuple[list, list] = [], []
         first_empty = None
         for i, pair in enumerate(pairs):
             source, target = self.tokenizers.source.encode(pair[0]), self.tokenizers.target.encode(pair[1])
@@ -167,7 +168,7 @@ class _Encoder:
             counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
             if drop:
                 continue
-            for side, ids, eos in zip(kept, (source, target), (policies.source_eos, True), strict=True):
+            for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del ids[policies.max_length - 1 :]
                 side.append(ids + [EOS] if eos else ids)
@@ -176,7 +177,7 @@ class _Encoder:
                 np.fromiter(itertools.chain.from_iterable(side), np.int32),
                 np.fromiter(map(len, side), np.int32, len(side)),
             )
-            for side in kept
+            for side in sentences
         )
         return _Chunk(sides, counts, first_empty)
 

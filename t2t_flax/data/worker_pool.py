@@ -13,7 +13,7 @@ from typing import Any
 from t2t_flax.errors import UserError
 
 _GRACE = 60.0
-"""Seconds after a SIGTERM to all processes of a host in which the parent can end its workers."""
+"""Seconds that the parent has to end its workers after a SIGTERM to all processes of a host."""
 
 
 def start(num_workers: int, initialize: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:

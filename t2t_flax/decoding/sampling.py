@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -23,6 +23,9 @@ from t2t_flax.decoding.search_loop import (
 )
 from t2t_flax.decoding.top_k import top_k
 from t2t_flax.errors import UserError
+
+_GROUP = 128
+_INFINITY_BITS = 0x7F800000  # of a float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +127,7 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
     forced_B = forced_tokens(sentences, position)
     if forced_B is not None:
         tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
-    chosen_BxK = jnp.take_along_axis(logits_BxKxV, tokens_BxK[..., None], axis=2)[..., 0]
-    log_probs_BxK = chosen_BxK - jax.nn.logsumexp(logits_BxKxV, axis=-1)
+    log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - jax.nn.logsumexp(logits_BxKxV, axis=-1)
 
     ended_BxK = state.ended_BxK | (tokens_BxK == options.eos_id)
     tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
@@ -141,21 +143,87 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
 
 
 def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array:
-    """One token per sample, int32 [B, K]: argmax of logits / temperature + Gumbel noise over the allowed tokens."""
+    """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""
     V = logits_BxKxV.shape[-1]
     excluded = (jnp.arange(V) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
     logits_BxKxV = jnp.where(excluded, -jnp.inf, logits_BxKxV)
     if options.temperature == 0:
         return top_k(logits_BxKxV, 1)[1][..., 0]
-    # The candidates C are sorted, likeliest first, only if top_k or top_p needs it.
-    candidates_BxKxC, ids_BxKxC = logits_BxKxV, jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32), logits_BxKxV.shape)
-    if options.top_k or options.top_p < 1:
-        candidates_BxKxC, ids_BxKxC = top_k(logits_BxKxV, min(options.top_k or V, V))
+    candidates_BxKxC, ids_BxKxC = logits_BxKxV, None
+    if options.top_k:
+        candidates_BxKxC, ids_BxKxC = top_k(logits_BxKxV, min(options.top_k, V))
     candidates_BxKxC = candidates_BxKxC / options.temperature
     if options.top_p < 1:
-        probs_BxKxC = jax.nn.softmax(candidates_BxKxC, axis=-1)
-        before_BxKxC = jnp.cumsum(probs_BxKxC, axis=-1) - probs_BxKxC
-        candidates_BxKxC = jnp.where(before_BxKxC < options.top_p, candidates_BxKxC, -jnp.inf)
-    noise = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(jax.random.fold_in(k, position), candidates_BxKxC.shape[2:])))
-    drawn_BxK = jnp.argmax(candidates_BxKxC + noise(keys_BxK), axis=-1)
-    return jnp.take_along_axis(ids_BxKxC, drawn_BxK[..., None], axis=-1)[..., 0]
+        candidates_BxKxC = jnp.where(nucleus(candidates_BxKxC, options.top_p), candidates_BxKxC, -jnp.inf)
+    step_keys_BxK = _fold_in(keys_BxK, position)
+    drawn_BxK = _categorical(step_keys_BxK, candidates_BxKxC)
+    return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
+
+
+def nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """The smallest set of likeliest tokens with probability at least `top_p`: bool of the logits' shape [..., C].
+
+    Ties go to the lower index. Equal to sorting the tokens and summing their probabilities, without the sort: two
+    bisections find the last token of the set. A token belongs to it if the tokens before it have less than `top_p`.
+    """
+    # Distances to the largest logit are not negative, so their bits are ordered as they are.
+    distances = jnp.max(logits, axis=-1, keepdims=True) - logits
+    bits, weights = jax.lax.bitcast_convert_type(distances, jnp.int32), jnp.exp(-distances)
+    index = jnp.arange(logits.shape[-1])
+    wanted = top_p * jnp.sum(weights, axis=-1, keepdims=True)
+
+    def weight_nearer(bound):
+        return jnp.sum(jnp.where(bits < bound, weights, 0.0), axis=-1, keepdims=True)
+
+    farthest = _last_below(weight_nearer, wanted, limit=_INFINITY_BITS)
+    nearer, tied = weight_nearer(farthest), bits == farthest
+    tied_weight = jnp.max(jnp.where(tied, weights, 0.0), axis=-1, keepdims=True)
+
+    def weight_before(bound):
+        return nearer + tied_weight * jnp.sum(tied & (index < bound), axis=-1, keepdims=True)
+
+    last = _last_below(weight_before, wanted, limit=logits.shape[-1])
+    return (bits < farthest) | (tied & (index <= last))
+
+
+def _last_below(weight: Callable[[jax.Array], jax.Array], wanted: jax.Array, limit: int) -> jax.Array:
+    """The largest n in 0..limit - 1 with weight(n) < wanted, int32 of the shape of `wanted`.
+
+    `weight` must not decrease, weight(0) be less than `wanted` and weight(limit) at least that.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        below = weight(middle) < wanted
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    bounds = jnp.zeros(wanted.shape, jnp.int32), jnp.full(wanted.shape, limit, jnp.int32)
+    return jax.lax.fori_loop(0, limit.bit_length(), halve, bounds)[0]
+
+
+def _categorical(keys_BxK: jax.Array, logits_BxKxC: jax.Array) -> jax.Array:
+    """An index of C per key, int32 [B, K], drawn from the softmax of the logits.
+
+    Draws a group of neighbours by the groups' total probabilities, then one of the group: noise for two small sets costs
+    a fraction of noise for all of C.
+    """
+    C = logits_BxKxC.shape[-1]
+    groups_BxKxC = jnp.pad(logits_BxKxC, [(0, 0), (0, 0), (0, -C % _GROUP)], constant_values=-jnp.inf)
+    groups_BxKxGxN = groups_BxKxC.reshape(*logits_BxKxC.shape[:2], -1, _GROUP)
+    group_BxK = _gumbel_argmax(_fold_in(keys_BxK, 0), jax.nn.logsumexp(groups_BxKxGxN, axis=-1))
+    members_BxKxN = jnp.take_along_axis(groups_BxKxGxN, group_BxK[..., None, None], axis=2)[:, :, 0]
+    return group_BxK * _GROUP + _gumbel_argmax(_fold_in(keys_BxK, 1), members_BxKxN)
+
+
+def _gumbel_argmax(keys_BxK: jax.Array, logits_BxKxC: jax.Array) -> jax.Array:
+    noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits_BxKxC.shape[2:])))
+    return jnp.argmax(logits_BxKxC + noise(keys_BxK), axis=-1).astype(jnp.int32)
+
+
+def _fold_in(keys_BxK: jax.Array, data) -> jax.Array:
+    return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, data)))(keys_BxK)
+
+
+def _take(x_BxKxC: jax.Array, index_BxK: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BxKxC, index_BxK[..., None], axis=-1)[..., 0]

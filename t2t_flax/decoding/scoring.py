@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.translator import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer

@@ -1,8 +1,10 @@
 """The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `train.init_from`."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -13,13 +15,11 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean
 from t2t_flax.evaluation.restore import open_run, stored_config
-from t2t_flax.filesystem import atomic_write, list_names, move_folder
-from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import lock_folder
+from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
+from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.resume import report_full_disk
-from t2t_flax.training.workdir import TRAINED
 
 
 def average(
@@ -74,50 +74,29 @@ def average(
 def _write(
     output: epath.Path, config: Config, tokenizers: TokenizerPair, params: Any, averaged: list, changes: list
 ) -> None:
-    partial = output.with_name(f"{output.name}.partial")
-    _check_leftovers(partial)
-    lock = lock_folder(partial, "average", "--output")
-    try:
-        for name in list_names(partial):
-            if name != LOCK:
-                path = partial / name
-                path.rmtree() if path.is_dir() else path.unlink()
-        tokenizers.save(partial / "tokenizer")
-        atomic_write(partial / "config.json", config_lib.to_json(config))
-        checkpoints = Checkpoints(partial / "checkpoints")
-        meta = {
-            "step": max(step for _, step in averaged),
-            "scheduled": True,
-            "averaged": averaged,
-            "config_changes": changes,
-            "config": config_lib.as_json(config),
-            "digests": {"tokenizer": tokenizers.digest},
-        }
-        item = "ema" if config.optimizer.ema_decay else "params"
+    meta = {
+        "step": max(step for _, step in averaged),
+        "scheduled": True,
+        "averaged": averaged,
+        "config_changes": changes,
+        "config": config_lib.as_json(config),
+        "digests": {"tokenizer": tokenizers.digest},
+    }
+    item = "ema" if config.optimizer.ema_decay else "params"
+    with contextlib.ExitStack() as stack:
+        if not is_remote(output):
+            stack.enter_context(exclusive_writer(Path(output), "average"))
+            _refuse_existing(output)
+        folder = stack.enter_context(atomic_directory(output, tag=machine_tag(), keep=lambda: _refuse_existing(output)))
+        tokenizers.save(folder / "tokenizer")
+        atomic_write(folder / "config.json", config_lib.to_json(config))
+        checkpoints = Checkpoints(folder / "checkpoints")
         report_full_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
         report_full_disk(checkpoints, checkpoints.wait)
         checkpoints.close()
-        _refuse_existing(output)
-        lock.release()
-        (partial / LOCK).unlink(missing_ok=True)
-        move_folder(partial, output)
-    except BaseException:
-        partial.rmtree(missing_ok=True)
-        raise
-    finally:
-        lock.release()
 
 
-def _refuse_existing(output: epath.Path) -> None:
+def _refuse_existing(output: epath.Path) -> bool:
     if output.exists():
         raise UserError(f"--output={output} already exists: name a new folder.")
-
-
-def _check_leftovers(partial: epath.Path) -> None:
-    """Raises UserError if the folder holds anything other than the leftovers of a killed `average`."""
-    own_names = (LOCK, "config.json", "tokenizer", "checkpoints", TRAINED)
-    foreign = [name for name in list_names(partial) if name.partition(".partial-")[0] not in own_names]
-    if foreign:
-        raise UserError(
-            f"{partial} already exists and contains {foreign[0]}, which `average` did not write: move the folder away."
-        )
+    return False

@@ -80,7 +80,7 @@ def restore_parts(
             candidates = _best_first(workdir, config, checkpoints, metrics, choice.at_most)
         else:
             candidates = [s for s in reversed(steps) if step is None or s <= step]
-        regular, used = _RegularCheckpoints(config), []
+        regular, restored = _RegularCheckpoints(config), []
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
@@ -94,29 +94,29 @@ def restore_parts(
                 log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
                 regular.add_damaged()
                 continue
-            used.append(s)
+            restored.append(s)
             regular.add(meta)
             means = tuple(part for _, part in meta.get("averaged", []))
             part = Part(params, means or (s,), metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield part
             del part  # frees it before the next one is restored
-            if len(used) == max(1, choice.average):
+            if len(restored) == max(1, choice.average):
                 return
     finally:
         checkpoints.close()
-    if used and choice.at_most:
+    if restored and choice.at_most:
         return
-    if not used and regular.unscheduled and choice.at_most:
+    if not restored and regular.unscheduled and choice.at_most:
         yield from restore_parts(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, group)
         return
     left_out = regular.left_out()
-    if not used and regular.unscheduled:
+    if not restored and regular.unscheduled:
         raise UserError(f"{workdir} has no regular checkpoint yet{left_out}: omit --average, or continue training.")
-    if not used:
+    if not restored:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
     raise UserError(
-        f"cannot average {choice.average} checkpoints: {workdir} has {sorted(used)}{left_out}. Choose a smaller number."
+        f"cannot average {choice.average} checkpoints: {workdir} has {sorted(restored)}{left_out}. Choose a smaller number."
     )
 
 

@@ -77,20 +77,22 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
             "A paired test needs two systems on the same sentences."
         )
     for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
-        one, other = (record["config"]["data"].get(key, default) for record in (a, b))
-        if one != other:
-            raise UserError(f"config.data.{key} is {one} in {path_a} and {other} in {path_b}: they cannot be compared.")
+        value_a, value_b = (record["config"]["data"].get(key, default) for record in (a, b))
+        if value_a != value_b:
+            raise UserError(
+                f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot be compared."
+            )
     task = task_of_record(a)
     names = task.comparable_names
     score = score or names[0]
     if score not in names:
         name = task.config.data.task
         raise UserError(f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}.")
-    one, other = (tokenizer_of_record(record) for record in (a, b))
-    if score == "sacrebleu" and one != other:
+    tokenizer_a, tokenizer_b = (tokenizer_of_record(record) for record in (a, b))
+    if score == "sacrebleu" and tokenizer_a != tokenizer_b:
         raise UserError(
-            f"the sacreBLEU of {path_a} has tokenizer {one}, that of {path_b} {other}: evaluate one again with "
-            f"--config.eval.sacrebleu_tokenizer={one}."
+            f"the sacreBLEU of {path_a} has tokenizer {tokenizer_a}, that of {path_b} {tokenizer_b}: evaluate one again "
+            f"with --config.eval.sacrebleu_tokenizer={tokenizer_a}."
         )
     return score
 
@@ -118,8 +120,10 @@ def paired_systems(path_a: str | os.PathLike, path_b: str | os.PathLike, score: 
     """Two records as a pair. Raises UserError as `compare` does."""
     a, b = read_record(path_a), read_record(path_b)
     score = check_comparable(a, b, path_a, path_b, score)
-    (hypotheses_a, references), (hypotheses_b, others) = (texts(r, path) for r, path in ((a, path_a), (b, path_b)))
-    if references != others:
+    (hypotheses_a, references), (hypotheses_b, references_b) = (
+        texts(r, path) for r, path in ((a, path_a), (b, path_b))
+    )
+    if references != references_b:
         raise UserError(f"{path_a} and {path_b} name the same test set, but their references differ: evaluate again.")
     task = task_of_record(a)
     shared = tuple(map(tuple, references))
@@ -193,8 +197,8 @@ def check_runs(configs: Sequence[tuple[str, Config]], split: str, score: str) ->
     """Raises UserError if the runs (workdir, config) have different tasks or test sets, or for an unknown score."""
     (first, config), *_ = configs
     planned = planned_record(config, split)
-    for workdir, other in configs:
-        check_comparable(planned_record(other, split), planned, workdir, first, score)
+    for workdir, config in configs:
+        check_comparable(planned_record(config, split), planned, workdir, first, score)
 
 
 def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], score: str) -> list[list[str]]:
@@ -204,9 +208,9 @@ def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], scor
     A path is None where a run has no record; without the first record there are no differences.
     Raises UserError for records of different test sets or tasks.
     """
-    others = [path for path in paths if path is not None and path != paths[0]] if paths[0] is not None else []
-    pairs = {path: paired_systems(path, paths[0], score) for path in others}
-    resamples = resamples_for(len(others))
+    compared = [path for path in paths if path is not None and path != paths[0]] if paths[0] is not None else []
+    pairs = {path: paired_systems(path, paths[0], score) for path in compared}
+    resamples = resamples_for(len(compared))
     differences = {path: paired_bootstrap(pair.a, pair.b, resamples) for path, pair in pairs.items()}
     p_values = {path: two_sided_p(draws) for path, draws in differences.items()}
     factors = dict(zip(p_values, multipliers(list(p_values.values()), holm=True), strict=True))
@@ -274,7 +278,7 @@ def compare_seeds(pairs: SeedPairs, spread: tuple[float, int], comparisons: floa
 
     spread: (variance, degrees of freedom) from `significance.seed_variance`; without degrees of freedom
     the uncertainty is over sentences alone. comparisons: in a table, this row's factor from `significance.multipliers`;
-    adds `p_corrected` and `interval_corrected`, which agree with each other as `p_value` and `interval` do.
+    adds `p_corrected` and `interval_corrected`, which are consistent like `p_value` and `interval`.
     """
     (a, b), (variance, freedom) = pairs.scores.mean(axis=0).tolist(), spread
     bootstrap = len(pairs.differences) > 0

@@ -77,13 +77,13 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
     folder = loaded.workdir / "eval"
     existing = {path.stem: _question_in(path) for path in folder.glob(f"{base}*.json")} if folder.exists() else {}
-    same = [name for name, other in sorted(existing.items()) if other == current]
-    if same:
-        return same[0]
-    own = loaded.stored or loaded.config
+    for name in sorted(existing):
+        if existing[name] == current:
+            return name
+    own_config = loaded.stored or loaded.config
     default = question(
         {"split": split, "data": {"digest": _own_digest(loaded, split, digest)}, "checkpoint": checkpoint,
-         "config": config_lib.as_json(own)}
+         "config": config_lib.as_json(own_config)}
     )  # fmt: skip
     if default == current and existing.get(base) is None:
         return base
@@ -102,15 +102,16 @@ def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
     """The digest of the test set in the run's own config; if its text is missing, equal specs count as
     equal text.
     """
-    own, current = loaded.stored or loaded.config, loaded.config
+    own_config, config = loaded.stored or loaded.config, loaded.config
     specs = [
         (c.data.valid if split == "valid" else config_lib.parse_test_sets(c.data.test).get(split))
-        for c in (own, current)
+        for c in (own_config, config)
     ]
-    if specs[0] == specs[1] and own.data.root == current.data.root and own.seed == current.seed:
+    same_root = own_config.data.root == config.data.root
+    if specs[0] == specs[1] and same_root and own_config.seed == config.seed:
         return digest
     try:
-        return split_source(task_of(own), split).fingerprint()
+        return split_source(task_of(own_config), split).fingerprint()
     except (UserError, OSError):
         return digest if specs[0] == specs[1] else ""
 
@@ -170,8 +171,8 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
 
 def task_of_record(record: dict[str, Any]) -> Task:
     """The task of a record with its settings. Raises UserError for a task that this version does not have."""
-    known = {item.name for item in dataclasses.fields(Data)}
-    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in known})
+    keys = {item.name for item in dataclasses.fields(Data)}
+    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in keys})
     config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
     return make_task(config)
 

@@ -55,6 +55,7 @@ class Loaded:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
+        first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
         """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task
@@ -66,7 +67,7 @@ class Loaded:
         lines = [task.preprocess_source(line) for line in lines]
         eos = self.config.data.source_eos
         translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
-        return translator.translate(self.params, lines, prefixes=prefixes, progress=progress)
+        return translator.translate(self.params, lines, prefixes=prefixes, first_line=first_line, progress=progress)
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format

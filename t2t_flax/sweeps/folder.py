@@ -27,7 +27,7 @@ from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import USER_ERROR, UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
 from t2t_flax.sweeps.space import Search
-from t2t_flax.sweeps.trials import Trial, is_folder_name
+from t2t_flax.sweeps.trials import SEED_KEYS, Trial, is_folder_name
 from t2t_flax.version import __version__, source_digest
 
 COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
@@ -38,10 +38,10 @@ _LOCK = "sweep.lock"
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What became of a trial's attempts; written by the worker that holds its claim.
+    """The outcome of a trial's attempts so far; written by the worker that holds its claim.
 
-    start_step: newest checkpoint when the last attempt began. unresolved: attempts in a row, the last one included, that
-    began at that step and of which no worker saw the end. failures: attempts that failed since the last that did not.
+    start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
+    began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
     outcome: FAILED or PRUNED, or empty. exit_code: of the last failure. digests: source code that trained it.
     """
 
@@ -129,7 +129,7 @@ class Folder:
         return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
 
     def unresolved_attempts(self, name: str) -> int:
-        """Attempts in a row that ended unseen and without a new checkpoint: they may have crashed their worker."""
+        """Consecutive attempts whose end no worker saw and that wrote no checkpoint: they may have crashed their worker."""
         status = self.status(name)
         return status.unresolved if self.newest_step(name) == status.start_step else 0
 
@@ -142,12 +142,12 @@ class Folder:
                 self.set_status(name, status, outcome="", reason="", exit_code=0, failures=0, unresolved=0)
             claim.release()
 
-    def can_stack(self, name: str, other: str) -> bool:
+    def can_stack(self, first: str, second: str) -> bool:
         """Whether both can train in one program: they differ in scalars only, are at the same update, and neither has failed."""
-        if any(s.failures or s.failed_in_stack for s in map(self.status, (name, other))):
+        if any(s.failures or s.failed_in_stack for s in map(self.status, (first, second))):
             return False
-        a, b = map(self.read_config, (name, other))
-        return self.newest_step(name) == self.newest_step(other) and scalars.can_be_vectorized(a, b)
+        a, b = map(self.read_config, (first, second))
+        return self.newest_step(first) == self.newest_step(second) and scalars.can_be_vectorized(a, b)
 
     def claim(self, name: str) -> locks.FileLock | None:
         """The exclusive right to train a trial; None if another process has it.
@@ -323,6 +323,16 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
     }
 
 
+def seed_keys(path: str | os.PathLike) -> tuple[str, ...]:
+    """The keys that differ between the seeds of a row in this folder. Earlier versions left out seed.data with the built-in
+    corpus, which was generated from it; such a sweep continues as it began.
+    """
+    if not (Path(path) / "sweep.json").exists():
+        return SEED_KEYS
+    overrides = [trial["overrides"] for trial in read_sweep(path)["trials"].values() if trial["seed"]]
+    return tuple(key for key in SEED_KEYS if all(key in trial for trial in overrides))
+
+
 def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     """The trials that a search has proposed so far by name, in their order. Raises UserError for a damaged file."""
     proposals = {}
@@ -343,7 +353,7 @@ def _checked_trial(file: Path, name: Any, trial: Any) -> dict[str, Any]:
     for text in (name, trial.get("row") if isinstance(trial, dict) else name):
         if not is_folder_name(text):
             raise UserError(
-                f"{file} has the name {text!r}: a trial or row has the name of a folder, without / and such."
+                f"{file} has the name {text!r}: trials and rows need names that a folder can have, without `/`."
             )
     parts = isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
     if not parts:

@@ -111,8 +111,8 @@ class SearchQueue(TrialQueue):
         return kinds.FloatDistribution(values.low, values.high, log=values.log)
 
     def should_prune(self, name: str) -> bool:
-        """Successive halving: at a quarter and at half of the updates a trial goes on only in the better half of the trials
-        that have come as far, itself included; the first one always does.
+        """Successive halving: at a quarter and at half of the updates a trial continues only if it is in the better half of
+        the trials that have come as far, itself included; the first one always continues.
         """
         metrics = self._folder.workdir(name) / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -126,7 +126,7 @@ class SearchQueue(TrialQueue):
             if value is None or rung <= resumed_at or (name, rung) in self._judged:
                 continue
             self._judged.add((name, rung))
-            values = [v for other in self.names() if (v := self._value_at(other, rung)) is not None]
+            values = [v for trial in self.names() if (v := self._value_at(trial, rung)) is not None]
             values = sorted((v for v in values if not math.isnan(v)), reverse=not self._lower_is_better)
             if value not in values[: max(1, len(values) // 2)]:
                 return True

@@ -1,5 +1,6 @@
 """A sweep's report: a table for the terminal, CSV files, and an HTML page with plots."""
 
+import dataclasses
 import html
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     lines = [format_row(row, reference) for row in table]
     caption = _caption(sweep, table, score, reference, named=bool(baseline))
     problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
+    page = _Page(folder, sweep, score, table, lines, ". ".join([caption, *problems]))
     plots = make_plots(folder, table, score)
     out = path / "report"
     atomic_write(out / "table.csv", csv_text(COLUMNS, lines))
     atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table)))
     for name, svg in plots.items():
         atomic_write(out / f"{name}.svg", svg)
-    atomic_write(out / "index.html", _page(folder, sweep, table, score, lines, plots, ". ".join([caption, *problems])))
+    atomic_write(out / "index.html", page.html(plots))
     return "\n".join(
         [caption, "", text_table(COLUMNS, lines, right=_NUMERIC), "", *problems, f"report: {out}/index.html"]
     )
@@ -96,42 +98,64 @@ def _trial_table(folder: Folder, sweep: dict[str, Any], table: list[Row]) -> tup
     return header, lines
 
 
-def _page(
-    folder: Folder, sweep: dict[str, Any], table: list[Row], score: str, lines: list[list[str]], plots: dict[str, str],
-    caption: str,
-) -> str:  # fmt: skip
-    """The report as one HTML file: table, plots, logs of failed trials, commands."""
-    captions = {
-        "curves": ("Learning curves", "Validation loss (nats per token), one line per trial."),
-        "effects": ("Effects", f"{score} by each varied key, one dot per trial."),
-        "parallel": ("All keys", f"One line per row, from its values to its {score}; the brighter the better."),
-    }
-    parts = [f"<h1>{_escape(sweep['config'])}</h1>", f"<p>{_escape(_introduction(folder, sweep, caption))}</p>"]
-    parts.append(_html_table(lines))
-    for name, svg in plots.items():
-        title, text = captions[name]
-        parts.append(f"<h2>{title}</h2>\n<figure>{svg}<figcaption>{_escape(text)}</figcaption></figure>")
-    parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
-    failed = [name for name in sweep["trials"] if folder.state(name) == FAILED]
-    parts += ["<h2>Failed</h2>"] if failed else []
-    for name in failed:
-        title, log = f"{name}: {folder.status(name).reason}", log_tail(folder, name)
-        parts.append(f"<h3>{_escape(title)}</h3><pre>{_escape(log)}</pre>")
-    parts.append("<h2>Commands</h2>")
-    for row in table:
-        command = train_command(sweep["config"], sweep["fixed"], row.overrides, f"runs/{row.name}")
-        parts.append(f"<h3>{_escape(row.name)}</h3><pre>{_escape(command)}</pre>")
-    head = f'<meta charset="utf-8"><title>{_escape(sweep["config"])}</title>\n<style>{_CSS}</style>'
-    return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(parts) + "\n</html>\n"
+@dataclasses.dataclass(frozen=True)
+class _Page:
+    """The report as an HTML page. lines: the table's text. caption: the meaning of its columns, and its problems."""
 
+    folder: Folder
+    sweep: dict[str, Any]
+    score: str
+    table: list[Row]
+    lines: list[list[str]]
+    caption: str
 
-def _introduction(folder: Folder, sweep: dict[str, Any], caption: str) -> str:
-    fixed, code = ", ".join(f"{k} = {v}" for k, v in sweep["fixed"].items()), sweep["code"]
-    text = f"{len(sweep['trials'])} trials{f' with {fixed}' if fixed else ''}. {caption}. "
-    text += f"t2t_flax {code['version']}, source {code['digest']}."
-    others = {name: set(folder.status(name).digests) - {code["digest"]} for name in sweep["trials"]}
-    changed = [f"{name} ({', '.join(sorted(digests))})" for name, digests in others.items() if digests]  # --any-code
-    return f"{text} Trained at least partly with other source: {'; '.join(changed)}." if changed else text
+    def html(self, plots: dict[str, str]) -> str:
+        """One file: table, plots (SVG by name), logs of failed trials, commands."""
+        config = _escape(self.sweep["config"])
+        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>", _html_table(self.lines)]
+        parts += self._figures(plots)
+        parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
+        parts += [*self._failed_trials(), *self._commands()]
+        head = f'<meta charset="utf-8"><title>{config}</title>\n<style>{_CSS}</style>'
+        return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(parts) + "\n</html>\n"
+
+    def _introduction(self) -> str:
+        fixed = ", ".join(f"{key} = {value}" for key, value in self.sweep["fixed"].items())
+        code, names = self.sweep["code"], self.sweep["trials"]
+        text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. {self.caption}. "
+        text += f"t2t_flax {code['version']}, source {code['digest']}."
+        digests = {name: set(self.folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
+        changed = [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]
+        return f"{text} Trained at least partly with other source: {'; '.join(changed)}." if changed else text
+
+    def _figures(self, plots: dict[str, str]) -> list[str]:
+        captions = {
+            "curves": ("Learning curves", "Validation loss (nats per token), one line per trial."),
+            "effects": ("Effects", f"{self.score} by each varied key, one dot per trial."),
+            "parallel": ("All keys", f"One line per row, from its values to its {self.score}; brighter is better."),
+        }
+        figures = []
+        for name, svg in plots.items():
+            title, caption = captions[name]
+            figures.append(f"<h2>{title}</h2>\n<figure>{svg}<figcaption>{_escape(caption)}</figcaption></figure>")
+        return figures
+
+    def _failed_trials(self) -> list[str]:
+        parts = []
+        for name in self.sweep["trials"]:
+            if self.folder.state(name) == FAILED:
+                title = f"{name}: {self.folder.status(name).reason}"
+                log = log_tail(self.folder, name)
+                parts.append(f"<h3>{_escape(title)}</h3><pre>{_escape(log)}</pre>")
+        return ["<h2>Failed</h2>", *parts] if parts else []
+
+    def _commands(self) -> list[str]:
+        parts = ["<h2>Commands</h2>"]
+        for row in self.table:
+            workdir = f"runs/{row.name}"
+            command = train_command(self.sweep["config"], self.sweep["fixed"], row.overrides, workdir)
+            parts.append(f"<h3>{_escape(row.name)}</h3><pre>{_escape(command)}</pre>")
+        return parts
 
 
 def _html_table(lines: list[list[str]]) -> str:

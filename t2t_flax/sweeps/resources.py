@@ -7,7 +7,7 @@ import os
 from t2t_flax.errors import UserError
 
 _GPU_MEMORY_FRACTION = 0.9
-"""Of a GPU's memory, used by all of its trials together."""
+"""Share of a GPU's memory that all of its trials use together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,9 @@ def divide_machine(jobs: int) -> list[Resources]:
     else:
         cores = list(range(os.cpu_count() or 1))
     if jobs > len(cores):
-        raise UserError(f"--jobs={jobs} needs one core per trial; this machine has {len(cores)}.")
+        raise UserError(
+            f"--jobs={jobs} needs one core per trial, and this machine has {len(cores)}: use --jobs={len(cores)} or fewer."
+        )
     parts = [tuple(cores[i * len(cores) // jobs : (i + 1) * len(cores) // jobs]) for i in range(jobs)]
     return [
         Resources(part, environment, f"cores {','.join(map(str, part))}{devices}")

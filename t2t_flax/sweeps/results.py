@@ -21,6 +21,7 @@ from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, Folder
 from t2t_flax.sweeps.trials import folder_name
 from t2t_flax.tasks import lower_is_better, task_of
+from t2t_flax.tasks.metrics import model_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,20 +74,22 @@ def check_score(name: str, config: Config) -> None:
     if test_set and name.startswith("valid_"):
         raise UserError(f"{name} is a score of the validation set, which has no name: use --score={name}.")
     if test_set and test_set not in test_sets:
-        known = ", ".join(test_sets) or "no test set"
-        raise UserError(f"there is no score {test_set}:{name}: config.data.test has {known}.")
+        names = ", ".join(test_sets) or "no test set"
+        raise UserError(f"there is no score {test_set}:{name}: config.data.test has {names}.")
     task = task_of(config)
-    final = (*(metric.name for metric in task.metrics), "nll", "perplexity")
-    losses = ("valid_nll", "valid_ppl", "valid_loss")
-    decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
-    if name not in (*final, *losses, *decoded):
-        known = ", ".join([*final, *losses, *decoded])
-        raise UserError(f"there is no score {name!r} for data.task = {config.data.task}; the scores are {known}.")
+    final = task.record_metrics()
+    with_loss, decoded = (
+        [f"valid_{metric.training_name}" for metric in metrics]
+        for metrics in (model_metrics(), task.validation_metrics())
+    )
+    if name not in (*final, *with_loss, *decoded):
+        scores = ", ".join([*final, *with_loss, *decoded])
+        raise UserError(f"there is no score {name!r} for data.task = {config.data.task}; the scores are {scores}.")
     if name in final and not config.data.test:
         raise UserError(f"the score {name} needs a test set, and config.data.test is empty.")
     if name not in final and not config.data.valid:
         raise UserError(f"the score {name} needs a validation set, and config.data.valid is empty.")
-    if name in losses and not (config.eval.every_steps or config.eval.every_epochs):
+    if name in with_loss and not (config.eval.every_steps or config.eval.every_epochs):
         raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
     if name in decoded and not config.eval.decode_every_steps:
         raise UserError(f"the score {name} needs config.eval.decode_every_steps.")
@@ -161,14 +164,14 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
             texts(record, path)
 
 
-def _changed_settings(own: dict[str, Any], record: dict[str, Any]) -> list[str]:
-    """The settings of the evaluation in which a record's config differs from the trial's own."""
-    keys = [("decode", key) for key in own["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
+def _changed_settings(config: dict[str, Any], record: dict[str, Any]) -> list[str]:
+    """The settings of the evaluation in which a record's config differs from the trial's."""
+    keys = [("decode", key) for key in config["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
     keys.append(("eval", "sacrebleu_tokenizer"))
     return [
-        f"{group}.{key} = {record[group][key]} (the trial has {own[group][key]})"
+        f"{group}.{key} = {record[group][key]} (the trial has {config[group][key]})"
         for group, key in keys
-        if key in record.get(group, {}) and key in own.get(group, {}) and record[group][key] != own[group][key]
+        if key in record.get(group, {}) and key in config.get(group, {}) and record[group][key] != config[group][key]
     ]
 
 
@@ -233,8 +236,8 @@ def rows(folder: Folder, sweep: dict[str, Any], metric: str, baseline: str = "")
 def _row(folder: Folder, sweep: dict[str, Any], name: str, complete: list[Result]) -> Row:
     trials = {n: t for n, t in sweep["trials"].items() if t["row"] == name}
     states = [folder.displayed_state(n) for n in trials]
-    own = tuple(result for result in complete if result.row == name)
-    scores = [result.score for result in own if result.score is not None]
+    row_results = tuple(result for result in complete if result.row == name)
+    scores = [result.score for result in row_results if result.score is not None]
     seed_keys = {key for t in trials.values() for key in t["overrides"] if key.startswith("seed.") and t["seed"]}
     overrides = {k: v for k, v in next(iter(trials.values()))["overrides"].items() if k not in seed_keys}
     return Row(
@@ -242,7 +245,7 @@ def _row(folder: Folder, sweep: dict[str, Any], name: str, complete: list[Result
         overrides,
         tuple(trials),
         {state: states.count(state) for state in dict.fromkeys(states)},
-        own,
+        row_results,
         mean=float(np.mean(scores)) if scores else None,
         spread=float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
     )
@@ -250,7 +253,7 @@ def _row(folder: Folder, sweep: dict[str, Any], name: str, complete: list[Result
 
 def _compare_rows(table: list[Row], base: Row, metric: str, *, named: bool) -> list[Row]:
     """Adds `comparison` to the rows that share a seed with `base`. The spread over seeds is estimated from all of them
-    together, as a few seeds of one row say little. named: the user chose `base`; otherwise it is the best row.
+    together, because a few seeds of one row give a poor estimate. named: the user chose `base`; otherwise it is the best row.
     """
     paired, problems, count = {}, {}, len(table) - 1
     one_seed = all(len(row.results) < 2 for row in table)  # with more, the draws over seeds resolve small p-values

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import OK, STOPPED, UserError, install_hint
+from t2t_flax.process_setup import child_environment
 
 _MAX_REQUEUES = 1000
 NO_SUBMITIT = f"--submit needs submitit: {install_hint('sweep')}."
@@ -20,8 +21,10 @@ class SlurmWorker:
         self._process: subprocess.Popen | None = None
 
     def __call__(self) -> int:
-        self._process = subprocess.Popen(self.command, preexec_fn=_ignore_slurm_signals)
-        # Not wait(): `checkpoint` runs in a signal handler on top of this call, and both would need the same lock.
+        # Not run_in_child: submitit owns this process's signal handlers. It calls `checkpoint` from one, on top of this
+        # call, so wait() would block there: both would need the same lock.
+        environment = child_environment()
+        self._process = subprocess.Popen(self.command, env=environment, preexec_fn=_ignore_slurm_signals)
         while (code := self._process.poll()) is None:
             time.sleep(0.2)
         if code not in (OK, STOPPED):

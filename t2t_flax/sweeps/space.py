@@ -1,4 +1,4 @@
-"""What a sweep varies: rows of overrides and how they combine, or ranges to search.
+"""Search spaces of sweeps: rows of overrides and how they combine, or ranges to draw from.
 
     over("model.dropout", [0.1, 0.2])                       two rows
     product(over(...), over(...))                           every combination
@@ -142,10 +142,10 @@ class Search:
     """Rows that are drawn from ranges instead of listed.
 
     space: a Range per config key. count: number of rows. metric: the objective, a score of the final record
-    (`sacrebleu`, `chrf`, `ter`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`); the table of metrics
-    says which of them are minimized. method: "random" draws all rows before the first trial; "tpe" (Optuna) learns from
-    finished trials. prune: successive halving; at a quarter and at half of the updates a trial stops unless its
-    validation metric is in the better half of the trials that have come as far.
+    (`sacrebleu`, `chrf`, `ter`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`); the task's table
+    of metrics says which of them are minimized. method: "random" draws all rows before the first trial; "tpe" (Optuna)
+    learns from finished trials. prune: successive halving; at a quarter and at half of the updates a trial stops unless
+    its validation metric is in the better half of the trials that have come as far.
     """
 
     space: dict[str, Range]

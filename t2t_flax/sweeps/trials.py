@@ -29,46 +29,54 @@ class Trial:
 
 
 def expand(
-    path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int, *, numbered: bool = False
+    path: str,
+    fixed: dict[str, str],
+    rows: Sequence[Overrides],
+    seeds: int,
+    *,
+    numbered: bool = False,
+    seed_keys: Sequence[str] = SEED_KEYS,
 ) -> list[Trial]:
     """The trials of all rows, seed by seed within a row. path: of the config. fixed: overrides of every trial.
-    numbered: row names begin with their index, and rows may repeat.
+    numbered: row names begin with their index, and rows may repeat. seed_keys: seed s adds s to these keys.
 
-    Seed s adds s to the config's seeds, except to seed.data with the built-in corpus, which is generated from it.
     Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of one name.
     """
     names = [f"{i:03d},{row_names([row])[0]}" for i, row in enumerate(rows)] if numbered else row_names(rows)
     trials = [
-        make_trial(path, fixed, row, name, s) for row, name in zip(rows, names, strict=True) for s in range(seeds)
+        make_trial(path, fixed, row, name, s, seed_keys)
+        for row, name in zip(rows, names, strict=True)
+        for s in range(seeds)
     ]
     first_row: dict[str, str] = {}
     for trial in () if numbered else (t for t in trials if not t.seed):
-        other = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
-        if other != trial.row:
-            raise UserError(f"rows {other!r} and {trial.row!r} of the sweep are the same config.")
+        row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
+        if row != trial.row:
+            raise UserError(f"rows {row!r} and {trial.row!r} of the sweep are the same config.")
     return trials
 
 
-def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
+def make_trial(
+    path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int, seed_keys: Sequence[str] = SEED_KEYS
+) -> Trial:
     """The trial of a row and a seed; see `expand`."""
     try:
         overrides = current_overrides({key: as_text(value) for key, value in row.items() if key != NAME})
         if repeated := overrides.keys() & fixed.keys():
             raise UserError(f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE.")
         base = config_lib.load_config(path, fixed | overrides)
-        overrides |= _seed_overrides(base, overrides, seed)
+        overrides |= _seed_overrides(base, overrides, seed, seed_keys)
         config = config_lib.load_config(path, fixed | overrides)
     except UserError as error:
         raise UserError(f"row {name}: {error}") from None
     return Trial(f"{name},seed={seed}", name, seed, overrides, config)
 
 
-def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[str, str]:
+def _seed_overrides(base: Config, overrides: dict[str, str], seed: int, keys: Sequence[str]) -> dict[str, str]:
     if not seed:
         return {}
     if varied := [key for key in SEED_KEYS if key in overrides]:
         raise UserError(f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1).")
-    keys = [key for key in SEED_KEYS if not (key == "seed.data" and base.data.train.startswith("toy:"))]
     return {key: str(getattr(base.seed, key.removeprefix("seed.")) + seed) for key in keys}
 
 

@@ -1,5 +1,5 @@
-"""A worker claims trials that nobody trains and trains them, several at a time, until all have ended. Any number of
-workers, on any hosts, may share a folder.
+"""A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any
+hosts, may share a folder.
 """
 
 import dataclasses
@@ -78,8 +78,8 @@ class Worker:
         self._digest = code_version()["digest"]
 
     def run(self) -> None:
-        """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, to take
-        over if one of them dies.
+        """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, so that it can
+        take over if one of them dies.
         """
         exceptions: list[BaseException] = []
 
@@ -125,9 +125,9 @@ class Worker:
         return {name: state for name, state in states.items() if state not in (COMPLETE, FAILED, PRUNED)}
 
     def _held_by_others(self) -> list[str]:
-        own = f"{socket.gethostname()} process {os.getpid()}"
+        this_worker = f"{socket.gethostname()} process {os.getpid()}"
         holders = {name: self.folder.holder(name) for name in self._open_trials()}
-        return [f"{name} ({holder})" for name, holder in holders.items() if holder and holder != own]
+        return [f"{name} ({holder})" for name, holder in holders.items() if holder and holder != this_worker]
 
     def _claim_next(self) -> dict[str, FileLock]:
         """Claims the next trial, and up to `stack` - 1 that can train with it; empty if there is none. Stopped trials go
@@ -158,8 +158,8 @@ class Worker:
         names = list(claims)
         for name in names:
             verb = "resumes" if self.folder.state(name) == STOPPED else "starts"
-            others = f", stacked with {len(names) - 1} others" if len(names) > 1 else ""
-            self.say(f"{name}: {verb}, {resources.description}{others}")
+            stacked = f", stacked with {len(names) - 1} others" if len(names) > 1 else ""
+            self.say(f"{name}: {verb}, {resources.description}{stacked}")
         outcomes = self.attempt(claims, resources)
         for name, outcome in outcomes.items():
             if outcome != FAILED:
@@ -182,6 +182,7 @@ class Worker:
         for name in names:
             self._begin(name, names[0], resources)
         with folder.log(names[0]).open("ab") as log:
+            # Not run_in_child: several threads wait for one child each, which inherits its trials' locks, and may prune it.
             process = subprocess.Popen(
                 training_command(folder, names, resources),
                 stdin=subprocess.DEVNULL,
@@ -225,7 +226,7 @@ class Worker:
         if folder.state(name) == COMPLETE:
             folder.set_status(name, status, unresolved=0)
             return COMPLETE
-        # Without the handler of SIGTERM, the training has only just started: it has nothing to save.
+        # Killed by SIGTERM before it installed a handler: it had only just started and has nothing to save.
         stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
         if marker := read_if_exists(_diverged_marker(folder, name)):
             self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
@@ -295,7 +296,7 @@ def relative_paths(config: Config) -> dict[str, str]:
 
 
 def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
-    """How many trials are in each state."""
+    """The number of trials in each state."""
     return dict(Counter(map(folder.displayed_state, names)))
 
 

@@ -5,7 +5,7 @@ import difflib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.tasks.base import Task, find_metric
-from t2t_flax.tasks.metrics import MODEL_METRICS
+from t2t_flax.tasks.metrics import model_metrics
 from t2t_flax.tasks.parsing.task import Parsing
 from t2t_flax.tasks.translation.task import Translation
 
@@ -34,7 +34,7 @@ def lower_is_better(name: str) -> bool:
 
     A metric has the same direction in all tasks. Raises UserError for a name that no task has.
     """
-    metrics = [*MODEL_METRICS, *(metric for task in TASKS.values() for metric in task.metrics)]
+    metrics = [*model_metrics(), *(metric for task in TASKS.values() for metric in task.metrics)]
     metric = find_metric(metrics, name)
     if metric is None:
         raise UserError(f"no task has a metric {name!r}; known: {', '.join(dict.fromkeys(m.name for m in metrics))}.")

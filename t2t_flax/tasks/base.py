@@ -8,7 +8,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.metrics import MODEL_METRICS, Metric, Predictions
+from t2t_flax.tasks.metrics import NAMES_IN_RECORDS, Metric, Predictions, model_metrics
 
 
 class Task(abc.ABC):
@@ -90,15 +90,20 @@ class Task(abc.ABC):
 
         `SET:NAME` is the metric of one of several test sets. Raises UserError for an unknown name.
         """
-        found = find_metric((*self.metrics, *MODEL_METRICS), name)
-        if found is None:
-            known = ", ".join(metric.name for metric in (*self.metrics, *MODEL_METRICS))
+        metrics = [*self.metrics, *model_metrics()]
+        metric = find_metric(metrics, name)
+        if metric is None:
+            known = ", ".join(metric.name for metric in metrics)
             raise UserError(f"config.data.task = {self.config.data.task} has no metric {name!r}; it has {known}.")
-        return found
+        return metric
 
     def training_metrics(self) -> list[str]:
         """The names that eval.metric can have."""
-        return ["nll", "loss", *(metric.training_name for metric in self.metrics)]
+        return [metric.training_name for metric in (*model_metrics(), *self.metrics)]
+
+    def record_metrics(self) -> list[str]:
+        """The names of the scores in an evaluation record."""
+        return [*(metric.name for metric in self.metrics), *NAMES_IN_RECORDS.values()]
 
     def validation_metrics(self) -> list[Metric]:
         """The metrics computed when the validation set is decoded: the primary one and eval.metric's."""

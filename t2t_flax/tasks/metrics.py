@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
+from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,10 +101,18 @@ class Metric:
         return "" if self.higher_is_better else "  (lower is better)"
 
 
-MODEL_METRICS = (
-    Metric("nll", "nll", higher_is_better=False),
-    Metric("loss", "loss", higher_is_better=False),
-    Metric("perplexity", "perplexity", higher_is_better=False, log_name="ppl"),
-    Metric("accuracy", "token accuracy"),
-)
-"""Of every task; the model computes them, so they have neither `compute` nor `statistics`."""
+NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}
+"""Of the metrics computed with the validation loss, those that records have too."""
+
+
+def model_metrics() -> list[Metric]:
+    """The metrics of every task, computed with the validation loss: without `compute` and `statistics`."""
+    return [
+        Metric(
+            NAMES_IN_RECORDS.get(name, name),
+            display_name=name,
+            log_name=name,
+            higher_is_better=HIGHER_IS_BETTER[name],
+        )
+        for name in HIGHER_IS_BETTER
+    ]

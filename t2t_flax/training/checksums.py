@@ -14,6 +14,7 @@ from t2t_flax.models.dropout import mix
 _UINT = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
+@jax.jit  # arrays of the same shape are traced once
 def _checksum(x: jax.Array) -> jax.Array:
     """Sum of each element's bits times an odd weight of its index, modulo 2^32: any single changed element changes it."""
     if x.dtype == jnp.bool_:

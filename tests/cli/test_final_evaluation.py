@@ -116,9 +116,9 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
     before, sizes, original = live(), [], loading.load
 
-    def counted(*arguments, **how):
+    def counted(*arguments, **options):
         sizes.append(live() - before)
-        loaded = original(*arguments, **how)
+        loaded = original(*arguments, **options)
         sizes.append(sum(x.nbytes for x in jax.tree.leaves(loaded.params)))
         return loaded
 

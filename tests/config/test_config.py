@@ -79,6 +79,10 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
             "config.model.position_offset = 2 is for sinusoids; config.model.position = learned",
         ),
         ({"eval.metric": "loss", "eval.every_steps": "0"}, "config.eval.metric = 'loss' needs config.eval.every_steps"),
+        (
+            {"eval.metric": "accuracy", "eval.every_steps": "0"},
+            "config.eval.metric = 'accuracy' needs config.eval.every",
+        ),
         ({"model.attention_window": "4"}, "config.model.attention_window = 4 is even"),
         (
             {"model.attention_window": "5", "model.mixer": "gru"},

@@ -132,12 +132,12 @@ def test_stored_seeds_above_32_bits_wrap_around():
     ("keys", "message"),
     [
         ({"eval.decode_every_steps": "5"}, "config.eval.decode_every_steps = 5 needs config.data.valid"),
-        ({"eval.patience": "3"}, "config.eval.patience = 3 goes by eval.metric = nll, which is never computed"),
+        ({"eval.patience": "3"}, "config.eval.patience = 3 depends on eval.metric = nll, which is never computed"),
         (
             {"eval.patience": "3", "data.valid": "a,b", "eval.every_steps": "0"},
             "eval.every_steps and eval.every_epochs = 0",
         ),
-        ({"checkpoint.keep_best": "3"}, "config.checkpoint.keep_best = 3 goes by eval.metric = nll"),
+        ({"checkpoint.keep_best": "3"}, "config.checkpoint.keep_best = 3 depends on eval.metric = nll"),
     ],
 )
 def test_impossible_evaluation_settings_are_refused_before_training(keys, message, tmp_path):

@@ -29,16 +29,16 @@ class RecordingStore:
         return getattr(self._store, name)
 
     def side(self, side):
-        ids, offsets, lengths = self._store.side(side)
-        return _Noting(ids, self.read[side]), offsets, lengths
+        sentences = self._store.side(side)
+        return sentences._replace(ids=_RecordingArray(sentences.ids, self.read[side]))
 
 
-class _Noting:
-    def __init__(self, ids, places):
-        self._ids, self._places = ids, places
+class _RecordingArray:
+    def __init__(self, ids, indices):
+        self._ids, self._indices = ids, indices
 
     def __getitem__(self, index):
-        self._places.update(np.asarray(index).tolist())
+        self._indices.update(np.asarray(index).tolist())
         return self._ids[index]
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from helpers.table_model import PARAMS, TableModel
 
-from t2t_flax.decoding.sampling import SampleOptions, sample
+from t2t_flax.decoding import sampling
+from t2t_flax.decoding.sampling import SampleOptions, nucleus, sample
 from t2t_flax.errors import UserError
 
 EOS = 1
@@ -152,3 +153,38 @@ def test_invalid_options_raise():
             SampleOptions(**{name: value})
     with pytest.raises(ValueError, match=r"the cache has \[2\] samples"):
         sample(MODEL, PARAMS, MODEL.start([1], 2, 4), SampleOptions(), caps_B=[4], sentence_ids_B=[0])
+
+
+def sorted_nucleus(logits: np.ndarray, top_p: float) -> np.ndarray:
+    """The nucleus of one row, by sorting."""
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp(logits[order].astype(np.float64) - logits.max())
+    before = np.cumsum(weights) - weights
+    members = np.zeros(len(logits), bool)
+    members[order[before < top_p * weights.sum()]] = True
+    return members
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
+def test_nucleus_equals_sorting_the_vocabulary(top_p):
+    rng = np.random.default_rng(1)
+    smooth = rng.normal(0, 3, (6, 1000))
+    tied = np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2  # 0.5 apart: ties of up to a fifth of the vocabulary
+    equal = np.zeros((1, 1000))
+    logits = np.concatenate([smooth, tied, equal]).astype(np.float32)
+    logits[:, rng.integers(0, 1000, 50)] = -np.inf
+    members = np.asarray(jax.jit(nucleus, static_argnums=1)(logits, top_p))
+    for row, expected in zip(members, (sorted_nucleus(row, top_p) for row in logits), strict=True):
+        np.testing.assert_array_equal(row, expected)
+    assert members[-1].sum() == pytest.approx(950 * top_p, abs=60) and members.any(axis=1).all()
+
+
+def test_wide_vocabulary_is_sampled_from_the_softmax():
+    """More tokens than one group of the draw, the last group not full."""
+    logits = np.full(300, -np.inf, np.float32)
+    likely = np.array([1, 5, 127, 128, 200, 255, 256, 299])
+    logits[likely] = np.log(np.arange(1, 9) / 36)
+    keys = sampling._keys(sampling._seed_key(3), np.arange(4000, dtype=np.uint32), 1)
+    tokens = sampling._draw(SampleOptions(), keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
+    # 99.9% of chi-square with 7 degrees of freedom is 24.3.
+    assert chi_square(np.asarray(tokens), np.exp(logits, dtype=np.float64)) < 24.3

@@ -30,7 +30,7 @@ def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
 
 
 def test_failed_initialization_names_its_cause(monkeypatch):
-    def refuse(**how):
+    def refuse(**arguments):
         raise RuntimeError("INVALID_ARGUMENT: task 3 of 2\nmore")
 
     set_environment(monkeypatch)

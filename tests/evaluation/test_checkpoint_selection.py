@@ -12,6 +12,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.checkpoint_selection import Part, mean
 from t2t_flax.evaluation.restore import load
+from t2t_flax.locks import machine_tag
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 
@@ -74,6 +75,25 @@ def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function)
         shutil.copytree(six, tmp_path / "other")
         average([six, tmp_path / "other"], tmp_path / "mean", last=3, overrides=HERE)
     assert len(seen) == 6 and max(seen) <= 2.01 * one, [n / one for n in seen]
+
+
+def test_average_removes_what_a_killed_one_left(six, tmp_path):
+    (tmp_path / f"mean.partial-{machine_tag()}-0" / "checkpoints").mkdir(parents=True)
+    average([six], tmp_path / "mean", last=2, overrides=HERE)
+    assert [path.name for path in tmp_path.iterdir()] == ["mean"]
+
+
+def test_average_keeps_a_folder_created_meanwhile(six, tmp_path, monkeypatch):
+    original = Checkpoints.save_params
+
+    def save(self, *arguments):
+        (tmp_path / "mean" / "theirs").mkdir(parents=True)
+        original(self, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "save_params", save)
+    with pytest.raises(UserError, match="already exists"):
+        average([six], tmp_path / "mean", last=2, overrides=HERE)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mean", "theirs"]
 
 
 @pytest.fixture(scope="module")

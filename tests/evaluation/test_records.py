@@ -184,7 +184,7 @@ def test_table_of_runs_and_test_sets_reuses_records(copy, text, tmp_path, monkey
 
 def test_missing_test_set_files_explain_the_syntax(copy):
     for spec, split, message in (
-        ("lang=en/a,x", "lang", "written ./lang="),
+        ("lang=en/a,x", "lang", "as ./lang="),
         ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
         ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
     ):

@@ -26,8 +26,8 @@ KEYS = {
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a user, without the tests' simulated devices."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
-    return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
+    return inherited | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
 
 
 def command(workdir, cache, name: str = "train", **keys) -> list[str]:
@@ -56,14 +56,14 @@ class Processes:
         self.logs = [logs / f"{i}-{time.monotonic_ns()}.log" for i in range(count)]
         self.all, self.tees = [], []
         for i in range(count):
-            own = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
+            variables = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
             own_arguments = arguments if isinstance(arguments[0], str) else arguments[i]
             # Through a separate process, so that a file size limit does not apply to the log.
             log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             self.tees.append(log)
             self.all.append(
                 subprocess.Popen(
-                    own_arguments, env=environment(**own, **env), stdout=log.stdin, stderr=subprocess.STDOUT
+                    own_arguments, env=environment(**variables, **env), stdout=log.stdin, stderr=subprocess.STDOUT
                 )
             )
             log.stdin.close()
@@ -104,11 +104,11 @@ class Processes:
     def wait_for_output(self, i: int, text: str, seconds: float = 120.0) -> None:
         self.wait_for(lambda: text in self.output(i), text, seconds)
 
-    def wait_for(self, condition, what: str, seconds: float) -> None:
+    def wait_for(self, condition, event: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert all(p.poll() is None for p in self.all), f"ended before {what}\n{self.outputs()}"
-            assert time.monotonic() < deadline, f"no {what} after {seconds} s\n{self.outputs()}"
+            assert all(p.poll() is None for p in self.all), f"ended before {event}\n{self.outputs()}"
+            assert time.monotonic() < deadline, f"no {event} after {seconds} s\n{self.outputs()}"
             time.sleep(0.05)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 def record(
     folder: Path,
     name: str,
-    said: list[str],
+    hypotheses: list[str],
     references: list[str],
     *,
     spec: str = "toy:test",
@@ -22,7 +22,7 @@ def record(
     """A record with its texts, as `evaluate` writes it. data, eval: of its config. more: further references."""
     ends = ["hyp", "ref", *(f"ref{n}" for n in range(2, 2 + len(more or [])))]
     digests = []
-    for end, texts in zip(ends, (said, references, *(more or [])), strict=True):
+    for end, texts in zip(ends, (hypotheses, references, *(more or [])), strict=True):
         text = "".join(t + "\n" for t in texts).encode()
         (folder / f"{name}.{end}.txt").write_bytes(text)
         digests.append(hashlib.sha256(text).hexdigest())

@@ -9,7 +9,8 @@ import numpy as np
 from t2t_flax import locks
 from t2t_flax.data import preprocess
 from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.store.writer import StoreWriter, exclusive
+from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.locks import exclusive_writer
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["helpers.writer_processes"])
@@ -25,7 +26,7 @@ def start(target, *args):
 def remove_locks(set_attribute=setattr) -> None:
     """As on a file system without locks."""
 
-    def refuse(file, how):
+    def refuse(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
     set_attribute(locks.fcntl, "flock", refuse)
@@ -54,7 +55,7 @@ def write_and_wait(folder, written, go_on, locks=True):
 
 
 def take_turn(folder):
-    with exclusive(folder):
+    with exclusive_writer(folder, "prepare"):
         pass
 
 

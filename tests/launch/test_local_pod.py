@@ -38,10 +38,10 @@ def pod(*arguments, cwd, code=0, **env):
     return out, err
 
 
-def wait_for(condition, what):
+def wait_for(condition, event):
     end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end, f"not within 20 s: {what}"
+        assert time.monotonic() < end, f"not within 20 s: {event}"
         time.sleep(0.05)
 
 
@@ -159,7 +159,11 @@ class TestSlow:
         _, err = pod(2, "--grace=2", "--", "bash", "-c", command, cwd=tmp_path, code=1)
         assert 2 <= time.monotonic() - start < 15
         assert err.splitlines()[0] == "local_pod: process 1 of 2 ended with exit code 137"
-        assert "killing the rest: 0" in err and len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
+        assert (
+            "killing the remaining processes: 0" in err
+            and len(pids(tmp_path)) == 2
+            and not any(map(is_alive, pids(tmp_path)))
+        )
 
     def test_other_processes_may_finish_within_the_grace_period(self, tmp_path):
         command = '[ "$T2T_PROCESS_ID" = 1 ] && exit 75; sleep 1; echo saved; exit 75'

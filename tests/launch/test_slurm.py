@@ -48,11 +48,11 @@ PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def wait_for(condition, what, seconds=60.0):
+def wait_for(condition, event, seconds=60.0):
     """Waits for a true value of `condition` and returns it."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s: {what() if callable(what) else what}"
+        assert time.monotonic() < end, f"not within {seconds} s: {event() if callable(event) else event}"
         time.sleep(0.2)
     return value
 

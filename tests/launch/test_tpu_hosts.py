@@ -18,25 +18,25 @@ pytestmark = pytest.mark.skipif(
 GCLOUD = """
 import os, pathlib, shutil, subprocess, sys
 cloud = pathlib.Path(os.environ["CLOUD"])
-kind, what, *words = sys.argv[3:]
+kind, action, *words = sys.argv[3:]
 state, host = cloud / "state", cloud / "host"
-print(kind, what, file=(cloud / "calls").open("a"))
+print(kind, action, file=(cloud / "calls").open("a"))
 option = lambda name: next((w.split("=", 1)[1] for w in words if w.startswith(name + "=")), None)
-if (kind, what) == ("queued-resources", "describe"):
+if (kind, action) == ("queued-resources", "describe"):
     if error := os.environ.get("DESCRIBE_ERROR"):
         sys.exit(error)
     sys.exit(print(state.read_text().strip()) if state.exists() else "ERROR: NOT_FOUND: Resource was not found")
-elif what == "create" and "CREATE_ERROR" in os.environ:
+elif action == "create" and "CREATE_ERROR" in os.environ:
     sys.exit(os.environ["CREATE_ERROR"])
-elif what == "create":
+elif action == "create":
     host.mkdir()
     state.write_text("ACTIVE")
-elif what == "delete":
+elif action == "delete":
     shutil.rmtree(host)
     state.unlink()
-elif what == "scp":
+elif action == "scp":
     shutil.copy(words[0], host / words[1].split(":")[1])
-elif what == "ssh":
+elif action == "ssh":
     command = option("--command") or words[words.index("--command") + 1]
     sys.exit(subprocess.run(["bash", "-c", command], cwd=host, env=os.environ | {"HOME": str(host)}).returncode)
 """
@@ -71,10 +71,10 @@ def status(cloud) -> str:
     return launch("tpu_vm", "status", cloud=cloud).stdout.strip()
 
 
-def wait_for(condition, what):
+def wait_for(condition, event):
     end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end, f"not within 20 s: {what}"
+        assert time.monotonic() < end, f"not within 20 s: {event}"
         time.sleep(0.1)
 
 

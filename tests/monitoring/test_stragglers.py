@@ -31,14 +31,14 @@ class Lead:
 
     index, is_lead, count = 0, True, 3
 
-    def __init__(self, others):
-        self.reports = others
+    def __init__(self, reports):
+        self.reports = reports
 
     def put(self, key, value):
         self.reports[int(key.split("/")[1])] = json.loads(value)
 
     def entries(self, folder):
-        return {str(who): json.dumps(one) for who, one in self.reports.items()}
+        return {str(index): json.dumps(report) for index, report in self.reports.items()}
 
     def name_of(self, index):
         return f"process {index}"

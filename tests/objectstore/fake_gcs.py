@@ -134,8 +134,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name in self.gcs.names(bucket, prefix):
             if not self.query.get("startOffset", "") <= name < self.query.get("endOffset", "\U0010ffff"):
                 continue
-            head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-            folders.add(prefix + head + delimiter) if found else names.append(name)
+            head, separator, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            folders.add(prefix + head + delimiter) if separator else names.append(name)
         all_names = sorted([*names, *folders])
         start = int(self.query.get("pageToken") or 0)
         page = all_names[start : start + PAGE]
@@ -177,11 +177,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._stored(self.gcs.put(bucket, self.query["name"], self.body, self.query))
         if kind == "multipart":
             mark = re.search('boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
-            about, data = self.body.split(b"--" + mark)[1], b"--" + mark
+            metadata, data = self.body.split(b"--" + mark)[1], b"--" + mark
             data = self.body[self.body.index(data, 2) + len(data) :]
             data = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[1]
             data = re.sub(rb"\r?\n--" + re.escape(mark) + rb"--\s*\Z", b"", data)
-            name = json.loads(re.split(rb"\r?\n\r?\n", about, maxsplit=1)[1])["name"]
+            name = json.loads(re.split(rb"\r?\n\r?\n", metadata, maxsplit=1)[1])["name"]
             return self._stored(self.gcs.put(bucket, name, data, self.query))
         if "upload_id" not in self.query:
             name = self.query.get("name") or json.loads(self.body)["name"]
@@ -209,12 +209,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _stored(self, result: dict | int) -> None:
         self._error(result) if isinstance(result, int) else self._json(result)
 
-    def _json(self, what: dict) -> None:
-        self._send(200, json.dumps(what).encode(), {"Content-Type": "application/json; charset=UTF-8"})
+    def _json(self, content: dict) -> None:
+        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json; charset=UTF-8"})
 
     def _error(self, code: int) -> None:
-        what = {"error": {"code": code, "message": f"stand-in: {code}"}}
-        self._send(code, b"" if code == 304 else json.dumps(what).encode(), {"Content-Type": "application/json"})
+        error = {"error": {"code": code, "message": f"stand-in: {code}"}}
+        self._send(code, b"" if code == 304 else json.dumps(error).encode(), {"Content-Type": "application/json"})
 
     def _send(self, code: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)

@@ -63,6 +63,19 @@ def test_folder_is_moved(gcs):
     assert gcs.names() == ["run/damaged/5-0/x/1", "run/damaged/5-0/x/y/2"]
 
 
+def test_directory_appears_when_it_is_complete(gcs):
+    with files.atomic_directory(f"{RUN}/mean") as partial:
+        files.atomic_write(partial / "x/1", "new")
+        assert not any(name.startswith("run/mean/") for name in gcs.names())
+    assert gcs.names() == ["run/mean/x/1"]
+    with pytest.raises(OSError, match="full"), files.atomic_directory(f"{RUN}/mean") as partial:
+        files.atomic_write(partial / "x/2", "newer")
+        raise OSError("full")
+    with files.atomic_directory(f"{RUN}/mean", keep=lambda: True) as partial:
+        files.atomic_write(partial / "x/3", "newest")
+    assert gcs.names() == ["run/mean/x/1"]
+
+
 def test_forbidden_bucket_is_a_user_error(gcs):
     gcs.failures += [("GET", "/b/", 401)] * 50
     with pytest.raises(UserError, match="gs://bucket/run cannot be reached .* Does the bucket exist"):

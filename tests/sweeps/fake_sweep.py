@@ -1,6 +1,7 @@
 """A sweep whose trainings are `fake_train.py`."""
 
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -63,3 +64,25 @@ def fake_sweep(tmp_path, monkeypatch):
         return sweep
 
     return make
+
+
+FINISHED_ROWS = {"good": "ok {seed}", "same": "ok {seed}1", "poor": "ok 3{seed}"}
+"""With two seeds 0 and 1, 1 and 11, 30 and 31 of 40 sentences are wrong."""
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished sweep of FINISHED_ROWS, for copies."""
+    path = tmp_path_factory.mktemp("finished") / "sweep"
+    sweep = FakeSweep(path, FINISHED_ROWS, seeds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_lib, "training_command", sweep.training_command)
+        sweep.work(resources=[Resources(), Resources()])
+    return path
+
+
+@pytest.fixture
+def finished_sweep(finished, tmp_path):
+    """A copy of the finished sweep that the test may change."""
+    shutil.copytree(finished, tmp_path / "sweep")
+    return FakeSweep(tmp_path / "sweep", FINISHED_ROWS, seeds=2)

@@ -40,11 +40,11 @@ def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     subprocess.run([*command, f"--workdir={undisturbed}"], check=True, env=env, timeout=280)
     folder = Folder(killed)
     kinds = [("worker", signal.SIGKILL), ("training", signal.SIGKILL), ("worker", signal.SIGTERM)]
-    for i, (what, number) in enumerate(kinds):
+    for i, (victim, number) in enumerate(kinds):
         worker = subprocess.Popen([*command, f"--workdir={killed}"], env=env, stdout=subprocess.PIPE, text=True)
         count = metrics(killed)
         wait_for(lambda count=count: metrics(killed) > count + 1)
-        if what == "worker":
+        if victim == "worker":
             worker.send_signal(number)
             code = worker.wait(60)
             assert code == (75 if number == signal.SIGTERM else -9), worker.stdout.read()

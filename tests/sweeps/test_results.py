@@ -1,53 +1,19 @@
-"""The table of a sweep: means, spreads and significance, as text, CSV and page."""
+"""Scores of trials, and the rows of a sweep: mean, spread and significance."""
 
-import csv
 import dataclasses
 import json
-import shutil
-import sys
 
 import numpy as np
 import pytest
-from fake_sweep import TOY, FakeSweep
+from fake_sweep import TOY
 from helpers.records import record
 
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
-from t2t_flax.sweeps import worker as worker_lib
 from t2t_flax.sweeps.folder import read_sweep
-from t2t_flax.sweeps.plots import plot_parallel
 from t2t_flax.sweeps.report import report
-from t2t_flax.sweeps.resources import Resources
-from t2t_flax.sweeps.results import (
-    Row,
-    check_score,
-    format_difference,
-    learning_curve,
-    rows,
-    trial_score,
-    verdict,
-)
+from t2t_flax.sweeps.results import check_score, format_difference, learning_curve, rows, trial_score, verdict
 from t2t_flax.sweeps.worker import TrialQueue
-
-ROWS = {"good": "ok {seed}", "same": "ok {seed}1", "poor": "ok 3{seed}"}
-"""With two seeds 0 and 1, 1 and 11, 30 and 31 of 40 sentences are wrong."""
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a finished sweep of ROWS, for copies."""
-    path = tmp_path_factory.mktemp("finished") / "sweep"
-    sweep = FakeSweep(path, ROWS, seeds=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_lib, "training_command", sweep.training_command)
-        sweep.work(resources=[Resources(), Resources()])
-    return path
-
-
-@pytest.fixture
-def finished_sweep(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "sweep")
-    return FakeSweep(tmp_path / "sweep", ROWS, seeds=2)
 
 
 def test_mean_and_spread_over_seeds(finished_sweep):
@@ -64,6 +30,14 @@ def test_lower_is_better_for_nll(finished_sweep):
     table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "nll")
     assert reference == "good" and table[0].mean == pytest.approx(0.05) and table[0].comparison is None
     assert trial_score(finished_sweep.folder, "poor,seed=1", "valid_nll") == 1.5
+
+
+def test_higher_is_better_for_token_accuracy(finished_sweep):
+    for name, accuracy in zip(finished_sweep.names, (0.8, 0.7, 0.6, 0.5, 0.4, 0.3), strict=True):
+        with (finished_sweep.folder.workdir(name) / "metrics.jsonl").open("a") as file:
+            file.writelines(f'{{"step": {s}, "valid_accuracy": {accuracy - s / 1e4}}}\n' for s in (800, 900))
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "valid_accuracy")
+    assert reference == "good" and [row.mean for row in table] == pytest.approx([0.67, 0.47, 0.27])
 
 
 def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_sweep):
@@ -151,12 +125,6 @@ def test_damaged_record_affects_only_its_row(finished_sweep, damage):
     assert [r.score is None for r in by["same"].results] == [True, False]
 
 
-def test_report_explains_why_a_row_is_not_compared(finished_sweep):
-    (finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json").unlink()
-    text = report(finished_sweep.folder.path)
-    assert "same: there is no record" in text and "see the note" in text and "worse" in text
-
-
 def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
     folder = finished_sweep.folder
     (folder.workdir("good,seed=1") / "eval" / "test-3.hyp.txt").unlink()
@@ -167,15 +135,6 @@ def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
         "same": [0],
         "poor": [0],
     }
-
-
-def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
-    """BLEU is resampled over sentences; a loss would need two seeds, and the report says so."""
-    sweep = fake_sweep({f"r{i}": f"ok {30 * (i > 0)}" for i in range(5)})
-    sweep.work(resources=[Resources(), Resources()])
-    text = report(sweep.folder.path)
-    assert text.count("worse") == 4 and "corrected for all 10 pairs of rows" in text
-    assert "no differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
 
 
 def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
@@ -194,13 +153,6 @@ def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
     }
 
 
-def test_page_names_trials_of_other_code(finished_sweep):
-    finished_sweep.update_status("same,seed=1", digests=("f" * 16,))
-    report(finished_sweep.folder.path)
-    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
-    assert f"with other source: same,seed=1 ({'f' * 16})" in page
-
-
 def test_unknown_baseline_or_score_is_rejected(finished_sweep):
     table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "poor")
     assert reference == "poor" and all(row.comparison["difference"] > 0 for row in table if row.name != "poor")
@@ -208,84 +160,6 @@ def test_unknown_baseline_or_score_is_rejected(finished_sweep):
         rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "best")
     with pytest.raises(UserError, match="no score 'rouge'; it has sacrebleu, nll"):
         rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "rouge")
-
-
-def test_report_as_text_csv_and_page(finished_sweep):
-    text = report(finished_sweep.folder.path)
-    assert "good" in text and "compared with" in text and "worse" in text and "no clear difference" in text
-    out = finished_sweep.folder.path / "report"
-    with (out / "table.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "99.50"
-    with (out / "trials.csv").open() as file:
-        trials = list(csv.DictReader(file))
-    assert len(trials) == 6 and trials[1]["score"] == "99.0" and trials[1]["train.steps"] == "100"
-    assert (
-        trials[1]["command"].startswith("python -m t2t_flax train --config=")
-        and "--config.seed.init=1" in trials[1]["command"]
-    )
-    page = (out / "index.html").read_text()
-    assert page.count("<tr") == 4 and "--config.train.steps=101" in page
-    assert report(finished_sweep.folder.path) == text and (out / "index.html").read_text() == page
-
-
-def test_caption_names_the_sources_of_variation(finished_sweep):
-    assert "over sentences and seeds (these with one spread for all rows)" in report(finished_sweep.folder.path)
-
-
-def test_caption_for_one_seed_names_the_missing_variation(fake_sweep):
-    single = fake_sweep({"good": "ok 0", "poor": "ok 20"})
-    single.work()
-    assert "over sentences only: one seed does not show the variation between seeds" in report(single.folder.path)
-
-
-def test_page_contains_the_plots(finished_sweep):
-    report(finished_sweep.folder.path)
-    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
-    assert sorted(path.name for path in (finished_sweep.folder.path / "report").glob("*.svg")) == [
-        "curves.svg",
-        "effects.svg",
-    ]
-    assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
-
-
-def test_parallel_coordinates_of_two_keys():
-    rates, heads = ("1e-4", "1e-3", "1e-2"), ("learned", "sinusoid")
-    table = [
-        Row(f"{rate} {head}", {"optimizer.peak_lr": rate, "model.position": head}, (), {}, (), mean=float(i + j))
-        for i, rate in enumerate(rates)
-        for j, head in enumerate(heads)
-    ]
-    (axes,) = plot_parallel(table, "sacrebleu").axes
-    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
-    assert sorted(drawn) == sorted(
-        [pytest.approx([i / 2, j, (i + j) / 3]) for i in range(3) for j in range(2)], key=lambda a: a.expected
-    )
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["peak_lr", "position", "sacrebleu"]
-
-
-def test_two_spellings_of_a_number_have_one_position():
-    table = [
-        Row(f"{rate} {heads}", {"model.dropout": rate, "model.num_heads": heads}, (), {}, (), mean=float(heads))
-        for rate in ("0.1", "0.10")
-        for heads in ("1", "4", "8")
-    ]
-    (axes,) = plot_parallel(table, "sacrebleu").axes
-    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
-    assert len({line[0] for line in drawn}) == 1
-    assert sorted({line[1] for line in drawn}) == pytest.approx([0, 3 / 7, 1])
-
-
-def test_page_without_matplotlib_says_what_to_install(finished_sweep, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    report(finished_sweep.folder.path)
-    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
-    assert "pip install -r requirements.txt" in page
-    assert (
-        "<svg" not in page
-        and page.count("<tr") == 4
-        and not list((finished_sweep.folder.path / "report").glob("*.svg"))
-    )
 
 
 def test_row_with_another_test_set_does_not_affect_the_others(finished_sweep):
@@ -307,23 +181,6 @@ def test_running_trials_are_shown_with_their_curve(fake_sweep):
     (table, _) = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
     claim.release()
     assert table[1].states == {"running": 1} and learning_curve(sweep.folder, "slow,seed=0") == [(5, 2.0)]
-
-
-def test_page_shows_logs_of_failed_trials(fake_sweep):
-    sweep = fake_sweep({"bad": "fail", "good": "ok 1"})
-    sweep.work(retries=0)
-    text = report(sweep.folder.path)
-    assert "1 failed" in text and "1 complete" in text
-    assert "Traceback: out of something" in (sweep.folder.path / "report" / "index.html").read_text()
-
-
-def test_report_of_a_folder_without_sweep_is_rejected(tmp_path):
-    with pytest.raises(UserError, match="no sweep.json"):
-        report(tmp_path)
-    for text in ("", '{"config": "toy"', "[]", '{"config": "toy"}'):
-        (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(UserError, match="sweep.json is damaged"):
-            report(tmp_path)
 
 
 def test_parsing_rows_are_compared_by_f1(fake_sweep):

@@ -13,6 +13,7 @@ from helpers.records import noisy, record
 from helpers.scores import score_translations, translation_config
 
 from t2t_flax.__main__ import main
+from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -24,6 +25,7 @@ from t2t_flax.tasks import TASKS, lower_is_better, task_of
 from t2t_flax.tasks.base import Task
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 from t2t_flax.tasks.translation.metrics import METRICS, exact_match
+from t2t_flax.training.losses import TOKEN_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMESPACE = dict(
@@ -98,6 +100,18 @@ def test_new_task_trains_to_a_record(example, tmp_path):
     words = [f"--config.{key}={value}" for key, value in keys.items()]
     assert main(["train", "--config=configs/toy.py", f"--workdir={run}", *words]) == 0
     assert "exact_match" in json.loads((run / "eval" / "test-20.json").read_text())["scores"]
+
+
+def test_token_metrics_have_a_direction_and_can_score_a_sweep():
+    assert set(TOKEN_METRICS) <= set(HIGHER_IS_BETTER)
+    for name, higher_is_better in HIGHER_IS_BETTER.items():
+        config = small_config(data=dict(valid="toy:valid"), eval=dict(metric=name, every_steps=5))
+        assert name in task_of(config).training_metrics() and lower_is_better(f"valid_{name}") != higher_is_better
+        check_score(f"valid_{name}", config)
+    with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_steps"):
+        check_score("valid_accuracy", small_config(data=dict(valid="toy:valid"), eval=dict(every_steps=0)))
+    with pytest.raises(UserError, match="no score 'accuracy'"):  # records do not have it
+        check_score("accuracy", small_config(data=dict(test="toy:test")))
 
 
 def test_metrics_of_all_tasks_agree_on_directions():

@@ -9,6 +9,7 @@ from etils import epath
 from helpers.runs import start, tiny_run
 
 from t2t_flax.errors import UserError
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.resume import TrainProgress
@@ -70,6 +71,14 @@ def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cach
     scores = iter([9.0, 8.0, 7.0])
     assert loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)}).step == 6
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
+
+
+def test_best_checkpoint_by_token_accuracy(tmp_path, cache):
+    keys = dict(eval=dict(every_steps=1, metric="accuracy"), checkpoint=dict(every_steps=100, keep_last=1))
+    loop.train(start(tiny_run(tmp_path, steps=6, **keys), tmp_path, cache), score=None)
+    accuracy = {line["step"]: line["valid_accuracy"] for line in read_metrics(tmp_path) if "valid_accuracy" in line}
+    best = max(accuracy, key=accuracy.get)  # the first of equals
+    assert len(accuracy) == 6 and Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == sorted({best, 6})
 
 
 def test_metric_cannot_change_within_a_run(tmp_path, cache):

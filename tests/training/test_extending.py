@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import Optimizer, optimizer_keys
+from t2t_flax.config import Optimizer, optimizer_keys, validation_metrics
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.training import losses, optimizer, schedules
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_step import make_eval_step, make_train_step
@@ -20,7 +21,7 @@ from t2t_flax.training.train_step import make_eval_step, make_train_step
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     optimizer_keys.KEYS_OF_SCHEDULE, optimizer_keys.KEYS_OF_OPTIMIZER, schedules.SCHEDULES, optimizer.OPTIMIZERS,
-    losses.TOKEN_METRICS,
+    losses.TOKEN_METRICS, validation_metrics.HIGHER_IS_BETTER,
 )  # fmt: skip
 
 
@@ -35,7 +36,16 @@ def example(monkeypatch):
                 del table[name]
         section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
         for block in re.findall(r"```python\n(.*?)```", section, re.S):
-            exec(block, {**vars(optimizer_keys), **vars(optimizer), **vars(schedules), **vars(losses)})
+            exec(
+                block,
+                {
+                    **vars(optimizer_keys),
+                    **vars(optimizer),
+                    **vars(schedules),
+                    **vars(losses),
+                    **vars(validation_metrics),
+                },
+            )
 
     return run
 
@@ -88,3 +98,5 @@ def test_metric(example, chunk):
     assert all(0 < float(m["entropy"]) < np.log(40) for m in metrics)
     assert 0 < float(sums["entropy"] / sums["tokens"]) < np.log(40)
     assert set(sums) == {"loss", "nll", "accuracy", "entropy", "tokens"} and jnp.isfinite(sums["nll"])
+    assert "entropy" in task_of(small_config(eval=dict(metric="entropy"))).training_metrics()
+    assert lower_is_better("valid_entropy")

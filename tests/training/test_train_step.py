@@ -10,6 +10,7 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.store.token_store import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.setup import compiler_options
@@ -23,8 +24,8 @@ def packed(pairs, length=48):
     arrays = {}
     for n, (side, start) in enumerate(zip(("source", "target"), starts, strict=True)):
         tokens = np.concatenate([p[n] for p in pairs])
-        offsets = np.cumsum(lengths[n]) - lengths[n]
-        parts = fill_rows(tokens, offsets, lengths[n], np.arange(len(pairs)), row, start, int(row.max()) + 1, length)
+        sentences = Sentences(tokens, np.cumsum(lengths[n]) - lengths[n], lengths[n])
+        parts = fill_rows(sentences, np.arange(len(pairs)), row, start, (int(row.max()) + 1, length))
         arrays |= {side if k == "ids" else f"{side}_{k}": x for k, x in parts.items()}
     return arrays
 

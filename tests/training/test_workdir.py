@@ -1,9 +1,11 @@
 """Workdirs: foreign files are not touched, and a trained run never starts over."""
 
+import concurrent.futures
 import dataclasses
 import json
 import os
 import shutil
+import types
 
 import pytest
 from etils import epath
@@ -14,7 +16,7 @@ from t2t_flax.cli import prepare, train
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import checkpoint_average as average_module
 from t2t_flax.evaluation.checkpoint_average import average
-from t2t_flax.locks import lock_folder
+from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, read_config, writing
 
 
@@ -178,13 +180,15 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
     assert new_files == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
 
 
-def test_second_average_into_a_folder_is_refused(tmp_path):
-    output, partial = epath.Path(tmp_path / "mean"), tmp_path / "mean.partial"
-    lock = lock_folder(partial, "average")
-    with pytest.raises(UserError, match="--output=.*mean.* is in use by another process: average, process"):
-        average_module._write(output, small_config(), None, None, [], [])
-    lock.release()
-    (partial / "thesis.txt").write_text("work")
-    with pytest.raises(UserError, match="contains thesis.txt, which `average` did not write"):
-        average_module._write(output, small_config(), None, None, [], [])
-    assert (partial / "thesis.txt").read_text() == "work"
+def test_second_average_into_a_folder_waits_and_is_refused(tmp_path):
+    output, tokenizers = tmp_path / "mean", types.SimpleNamespace(digest="")
+    arguments = epath.Path(output), small_config(), tokenizers, None, [(".", 1)], []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with exclusive_writer(output, "average"):
+            second = pool.submit(average_module._write, *arguments)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                second.result(0.5)
+            (output / "checkpoints").mkdir(parents=True)
+        with pytest.raises(UserError, match="--output=.*mean already exists"):
+            second.result(60)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoints", "mean"]

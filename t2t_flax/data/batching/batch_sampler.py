@@ -21,11 +21,11 @@ WINDOW_UPDATES = 64
 _REFERENCE_ORDERS = 2
 _ATTEMPTS = 100
 _SLOTS = 2
-"""An update of pairs of similar length takes at most this many times batch_tokens slots, its padding counted."""
+"""An update of pairs of similar length takes at most this many times batch_tokens slots, padding included."""
 
 
 class Location(NamedTuple):
-    """An update is piece `piece` of window `window` as `epoch` cuts it."""
+    """An update: piece `piece` of window `window`, as cut in `epoch`."""
 
     epoch: int
     window: int
@@ -39,9 +39,9 @@ Pieces = list[np.ndarray]
 class BatchSampler:
     """Update k as a function of k.
 
-    `source_lengths`, `target_lengths`: int arrays [N], EOS counted. Each update holds at most `batch_tokens` real
+    `source_lengths`, `target_lengths`: int arrays [N], EOS included. Each update holds at most `batch_tokens` real
     tokens of each side. `by_length` puts pairs of similar length together (5.1), so that an update with one pair in a
-    row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, where it is
+    row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, if
     known.
     """
 
@@ -73,12 +73,12 @@ class BatchSampler:
 
     def locate(self, k: int) -> Location:
         """The location of update k >= 0."""
-        epoch, rest = divmod(k, self.updates_per_epoch)
+        epoch, offset = divmod(k, self.updates_per_epoch)
         order = self._order_of_windows(epoch)
         ends = np.cumsum(self.counts[order])
-        at = int(np.searchsorted(ends, rest, side="right"))
+        at = int(np.searchsorted(ends, offset, side="right"))
         window = int(order[at])
-        number = rest - int(ends[at] - self.counts[window])
+        number = offset - int(ends[at] - self.counts[window])
         drawn = permutation(int(self.counts[window]), key_of(self._seed, 5, window, epoch))
         return Location(epoch, window, int(drawn[number]))
 
@@ -132,7 +132,7 @@ class BatchSampler:
         )
 
     def _attempt(self, window: int, key: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """An order of a window's pairs, and where its `count` updates begin and end; None if it cannot be cut so."""
+        """An order of a window's pairs, and where its `count` updates begin and end; None if it cannot be cut into that many."""
         order = self._order(window, key)
         return order, cut_evenly(*self._limits(order), count=count, cap=self._tokens)
 
@@ -167,13 +167,13 @@ def cut_evenly(
     count: int,
     cap: int,
 ) -> np.ndarray | None:
-    """Exactly `count` consecutive pieces whose fullest is as small as possible; None if that exceeds `cap`.
+    """Starts (and the end) of exactly `count` consecutive pieces, the largest as small as possible; None if it is over `cap`.
 
     `furthest`: see `cut`.
     """
 
-    def pieces(most: int) -> np.ndarray:
-        return cut(source_sums, target_sums, furthest, cap=most)
+    def pieces(limit: int) -> np.ndarray:
+        return cut(source_sums, target_sums, furthest, cap=limit)
 
     longest = max(int(np.diff(source_sums).max()), int(np.diff(target_sums).max()))
     low = max(longest, -(-int(max(source_sums[-1], target_sums[-1])) // count))

@@ -1,7 +1,7 @@
 """Batch k as a function of (config, k), in shapes from a closed list.
 
-A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A is derived from the tokens that a
-device may hold at once. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
+A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A follows from
+data.microbatch_tokens. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each of
-    many hosts makes its own; the token counts are of the whole update.
+    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each
+    host builds only its own; the token counts are of the whole update.
 
     `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
     row's source and target.
@@ -61,9 +61,8 @@ class Batch:
         arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
         for side, start in zip(("source", "target"), self.starts, strict=True):
             start = start[mine] if isinstance(start, np.ndarray) else start
-            parts = fill_rows(
-                *self.store.side(side), self.pairs[mine], row, start, size[0] * size[1], self.shape.length
-            )
+            shape = size[0] * size[1], self.shape.length
+            parts = fill_rows(self.store.side(side), self.pairs[mine], row, start, shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays
 
@@ -154,13 +153,13 @@ def validation_batches(
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
     lengths, slots = store.lengths, shape.rows * shape.length
-    left, start = members[:0], 0
-    while start < len(members) or len(left):
-        candidates = np.concatenate([left, members[start : start + slots]])
-        used = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
-        candidates = candidates[: np.searchsorted(used, slots, side="right")]
-        start += len(candidates) - len(left)
+    leftover, start = members[:0], 0
+    while start < len(members) or len(leftover):
+        candidates = np.concatenate([leftover, members[start : start + slots]])
+        tokens = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
+        candidates = candidates[: np.searchsorted(tokens, slots, side="right")]
+        start += len(candidates) - len(leftover)
         row, *starts = first_fit(*(x[candidates] for x in lengths), shape.length)
         fits = row < shape.rows
-        left = candidates[~fits]  # pairs without a row open the next batch
+        leftover = candidates[~fits]  # pairs without a row open the next batch
         yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])

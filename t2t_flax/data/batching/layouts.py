@@ -74,13 +74,13 @@ class Layouts:
         """
         if not self._packed or self._config.batch_size_counts != "real_tokens":
             return []
-        places = map(self.sampler.locate, range(min(self.sampler.updates_per_epoch, _SAMPLE)))
-        return [max(self._preferred(epoch, window)[piece].needed for epoch, window, piece in places)]
+        locations = map(self.sampler.locate, range(min(self.sampler.updates_per_epoch, _SAMPLE)))
+        return [max(self._preferred(epoch, window)[piece].needed for epoch, window, piece in locations)]
 
     def _of(self, epoch: int, window: int) -> list[Layout]:
         """The layout of each piece of a window.
 
-        An epoch in which no own cut fits uses the cut of epoch 0, for which the sizes were counted.
+        If none of the epoch's own cuts fits, the cut of epoch 0 is used, for which the sizes were counted.
         """
         fitting = self._first_fitting(epoch, window, self.counts.sizes) if epoch else None
         return fitting[1] if fitting else self._cut(0, window, int(self.counts.cuts[window]))

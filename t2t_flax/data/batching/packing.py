@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from t2t_flax.data.store.token_store import Sentences
+
 
 def first_fit(
     source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
@@ -93,9 +95,9 @@ class _Remaining:
         first = -1
         while shorter:
             bit = shorter & -shorter
-            other = bit.bit_length() - 1
+            shorter_level = bit.bit_length() - 1
             shorter ^= bit
-            key = other * self._width + level if side else level * self._width + other
+            key = shorter_level * self._width + level if side else level * self._width + shorter_level
             at = self._head[key]
             while self._taken[self._members[at]]:
                 at += 1
@@ -121,21 +123,29 @@ class _Remaining:
         return i
 
 
-def fill_rows(tokens, offsets, lengths, pairs, row, start, rows: int, pack_length: int) -> dict[str, np.ndarray]:
+def fill_rows(
+    sentences: Sentences,
+    pairs: np.ndarray,
+    row: np.ndarray,
+    start: np.ndarray | int,
+    shape: tuple[int, int],
+) -> dict[str, np.ndarray]:
     """One side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
 
-    tokens: the store's flat ids, of which pair p takes `lengths[p]` from `offsets[p]`. `row`, `start`: where each pair
-    goes. Segments number the pairs of a row in the order of `pairs`, so that both sides of a pair get the same number.
+    row, start: where each of `pairs` goes. shape: (rows, pack_length). Segments number the pairs of a row in the order
+    of `pairs`, so that both sides of a pair get the same number.
     """
-    count = np.asarray(lengths[pairs], np.int64)
+    rows, pack_length = shape
+    count = np.asarray(sentences.lengths[pairs], np.int64)
     begin = np.cumsum(count) - count
     index = np.arange(int(count.sum()))
     destination = index + np.repeat(row * pack_length + start - begin, count)
     out = {name: np.zeros(rows * pack_length, np.int32) for name in ("ids", "segments", "positions")}
-    out["ids"][destination] = tokens[index + np.repeat(np.asarray(offsets[pairs], np.int64) - begin, count)]
+    offset = np.asarray(sentences.offsets[pairs], np.int64)
+    out["ids"][destination] = sentences.ids[index + np.repeat(offset - begin, count)]
     out["segments"][destination] = np.repeat(_rank_in_row(row), count)
     out["positions"][destination] = index - np.repeat(begin, count)
-    return {name: x.reshape(rows, pack_length) for name, x in out.items()}
+    return {name: x.reshape(shape) for name, x in out.items()}
 
 
 def _rank_in_row(row: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Updates of groups of similar sentences whose size is counted with padding, as fairseq and tensor2tensor count."""
+"""Updates made of groups of similar sentences, whose size includes padding, as in fairseq and tensor2tensor."""
 
 import functools
 
@@ -19,10 +19,12 @@ class PaddedBatchSampler(BatchSampler):
     each epoch draws which groups form an update.
     """
 
-    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, groups: int, seed: int, **known):
+    def __init__(self, source_lengths, target_lengths, *, batch_tokens: int, groups: int, seed: int, **options):
         self._groups_per_update = groups
         self._groups = functools.lru_cache(maxsize=2)(self._form_groups)
-        super().__init__(source_lengths, target_lengths, batch_tokens=batch_tokens, by_length=True, seed=seed, **known)
+        super().__init__(
+            source_lengths, target_lengths, batch_tokens=batch_tokens, by_length=True, seed=seed, **options
+        )
 
     def _form_groups(self, window: int) -> tuple[np.ndarray, ...]:
         members = self._members(window)
@@ -43,9 +45,9 @@ class PaddedBatchSampler(BatchSampler):
 
 
 def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
-    """Where groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes multiples of MULTIPLE.
+    """Where the groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes in multiples of MULTIPLE.
 
-    A group that is too small for a multiple keeps its size, and the rest above a multiple opens the next group, as in
+    A group that is too small for a multiple keeps its size, and the pairs beyond a multiple open the next group, as in
     fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError where a single
     pair is over the cap.
     """

@@ -13,8 +13,8 @@ Size = tuple[int, int]
 
 _ROOM = 1.05
 _ROOM_OF_GROUPS = 1.02
-"""Spare rows, relative to the most that epoch 0 needs, of a bucket and of updates of several groups: later epochs draw
-ties anew and cut the pairs elsewhere, or combine other groups."""
+"""Rows relative to the maximum of epoch 0, for a bucket and for updates of several groups: later epochs break ties
+differently and cut the pairs elsewhere, or combine other groups."""
 _LEVELS = 4
 _TOLERANCE = 0.003
 

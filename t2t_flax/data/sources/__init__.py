@@ -29,14 +29,14 @@ def open_source(
     """The source that `spec` names, in one of the forms of `SOURCES`.
 
     root: folder of relative paths; for TFDS its data_dir. seed: config.seed.data. key: the config key that
-    holds `spec`, for error messages. Raises UserError for an unknown form and for a source that is not there.
+    holds `spec`, for error messages. Raises UserError for an unknown form and for a source that does not exist.
     """
     label = f"{key} = {spec!r}" if key else repr(spec)
     for form in SOURCES.values():
         if form.matches(spec):
             return form.open(spec, Context(root, (source_language, target_language), seed, label))
-    known = ", ".join(form.shown for form in SOURCES.values())
-    raise UserError(f"{label} is not a known form of a corpus. Known forms: {known}")
+    forms = ", ".join(form.shown for form in SOURCES.values())
+    raise UserError(f"{label} has no known form. Known forms: {forms}")
 
 
 def files_of(spec: str) -> list[str]:

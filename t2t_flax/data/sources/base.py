@@ -1,4 +1,4 @@
-"""The interface of a source of data: sentence pairs in a fixed order, streamed."""
+"""The interface of a data source: sentence pairs in a fixed order, streamed."""
 
 import abc
 import dataclasses
@@ -14,8 +14,7 @@ class Source(abc.ABC):
     reference_count = 1
     """Target sides of each sentence; training and its losses use the first."""
     earlier_fingerprints: tuple[str, ...] = ()
-    """Fingerprints that earlier versions gave the same spec: data that a run prepared under one of
-    them stays the data of that run."""
+    """Fingerprints of the same spec in earlier versions: a run keeps the data that it prepared under one of them."""
 
     def __init__(self, spec: str, count: int | None = None):
         self.spec = spec
@@ -24,7 +23,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Iterator[tuple[str, str]]:
-        """The pairs, streamed in order; may be empty. Raises UserError that names the place."""
+        """The pairs, streamed in order; may be empty. Raises UserError with the location."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -32,7 +31,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def where(self, i: int) -> str:
-        """The place of pair i (from 0), for an error message: 'train.en line 17'."""
+        """The location of pair i (from 0), for error messages: 'train.en line 17'."""
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """The pairs in order, in constant memory; each call starts over. Raises UserError if there are none."""

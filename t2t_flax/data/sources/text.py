@@ -43,8 +43,10 @@ class TextSource(Source):
         streams = [lines(path) for path in self._paths]
         for i, line in enumerate(itertools.zip_longest(*streams)):
             if None in line:
-                rest = (0 if text is None else 1 + sum(1 for _ in s) for text, s in zip(line, streams, strict=True))
-                raise self._unequal([i + count for count in rest])
+                remaining = (
+                    0 if text is None else 1 + sum(1 for _ in s) for text, s in zip(line, streams, strict=True)
+                )
+                raise self._unequal([i + count for count in remaining])
             yield line
 
     def fingerprint(self):

@@ -45,8 +45,8 @@ class TfdsSource(Source):
             split = builder.info.splits[match["split"]]
             self._parts = split.file_instructions
         except (ValueError, KeyError) as error:
-            known = ", ".join(f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items())
-            raise UserError(f"{label}: no split {match['split']!r}: {error}. The dataset has {known}") from None
+            splits = ", ".join(f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items())
+            raise UserError(f"{label}: no split {match['split']!r}: {error}. The dataset has {splits}") from None
         super().__init__(spec, split.num_examples)
         self._features, self._languages = builder.info.features, languages
 
@@ -108,13 +108,13 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 def _prepared(name: str, data_dir: str | None, label: str):
     """The dataset's builder, after downloading and preparing it if no earlier run has."""
-    own_files = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
+    alternative = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
     if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
-        raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {own_files}")
+        raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 
-    known = _register_translation_datasets()
+    datasets = _register_translation_datasets()
     try:
         builder = tfds.builder(name, data_dir=data_dir)
         if builder.is_prepared():
@@ -122,7 +122,7 @@ def _prepared(name: str, data_dir: str | None, label: str):
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except registered.DatasetNotFoundError:
         raise UserError(
-            f"{label}: TFDS knows no dataset {name!r}. Its translation datasets are {', '.join(known)}; {own_files}"
+            f"{label}: TFDS knows no dataset {name!r}. Its translation datasets are {', '.join(datasets)}; {alternative}"
         ) from None
     except (ValueError, AssertionError) as error:
         base = name.partition("/")[0].partition(":")[0]
@@ -135,13 +135,13 @@ def _prepared(name: str, data_dir: str | None, label: str):
         raise UserError(
             f"{label}: TFDS could not download and prepare {name} in {builder.data_dir}: "
             f"{type(error).__name__}: {error}\nEither prepare it where the download works and name that data_dir here "
-            f"in config.data.root, {own_files}"
+            f"in config.data.root, {alternative}"
         ) from error
     return builder
 
 
 def _register_translation_datasets() -> list[str]:
-    """Imports the modules of TFDS that hold translation datasets, since it finds only what was imported."""
+    """Imports the modules of TFDS that hold translation datasets, because TFDS finds only imported ones."""
     import tensorflow_datasets.translate as package
     from tensorflow_datasets.core import registered
 

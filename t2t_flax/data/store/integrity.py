@@ -1,6 +1,6 @@
 """Checksums of token stores: detects files damaged by a copy, a power failure or a failing disk.
 
-meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s a core;
+meta.json has a CRC-32 of each file. The store is read once as a whole when it is first opened, at about 1 GB/s per core;
 after that, files of the same size, times and inode are trusted.
 """
 
@@ -22,7 +22,7 @@ PARTS = ("ids", "lengths", "offsets")
 LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
 FILES = tuple(f"{side}.{part}" for side in SIDES for part in PARTS)
 VERIFIED = ".verified"
-"""File in a store's folder: what was verified, and the files' size, times and inode at that time."""
+"""File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
 _BLOCK = 1 << 20
 
 
@@ -63,12 +63,12 @@ def verify(folder: Path, meta: dict[str, Any]) -> None:
 
 def _identity(path: Path) -> list[int]:
     """Size, times and inode. The change time exposes a file restored with its old modification time."""
-    about = path.stat()
-    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
-    about = meta[side]
+    side_meta = meta[side]
     checksums = dict.fromkeys(PARTS, 0)
 
     def read(part: str, dtype: np.dtype, count: int) -> Iterator[np.ndarray]:
@@ -77,7 +77,7 @@ def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
             yield np.frombuffer(block, dtype)
 
     largest, end, longest, consistent = -1, 0, 0, True
-    for ids in read("ids", np.dtype(about["dtype"]).newbyteorder("<"), _BLOCK):
+    for ids in read("ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), _BLOCK):
         largest = max(largest, int(ids.max()))
         consistent &= int(ids.min()) >= 0
     for lengths, offsets in zip(read("lengths", LENGTH, _BLOCK), read("offsets", OFFSET, _BLOCK), strict=True):
@@ -87,12 +87,12 @@ def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
     for part, checksum in checksums.items():
         if checksum != meta["crc32"][f"{side}.{part}"]:
             raise damaged(folder, f"the checksum of {side}.{part} is not that in meta.json")
-    if largest >= about["vocab_size"]:
-        raise damaged(folder, f"{side}.ids has id {largest}, the vocabulary {about['vocab_size']} ids")
-    if not consistent or (end, longest) != (about["tokens"], about["longest"]):
+    if largest >= side_meta["vocab_size"]:
+        raise damaged(folder, f"{side}.ids has id {largest}, the vocabulary {side_meta['vocab_size']} ids")
+    if not consistent or (end, longest) != (side_meta["tokens"], side_meta["longest"]):
         raise damaged(folder, f"{side}.offsets and {side}.lengths contradict each other")
 
 
-def damaged(folder: os.PathLike | str, what: str) -> UserError:
+def damaged(folder: os.PathLike | str, problem: str) -> UserError:
     """The error of a store whose files have changed."""
-    return UserError(f"the token store {folder} is damaged: {what}; delete the folder and run prepare again")
+    return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")

@@ -11,9 +11,10 @@ from etils import epath
 
 from t2t_flax.data.store.integrity import FILES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
-from t2t_flax.data.store.writer import exclusive, is_intact
+from t2t_flax.data.store.writer import is_intact
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, is_remote
+from t2t_flax.locks import exclusive_writer
 
 LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
@@ -34,7 +35,7 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     exists = _matches(meta, digest)
     if not is_remote(folder):
         return TokenStore.open(local, folder) if exists else None
-    with exclusive(local):
+    with exclusive_writer(local, "prepare"):
         if exists:
             _fetch(folder, local, meta)
         elif is_intact(local, digest):  # an earlier run was stopped during the upload

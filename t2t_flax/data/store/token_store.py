@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -19,6 +20,14 @@ from t2t_flax.filesystem import is_remote
 
 FORMAT_VERSION = 2
 """2 has checksums; a store of another version is written again."""
+
+
+class Sentences(NamedTuple):
+    """Tokenized sentences: sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
 
 
 class TokenStore:
@@ -33,8 +42,8 @@ class TokenStore:
         """Identifies the inputs of the store: corpus, tokenizers, policies."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in SIDES}
-        self.source_lengths = self._sides["source"][2]
-        self.target_lengths = self._sides["target"][2]
+        self.source_lengths = self._sides["source"].lengths
+        self.target_lengths = self._sides["target"].lengths
 
     @classmethod
     def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
@@ -54,8 +63,8 @@ class TokenStore:
         verify(folder, meta)
         return store
 
-    def side(self, side: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids [tokens], offsets [num_pairs], lengths [num_pairs]) of "source" or "target", memory-mapped."""
+    def side(self, side: str) -> Sentences:
+        """The sentences of "source" or "target", memory-mapped: ids [tokens], offsets and lengths [num_pairs]."""
         return self._sides[side]
 
     def release(self) -> None:
@@ -102,10 +111,10 @@ class TokenStore:
         ids, offsets, lengths = self._sides[side]
         return ids[offsets[i] : offsets[i] + lengths[i]]
 
-    def _map(self, side: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        about = self.meta[side]
-        ids = self._file(side, "ids", np.dtype(about["dtype"]).newbyteorder("<"), about["tokens"])
-        return (
+    def _map(self, side: str) -> Sentences:
+        side_meta = self.meta[side]
+        ids = self._file(side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"])
+        return Sentences(
             ids,
             self._file(side, "offsets", OFFSET, self.num_pairs),
             self._file(side, "lengths", LENGTH, self.num_pairs),
@@ -137,7 +146,7 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
             return None
         meta = json.loads((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
-        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # its first name
+        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # `cut` in older stores
     except (OSError, ValueError, KeyError, TypeError):
         if _inode(folder) != inode:  # another process has replaced the store meanwhile
             return read_meta(folder)

@@ -5,17 +5,9 @@ file lock; on file systems without locks the first to finish wins, and the other
 """
 
 import contextlib
-import errno
-import itertools
 import json
-import logging
 import os
-import shutil
-import socket
-import threading
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +16,7 @@ from t2t_flax.data.store.integrity import FILES, LENGTH, OFFSET, SIDES
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory
-from t2t_flax.locks import NO_LOCKS, FileLock, holder_of, lock_file
-
-_DAY = 24 * 3600
-_entered = threading.local()
-log = logging.getLogger("t2t_flax")
+from t2t_flax.locks import exclusive_writer, machine_tag
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -55,11 +43,11 @@ class StoreWriter:
 
     def __enter__(self) -> "StoreWriter":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(exclusive(self.folder))
+            stack.enter_context(exclusive_writer(self.folder, "prepare"))
             read_meta(self.folder)  # raises instead of replacing a foreign folder
             self._partial = stack.enter_context(
                 atomic_directory(
-                    self.folder, tag=_machine(), keep=lambda: _keep(self.folder, self.meta.get("digest", ""))
+                    self.folder, tag=machine_tag(), keep=lambda: _keep(self.folder, self.meta.get("digest", ""))
                 )
             )
             stack.push(self._finish)
@@ -121,72 +109,3 @@ def is_intact(folder: Path, digest: str) -> bool:
         return TokenStore.open(folder).digest == digest != ""
     except UserError:
         return False
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Waits until no other thread or process is within such a block for the same `folder`, and removes what killed ones
-    left there. Blocks of one thread nest. On a file system without locks nobody waits and nothing is removed.
-    """
-    entered = _entered.__dict__.setdefault("folders", set())
-    if folder in entered:
-        yield
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f"{folder.name}.lock")
-    lock = _wait_for_lock(path)
-    try:
-        if lock:
-            _remove_abandoned(folder)
-        entered.add(folder)
-        yield
-    finally:
-        entered.discard(folder)
-        path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
-        if lock:
-            lock.release()
-
-
-def _wait_for_lock(path: Path) -> FileLock | None:
-    """The lock on `path`; None where the file system has no locks."""
-    for attempt in itertools.count():
-        try:
-            lock = lock_file(path, "prepare")
-        except OSError as error:
-            if error.errno in (*NO_LOCKS, errno.EINVAL, errno.EBADF):
-                return None
-            raise
-        if lock is None:
-            if attempt == 10:
-                log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
-            time.sleep(0.2)
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
-                return lock
-        lock.release()  # the lock of a file that its previous holder has removed
-    raise AssertionError("unreachable")
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Deletes what killed writers of `folder` left behind. The caller holds the lock, so no writer of this machine is
-    active; of other machines, which the lock may not reach, only what has not been modified for a day is deleted.
-    """
-    prefix = f"{folder.name}.partial-"
-    for path in folder.parent.iterdir():
-        if not path.name.startswith(prefix):
-            continue
-        try:
-            written = max(item.stat().st_mtime for item in (path, *path.iterdir()))
-        except OSError:
-            continue
-        if path.name.startswith(f"{prefix}{_machine()}-") or time.time() - written > _DAY:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _machine() -> str:
-    """Identifies this boot of this machine; containers that share a kernel, and so its locks, share it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
-    except OSError:
-        return socket.gethostname()

@@ -62,11 +62,11 @@ class TokenizerPair:
             files = {"source.model": self.source, "target.model": self.target}
         with contextlib.ExitStack() as stack:
             new = not is_remote(folder) and not folder.exists()
-            into = stack.enter_context(atomic_directory(folder)) if new else folder
+            target = stack.enter_context(atomic_directory(folder)) if new else folder
             for name, tokenizer in files.items():
-                tokenizer.save(into / name)
+                tokenizer.save(target / name)
             for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
-                (into / name).unlink(missing_ok=True)
+                (target / name).unlink(missing_ok=True)
 
     @staticmethod
     def is_complete(folder: epath.PathLike) -> bool:

@@ -17,7 +17,7 @@ from t2t_flax.data.tokenizers.word_level import ListTokenizer
 from t2t_flax.errors import UserError
 
 _MARK = "@@"
-_LOOKED_AT = 2000
+_INSPECTED_SENTENCES = 2000
 log = logging.getLogger("t2t_flax")
 
 
@@ -64,19 +64,19 @@ def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer
     from subword_nmt.apply_bpe import BPE
 
     bpe = BPE(io.StringIO(codes))
-    words, untokenised, seen = collections.Counter(), 0, 0
+    words, untokenised, count = collections.Counter(), 0, 0
     for sentence in sentences:
         words.update(sentence.split())
-        seen += 1
-        untokenised += seen <= _LOOKED_AT and bool(re.search(r"\w[.,!?](\s|$)", sentence))
+        count += 1
+        untokenised += count <= _INSPECTED_SENTENCES and bool(re.search(r"\w[.,!?](\s|$)", sentence))
     if not words:
         raise UserError("there is no text to build a vocabulary from: every sentence is empty")
-    if untokenised > 0.3 * min(seen, _LOOKED_AT):
+    if untokenised > 0.3 * min(count, _INSPECTED_SENTENCES):
         log.warning(
             "data.tokenizer = subword_nmt expects text in which Moses has put spaces around punctuation ('a dog .'), but "
             "%d of the first %d sentences have words like 'dog.': tokenise the text first.",
             untokenised,
-            min(seen, _LOOKED_AT),
+            min(count, _INSPECTED_SENTENCES),
         )
     pieces = collections.Counter()
     for word, count in words.items():

@@ -11,7 +11,7 @@ SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 class ListTokenizer(Tokenizer):
-    """Reads `{"kind": KIND, ..., PIECES: [...]}`; ids are places in the list, after those of PAD, EOS and UNK."""
+    """Reads `{"kind": KIND, ..., PIECES: [...]}`; ids are positions in the list, after those of PAD, EOS and UNK."""
 
     KIND: str
     PIECES: str

@@ -1,0 +1,98 @@
+"""Batches of sentences to decode: few shapes, hence few compiled programs, and bounded memory."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2t_flax.config import Decode
+
+SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
+"""Sources are padded to one of these lengths, beyond them to a multiple of 256."""
+PREFIX_LENGTHS = (0, 16, 128, 1024)
+_ALWAYS_USED = (32, 128, 512, 1024)
+_WORTH_COMPILING = 32
+"""A length that is not in `_ALWAYS_USED` is used where it fills this many batches."""
+_UNBOUNDED = 256 * 4
+"""Batches are of config.decode.batch_size up to this product of source length and hypotheses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The sentences `indices`, padded to `rows` sentences, `source_length` and `prefix_length` tokens."""
+
+    indices: tuple[int, ...]
+    rows: int
+    source_length: int
+    prefix_length: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.rows, self.source_length, self.prefix_length
+
+
+def hypotheses_per_sentence(config: Decode) -> int:
+    """K: the beams or samples that are decoded for each sentence."""
+    return {"beam": config.beam_size, "greedy": 1, "sample": config.n_best}[config.strategy]
+
+
+def plan_batches(
+    source_lengths: Sequence[int],
+    config: Decode,
+    shards: int = 1,
+    prefix_lengths: Sequence[int] = (),
+) -> list[Batch]:
+    """Batches of similar source lengths (in tokens), shortest first. A source of length 0 is in none.
+
+    Rows are a multiple of `shards`: config.batch_size on each, fewer where rows x source length x
+    hypotheses would exceed a bound, and 1, 4, 16, ... on each for the sentences of a length that
+    fill no batch. All batches have the same prefix length.
+    """
+    order = sorted((i for i, n in enumerate(source_lengths) if n), key=source_lengths.__getitem__)
+    prefix_length = round_up(max(prefix_lengths, default=0), PREFIX_LENGTHS)
+    batches: list[Batch] = []
+    start, length = 0, 0
+    while start < len(order):
+        length = round_up(length + 1, SOURCE_LENGTHS)
+        stop = bisect.bisect_right(order, length, key=source_lengths.__getitem__)
+        full = shards * _rows_per_shard(length, config)
+        always = length in _ALWAYS_USED or length > SOURCE_LENGTHS[-1]
+        if not always:  # sentences that fill no batch join those of the next length
+            count = (stop - start) // full
+            stop = start + (count * full if count >= _WORTH_COMPILING else 0)
+        rows = full
+        if stop - start < full:
+            rows = min(full, shards * _power_of_four(math.ceil((stop - start) / shards)))
+        for first in range(start, stop, rows):
+            indices = tuple(order[first : min(first + rows, stop)])
+            batches.append(Batch(indices, rows, length, prefix_length))
+        start = stop
+    return batches
+
+
+def _rows_per_shard(length: int, config: Decode) -> int:
+    width = max(4, hypotheses_per_sentence(config))
+    return max(1, min(config.batch_size, config.batch_size * _UNBOUNDED // (length * width)))
+
+
+def _power_of_four(n: int) -> int:
+    """The smallest power of four that is at least n."""
+    power = 1
+    while power < n:
+        power *= 4
+    return power
+
+
+def round_up(n: int, choices: Sequence[int]) -> int:
+    """The first of `choices` that is at least n; beyond them, the next multiple of 256."""
+    return next((c for c in choices if c >= n), 256 * math.ceil(n / 256))
+
+
+def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
+    """int32 [count, length]: `rows` padded with zeros on the right and below."""
+    out = np.zeros((count, length), np.int32)
+    for i, ids in enumerate(rows):
+        out[i, : len(ids)] = ids
+    return out

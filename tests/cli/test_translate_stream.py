@@ -1,0 +1,224 @@
+"""`translate` reads windows, writes them in order, and resumes; the model is a stand-in that answers in capitals."""
+
+import fcntl
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.cli import arguments, translate
+from t2t_flax.cli.line_windows import arriving_windows, full_windows
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.decoding.translator import Hypothesis, Translation
+
+
+class CapitalsRun:
+    """A run whose translations are the lines in capitals. windows: the lines of each call."""
+
+    def __init__(self, config):
+        self.config, self.steps, self.params = config, (20,), {}
+        self.tokenizers = SimpleNamespace(digest="abc")
+        self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
+        self.windows, self.before_window = [], lambda number: None
+
+    def translate(self, lines, *, prefixes=None, first_line=0, progress=None):
+        self.before_window(len(self.windows))
+        self.windows.append((first_line, list(lines)))
+        starts = prefixes or [""] * len(lines)
+        texts = [start + line.upper() for start, line in zip(starts, lines, strict=True)]
+        n_best = self.config.decode.n_best
+        return [
+            Translation(tuple(Hypothesis(f"{t}{n or ''}", (), -n, -n, False) for n in range(n_best))) for t in texts
+        ]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The stand-in run. It is used in place of any --workdir, with windows of 4 lines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(translate, "_WINDOW_BATCHES", 4)
+    run = CapitalsRun(None)
+
+    def load_run(args, overrides):
+        values = {"decode.batch_size": "1"} | overrides
+        run.config = resolve(override(to_config_dict(Config()), values))
+        return run
+
+    monkeypatch.setattr(arguments, "load_run", load_run)
+    return run
+
+
+@pytest.fixture
+def t2t(monkeypatch, capsys):
+    """Runs `translate` in this process; returns (standard output, standard error)."""
+
+    def run(*flags, stdin=b"", code=0):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        assert main(["translate", "--workdir=w", *flags]) == code, capsys.readouterr()
+        return capsys.readouterr()
+
+    return run
+
+
+def test_windows_are_written_in_input_order(run, t2t):
+    lines = [f"line {i}" for i in range(10)] + [""]
+    out, _ = t2t(stdin="\n".join([*lines, ""]).encode())
+    assert out == "".join(line.upper() + "\n" for line in lines)
+    assert [(first, len(window)) for first, window in run.windows] == [(0, 4), (4, 4), (8, 3)]
+
+
+def test_lines_are_read_no_further_than_the_window():
+    read = []
+
+    def lines():
+        for i in range(10_000_000):
+            read.append(i)
+            yield str(i)
+
+    windows = full_windows(lines(), 100)
+    assert next(windows)[-1] == "99" and len(read) == 100
+    arriving = arriving_windows(lines(), 100)
+    assert next(arriving) == [str(i) for i in range(100)]
+    time.sleep(0.2)
+    assert len(read) <= 100 + 301
+
+
+def test_arrived_lines_do_not_wait_for_a_full_window():
+    answered, seen = threading.Semaphore(0), []
+
+    def lines():
+        for line in ("one", "two", "three"):
+            yield line
+            assert answered.acquire(timeout=30)  # the next line is typed after the answer
+
+    for window in arriving_windows(lines(), 100):
+        seen.append(window)
+        answered.release()
+    assert seen == [["one"], ["two"], ["three"]]
+
+
+def test_invalid_byte_ends_after_the_lines_before_it(run, t2t, tmp_path):
+    data = b"a\nb\nc\nd\ne\nbad \xff\ng\n"
+    out, err = t2t(stdin=data, code=2)
+    assert out == "A\nB\nC\nD\nE\n" and "standard input line 6, byte 5: 0xff is not UTF-8" in err
+    (tmp_path / "in").write_bytes(data)
+    _, err = t2t("--input=in", "--output=out", code=2)
+    assert "in line 6" in err and "out.partial holds the output of 5 lines" in err
+    assert (tmp_path / "out.partial").read_text() == "A\nB\nC\nD\nE\n" and not (tmp_path / "out").exists()
+    (tmp_path / "in").write_bytes(data.replace(b" \xff", b""))
+    t2t("--input=in", "--output=out", "--resume")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\nBAD\nG\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def stop_at_window(run, number):
+    run.windows.clear()
+    run.before_window = lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == number else None
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best):
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))
+    (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(11)))
+    command = ["--input=in", "--prefix=starts", f"--n-best={n_best}", "--scores"]
+    t2t(*command, "--output=whole")
+    stop_at_window(run, 2)
+    _, err = t2t(*command, "--output=out", code=75)
+    assert "stopped by SIGTERM" in err and "output of 8 lines: the same command with --resume" in err
+    with open(tmp_path / "out.partial", "a") as file:
+        file.write("half a li")  # as after a crash in the middle of a write
+    run.windows.clear()
+    run.before_window = lambda n: None
+    _, err = t2t(*command, "--output=out", code=2)
+    assert "go on with --resume, or remove it" in err
+    t2t(*command, "--output=out", "--resume")
+    assert [first for first, _ in run.windows] == [8]
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_resume_refuses_other_settings_and_other_input(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    stop_at_window(run, 1)
+    command = ["--input=in", "--output=out"]
+    t2t(*command, code=75)
+    run.before_window = lambda n: None
+    before = (tmp_path / "out.partial").read_bytes()
+    resume = [*command, "--resume"]
+    assert "decode.beam_size = 4, now it is 5" in t2t(*resume, "--config.decode.beam_size=5", code=2)[1]
+    assert "--scores = false, now it is true" in t2t(*resume, "--scores", code=2)[1]
+    run.steps = (40,)
+    assert "checkpoints = [20], now it is [40]" in t2t(*resume, code=2)[1]
+    run.steps = (20,)
+    for other in ("a\nB\nc\nd\ne\n", "a\nb\n"):
+        (tmp_path / "in").write_text(other)
+        assert "the first 4 input lines are not those" in t2t(*resume, code=2)[1]
+    (tmp_path / "out.partial").write_bytes(before[:3])
+    assert "has 3 bytes, fewer than the 8" in t2t(*resume, code=2)[1]
+    (tmp_path / "out.partial").write_bytes(before)
+    (tmp_path / "in").write_text("a\nb\nc\nd\nother\n")
+    t2t(*resume, "--config.decode.batch_size=2")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nOTHER\n"
+
+
+def test_failure_before_the_first_window_leaves_no_files(run, t2t, tmp_path):
+    (tmp_path / "in").write_bytes(b"\xff\n")
+    t2t("--input=in", "--output=out", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert "--resume needs --output=FILE" in t2t("--resume", code=2)[1]
+    (tmp_path / "foreign.partial").write_text("mine")
+    assert "exists, but not by this command" in t2t("--output=foreign", stdin=b"a\n", code=2)[1]
+    assert (tmp_path / "foreign.partial").read_text() == "mine"
+
+
+def test_signal_without_an_output_file_keeps_what_was_written(run, t2t):
+    stop_at_window(run, 1)
+    out, err = t2t(stdin=b"a\nb\nc\nd\ne\n", code=128 + signal.SIGTERM)
+    assert out == "A\nB\nC\nD\n" and err == "t2t_flax translate: stopped by SIGTERM.\n"
+
+
+@pytest.mark.parametrize(("lines", "starts"), [(9, 5), (5, 9), (4, 5), (4, 0)])
+def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, starts):
+    (tmp_path / "starts").write_text("x\n" * starts)
+    _, err = t2t("--prefix=starts", stdin=b"y\n" * lines, code=2)
+    assert f"standard input has {lines} lines and starts {starts}: expected one prefix" in err
+
+
+def test_long_runs_report_progress(run, t2t, monkeypatch):
+    monkeypatch.setattr(translate, "_PROGRESS_SECONDS", 0.0)
+    original = run.translate
+
+    def slow(lines, *, progress, **more):
+        progress(len(lines), len(lines))
+        return original(lines, **more)
+
+    run.translate = slow
+    _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
+    assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
+
+
+def test_pipe_as_output_receives_each_window(run, t2t, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    t2t("--output=pipe", stdin=b"a\nb\n")
+    reader.join(30)
+    assert received == ["A\nB\n"]
+
+
+def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
+    stop_at_window(run, 1)
+    t2t("--output=out", stdin=b"a\nb\nc\nd\ne\n", code=75)
+    with open(tmp_path / "out.partial") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "is being written by another process" in t2t("--output=out", "--resume", stdin=b"a\n", code=2)[1]
+    assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4
