@@ -56,6 +56,13 @@ class Model:
         unit="tokens",
         low=0,
     )
+    attention_kernel: str = key(
+        "einsum",
+        "program of attention: plain products, or cuDNN's fused kernel, on NVIDIA GPUs in bfloat16 where it applies (no "
+        "window, attention dropout, ALiBi or additive scores, heads of a multiple of 8 up to 128, rows of even length)",
+        choices=("einsum", "cudnn"),
+        mutable=True,
+    )
     attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")
     kernel_init: str = key(
         "xavier",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from t2t_flax.config import Model
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Dropout, Noise
+from t2t_flax.models.fused_attention import cudnn_takes, fused_attention
 from t2t_flax.models.local_attention import banded_attention, saves_work
 from t2t_flax.models.masks import causal_mask, masked_softmax, segment_mask, window_mask
 from t2t_flax.models.mixer_inputs import MixerInputs
@@ -105,6 +106,8 @@ class MultiHeadAttention(nn.Module):
 
         `mask` and `bias` broadcast to [..., N, T, S]. The weights are sown as the intermediate "weights".
         """
+        if bias is None and self._uses_cudnn(q, k, v, noise):
+            return fused_attention(q, k, v, mask, scaled=self.config.attention_score == "scaled_dot")
         groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
         scores = self.score(_join_groups(q, groups), k)
         scores = scores.reshape(*scores.shape[:-3], q.shape[-2], queries, scores.shape[-1])
@@ -113,6 +116,12 @@ class MultiHeadAttention(nn.Module):
         weights = self.weight_dropout(weights.astype(self.dtype), noise)
         weights = weights.reshape(*weights.shape[:-3], k.shape[-2], groups * queries, weights.shape[-1])
         return _split_groups(jnp.einsum("...nts,...snh->...tnh", weights, v), groups)
+
+    def _uses_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array, noise: Noise | None) -> bool:
+        c = self.config
+        weights_needed = self.is_mutable_collection("intermediates") or (noise is not None and c.dropout_attention > 0)
+        plain = c.attention_score != "additive" and not weights_needed
+        return c.attention_kernel == "cudnn" and self.dtype == jnp.bfloat16 and plain and cudnn_takes(q, k, v)
 
     @staticmethod
     def multiply_adds(config: Model, queries: float, keys: float, pairs: float) -> float:

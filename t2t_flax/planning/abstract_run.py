@@ -65,7 +65,8 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
         config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, slices=topology.slices))
     mesh = mesh_lib.make_mesh(config.mesh, devices_of(topology))
     mesh_lib.check_divisibility(config, mesh)
-    model, tx = make_model(config, *(config.data.vocab_size,) * 2), make_optimizer(config)
+    vocab, tx = config.data.vocab_size, make_optimizer(config)
+    model = make_model(config, vocab, vocab, platform=topology.platform)
     return AbstractRun(config, topology, mesh, model, tx, *init_state(config, model, tx, mesh, abstract=True))
 
 

@@ -4,6 +4,7 @@ Dropout is a function of (seed, update), batches of (config, update): params, op
 is to restore.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -44,10 +45,15 @@ def compute_dtype(precision: str) -> jnp.dtype:
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
-def make_model(config: Config, source_vocab: int, target_vocab: int) -> Transformer:
-    """The module of a config for tokenizers of these sizes."""
+def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform: str = "") -> Transformer:
+    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", default JAX's own; GPU
+    kernels are used on "gpu" alone.
+    """
+    model = config.model
+    if model.attention_kernel == "cudnn" and (platform or jax.default_backend()) != "gpu":
+        model = dataclasses.replace(model, attention_kernel="einsum")
     return Transformer(
-        config.model,
+        model,
         source_vocab,
         target_vocab,
         dtype=compute_dtype(config.train.precision),

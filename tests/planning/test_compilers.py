@@ -118,6 +118,13 @@ def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
 
 
 @gpu
+def test_gpu_program_calls_fused_attention(plan):
+    calls = plan("h100-8", "--no-decode", "--config.model.attention_kernel=cudnn")["train"]["custom_calls"]
+    kernels = {name: count for name, count in calls.items() if name.startswith("__cudnn$fmha")}
+    assert len(kernels) == 2 and set(kernels.values()) == {3}  # forward and backward, of three attentions
+
+
+@gpu
 @pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200"])
 def test_every_gpu_of_the_table_compiles(plan, gpu_name):
     assert plan(f"{gpu_name}-1", "--no-decode")["train"]["memory"]["temp"] > 0
