@@ -26,7 +26,7 @@ _OPTIONAL = {
 
 
 def first_line(error: BaseException, *, limit: int = 300) -> str:
-    """The first line of an error's message, at most `limit` characters; its type where it has no message."""
+    """The first line of an error's message, at most `limit` characters; its type if it has no message."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:limit]
 

@@ -60,7 +60,7 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_reachable(path: epath.PathLike) -> None:
-    """Raises UserError where `path` is in an object store for which a package or the permission is missing."""
+    """Raises UserError if `path` is in an object store for which a package or the permission is missing."""
     if not is_remote(path):
         return
     try:
@@ -77,7 +77,7 @@ def check_reachable(path: epath.PathLike) -> None:
 
 
 def check_workdir(path: epath.PathLike) -> None:
-    """Raises UserError where a run cannot be stored: in object stores other than gs://, to which Orbax cannot write
+    """Raises UserError if a run cannot be stored: in object stores other than gs://, to which Orbax cannot write
     checkpoints, and as `check_reachable`.
     """
     scheme, remote, _ = os.fspath(path).partition("://")
@@ -147,7 +147,7 @@ def _fsync(path: epath.PathLike) -> None:
 
 
 def read_if_exists(path: epath.PathLike) -> str | None:
-    """The text of a file; None where there is none. Raises OSError for a failing disk or network, for which `exists` would
+    """The text of a file; None if there is none. Raises OSError for a failing disk or network, for which `exists` would
     return False.
     """
     try:
@@ -227,12 +227,12 @@ def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool])
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:
-    """Names in a folder that are numbers, such as those of checkpoints, ascending; none where there is no folder."""
+    """Names in a folder that are numbers, such as those of checkpoints, ascending; none if there is no folder."""
     return sorted(int(name) for name in list_names(folder) if name.isdigit())
 
 
 def list_names(folder: epath.PathLike) -> list[str]:
-    """Names in a folder, sorted; none where there is no folder. Raises OSError for a failing disk or network."""
+    """Names in a folder, sorted; none if there is no folder. Raises OSError for a failing disk or network."""
     folder = epath.Path(folder)
     if is_remote(folder) and not folder.exists():
         return []

@@ -24,7 +24,7 @@ class TrainResult:
     """How a training ended.
 
     reason: "steps" (all updates done), "patience" (stopped early), or the name of the signal that stopped it. records: the
-    evaluation record of each test set; empty where the run was stopped or has no test set.
+    evaluation record of each test set; empty if the run was stopped or has no test set.
     """
 
     workdir: epath.Path
@@ -41,7 +41,7 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     """Trains to the end, or from where the workdir stands, and writes the evaluation records.
 
     notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
-    where the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
+    if the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
     """
     group = supervisor.group
     if group.is_lead:

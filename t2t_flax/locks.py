@@ -86,7 +86,7 @@ class FileLock:
 
 
 def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
-    """Locks a local file, which is created if missing; None where another process holds the lock. Raises OSError where the
+    """Locks a local file, which is created if missing; None if another process holds the lock. Raises OSError where the
     file system has no locks.
     """
     try:
@@ -125,7 +125,7 @@ def _try_exclusive(descriptor: int) -> bool:
 
 
 def holder_of(path: str | os.PathLike) -> Holder | None:
-    """The holder of the lock on a local file; None where it is free."""
+    """The holder of the lock on a local file; None if it is free."""
     try:
         file = open(path)  # noqa: SIM115
     except FileNotFoundError:
@@ -138,15 +138,13 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
     return None
 
 
-def lock_folder(
-    folder: epath.PathLike, command: str, what: str = "--workdir", say: Callable[[str], None] = log.warning
-) -> "FileLock | Lease":
-    """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, where another process
+def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> "FileLock | Lease":
+    """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, if another process
     holds the lock. If that process is on another host, which may be dead, waits until its lock should have expired.
     """
     folder = epath.Path(folder)
     if is_remote(folder):
-        return _take_lease(folder / NAME, command, f"{what}={folder}", say)
+        return _take_lease(folder / NAME, command, f"--workdir={folder}", say)
     folder.mkdir(parents=True, exist_ok=True)
     path, start, reported = folder / NAME, time.monotonic(), False
     while True:
@@ -155,16 +153,16 @@ def lock_folder(
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            return _take_lease(path, command, f"{what}={folder}", say)
+            return _take_lease(path, command, f"--workdir={folder}", say)
         if lock:
             return lock
         holder = _read(path)
         elsewhere = holder is not None and holder.host != socket.gethostname()
         patience = LOST_HOST if elsewhere else 10.0 if holder is None or holder.gone else 0.0
         if time.monotonic() - start >= patience:
-            raise _in_use(f"{what}={folder}", holder)
+            raise _in_use(f"--workdir={folder}", holder)
         if elsewhere and not reported:
-            say(f"{what}={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
+            say(f"--workdir={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
             reported = True
         time.sleep(0.2)
 
@@ -216,11 +214,11 @@ class Lease:
                 log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
 
 
-def _take_lease(path: epath.Path, command: str, what: str, say: Callable[[str], None]) -> Lease:
+def _take_lease(path: epath.Path, command: str, label: str, say: Callable[[str], None]) -> Lease:
     text = read_if_exists(path)
     holder = _parse(text or "")
     if text is not None and not (holder and holder.gone):
-        say(f"{what} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life")
+        say(f"{label} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life")
         start = time.monotonic()
         while time.monotonic() - start < EXPIRY:
             time.sleep(min(1.0, BEAT / 4))
@@ -228,12 +226,12 @@ def _take_lease(path: epath.Path, command: str, what: str, say: Callable[[str], 
             if now is None:
                 break
             if now != text:
-                raise _in_use(what, _parse(now))
+                raise _in_use(label, _parse(now))
     lease = Lease(path, this_process(command))
     if text is not None:
         time.sleep(min(2.0, BEAT / 4))  # another process that found it expired has written by now
         if not lease.mine:
-            raise _in_use(what, _read(path))
+            raise _in_use(label, _read(path))
     lease.start()
     return lease
 
@@ -250,9 +248,9 @@ def _parse(text: str) -> Holder | None:
         return None
 
 
-def _in_use(what: str, holder: Holder | None) -> UserError:
+def _in_use(label: str, holder: Holder | None) -> UserError:
     return UserError(
-        f"{what} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: wait "
+        f"{label} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: wait "
         "until it has ended, or stop it."
     )
 
@@ -286,7 +284,7 @@ def exclusive_writer(folder: Path, command: str) -> Iterator[None]:
 
 
 def _wait_for_lock(path: Path, command: str) -> FileLock | None:
-    """The lock on `path`; None where the file system has no locks."""
+    """The lock on `path`; None if the file system has no locks."""
     for attempt in itertools.count():
         try:
             lock = lock_file(path, command)

@@ -99,7 +99,7 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
 
 def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
     """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
-    or STOPPED where a signal ended this process, which is passed on to the child.
+    or STOPPED if a signal ended this process, which is passed on to the child.
     """
     child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
     stopped = threading.Event()
@@ -114,7 +114,7 @@ def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
 
 
 def likely_platform() -> str:
-    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts where its device file exists
+    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts if its device file exists
     and a JAX backend for it is installed.
     """
     requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]

@@ -80,7 +80,7 @@ def shortened(command: str) -> str:
         return f"cd {shlex.quote(str(ROOT))} && {command} -n 0 --collect-only -q"
     if command.startswith("python -m tools."):
         return ""  # they write into the checkout; tests/test_docs.py and tools/toy_corpus have tests of them
-    if command.startswith("python -m benchmarks."):
+    if re.match(r"python -m benchmarks\b", command):
         flags = " ".join(re.findall(r"--\w+", command))
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
     name = re.search(r"t2t_flax (\w+)", command)[1]

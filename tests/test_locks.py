@@ -41,10 +41,10 @@ def test_second_writer_is_refused_until_the_first_is_killed(tmp_path):
         process.wait()
     lock = locks.lock_folder(tmp_path / "run", "prepare")
     with pytest.raises(UserError, match=f"prepare, process {os.getpid()} on"):
-        locks.lock_folder(tmp_path / "run", "average", "--output")
+        locks.lock_folder(tmp_path / "run", "train")
     lock.release()
     lock.release()  # the second release does nothing
-    locks.lock_folder(tmp_path / "run", "average").release()
+    locks.lock_folder(tmp_path / "run", "train").release()
 
 
 def test_child_process_does_not_keep_a_folder_locked(tmp_path):

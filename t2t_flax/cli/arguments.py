@@ -160,7 +160,7 @@ def read_lines(name: str) -> list[str]:
 
 
 def check_read_once(*names: str | None) -> None:
-    """Raises UserError where two of the files are the same pipe, which can be read only once."""
+    """Raises UserError if two of the files are the same pipe, which can be read only once."""
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
     for name in set(real):
         if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):

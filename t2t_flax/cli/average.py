@@ -1,4 +1,4 @@
-"""`average`: the mean of checkpoints as a workdir of its own."""
+"""`average`: writes the mean of checkpoints as a new workdir."""
 
 import argparse
 

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
 
 
 def _refuse_without_effect(args, overrides: dict[str, str]) -> None:
-    """Raises UserError where one of the flags would silently do nothing."""
+    """Raises UserError if one of the flags would silently do nothing."""
     modes = [name for name in ("diff", "keys", "presets") if getattr(args, name)]
     if len(modes) > 1:
         raise UserError(f"--{modes[0]} and --{modes[1]} print different things: give one of them.")

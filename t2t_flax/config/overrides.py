@@ -48,7 +48,7 @@ def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml
 
 
 def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
-    """As `override`, in unchecked plain dicts. Raises UserError where `config` is not a dict of groups."""
+    """As `override`, in unchecked plain dicts. Raises UserError if `config` is not a dict of groups."""
     values = _groups_of(config)
     for name, text in renamed.current_overrides(overrides).items():
         group, item = _known(name).split(".")
@@ -57,7 +57,7 @@ def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: di
 
 
 def _groups_of(config: Any) -> dict[str, Any]:
-    """A copy, two levels deep, by current names. Raises UserError where `config` is not a dict of groups."""
+    """A copy, two levels deep, by current names. Raises UserError if `config` is not a dict of groups."""
     groups = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(groups, dict):
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(groups)}.")
@@ -139,7 +139,7 @@ def format_differences(
 
 
 def check_value(name: str, text: str) -> None:
-    """Raises UserError where the key is unknown or the text is not one of its values."""
+    """Raises UserError if the key is unknown or the text is not one of its values."""
     ((name, text),) = renamed.current_overrides({name: text}).items()
     item = _FIELDS[_known(name)]
     keys.check_value(name, item, keys.parse_value(name, item, text))

@@ -1,6 +1,6 @@
 """Keys and values that were renamed: the one table by which older configs, commands and records keep working.
 
-A name stays in this table for good, and is never given to another key. `upgraded` is for stored configs, `current_overrides`
+A name stays in this table for good and is never reused for another key. `upgraded` is for stored configs, `current_overrides`
 for KEY=VALUE texts, `Group` for config files in Python.
 """
 
@@ -78,7 +78,7 @@ def original_value(name: str, value: str) -> str:
 
 
 def current_items(group: str, items: Mapping[str, Any]) -> dict[str, Any]:
-    """A group of keys by their current names and values. Raises UserError where a key is there under both names."""
+    """A group of keys by their current names and values. Raises UserError if a key is there under both names."""
     renamed: dict[str, Any] = {}
     for item, value in items.items():
         old = f"{group}.{item}"
@@ -116,7 +116,7 @@ def upgraded(stored: Mapping[str, Any]) -> dict[str, Any]:
 def current_overrides(overrides: Mapping[str, Any], *, note: str = "") -> dict[str, Any]:
     """`{"optimizer.constant": "2"}` as `{"optimizer.lr_scale": "2"}`, in the same order; unknown keys stay as they are.
 
-    note: prefix of a flag or file; with it each renamed key is named once on standard error. Raises UserError where a key is
+    note: prefix of a flag or file; with it each renamed key is named once on standard error. Raises UserError if a key is
     given under both names.
     """
     renamed: dict[str, Any] = {}

@@ -17,7 +17,7 @@ def can_be_vectorized(first: Config, second: Config) -> bool:
 
 
 def vectorization_conflict(first: Config, second: Config) -> str:
-    """Why one vectorized train step cannot train both runs; empty where it can."""
+    """Why one vectorized train step cannot train both runs; empty if it can."""
     keys = [key for key in differences(first, second) if key not in SCALARS]
     if keys:
         return f"they differ in more than scalars: {', '.join(keys)}."

@@ -151,7 +151,7 @@ def _check_log(log: Log) -> None:
 
 
 def check_trainable(c: Config) -> None:
-    """Raises UserError where a new training would lack an evaluation that the config relies on.
+    """Raises UserError if a new training would lack an evaluation that the config relies on.
 
     Stored runs are not checked: they exist already.
     """

@@ -123,7 +123,7 @@ def sets_of(config: Config, split: str) -> list[str]:
 
 def split_source(task: DataTask, split: str) -> Source:
     """The source that config.data.train, .valid or .test names; of several test sets the one named `split`. Raises
-    UserError where there is none, or for training text with several references.
+    UserError if there is none, or for training text with several references.
     """
     key, spec = _spec(task.config, split)
     try:

@@ -55,7 +55,7 @@ class Policies:
     source_eos: bool = True
 
     def as_stored(self) -> dict[str, Any]:
-        """Under the first names of keys and values, so that digests of stores do not change."""
+        """The policies under the original names of keys and values, so that digests of stores do not change."""
         return {
             "max_length": self.max_length,
             "too_long": original_value("data.on_too_long", self.on_too_long),
@@ -78,7 +78,7 @@ def prepare_split(
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
     pairs (kept), dropped, too_long, truncated and empty. Raises UserError if no pair is left, and for an empty side
-    where the policies say "error".
+    if the policies say "error".
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
     if store := find_store(folder, digest):

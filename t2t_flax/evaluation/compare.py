@@ -205,7 +205,7 @@ def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], scor
     """A row of `COLUMNS` for each record: its score, and its paired difference to the first record with
     95 % interval and two-sided p-value, both corrected for the number of records (Holm).
 
-    A path is None where a run has no record; without the first record there are no differences.
+    A path is None if a run has no record; without the first record there are no differences.
     Raises UserError for records of different test sets or tasks.
     """
     compared = [path for path in paths if path is not None and path != paths[0]] if paths[0] is not None else []

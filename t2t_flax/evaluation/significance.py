@@ -69,7 +69,7 @@ def seed_variance(scores: Mapping[tuple[Any, Any], float]) -> tuple[float, int]:
     """(variance of one run over seeds, degrees of freedom) from the scores of (system, seed).
 
     The residual mean square of the two-way layout without interaction: each system and each seed has
-    its own level, and all systems have the same variance. (0, 0) where no system shares two seeds with another.
+    its own level, and all systems have the same variance. (0, 0) if no system shares two seeds with another.
     """
     if not scores:
         return 0.0, 0
@@ -135,7 +135,7 @@ def _tail_p(count, resamples: int):
 def sacrebleu_p(differences: np.ndarray, observed: float) -> float:
     """The p-value printed by sacreBLEU's paired bootstrap for these differences.
 
-    It is one-sided in effect where small, so about half of `two_sided_p`. 1 where no resample differs.
+    It is one-sided in effect where small, so about half of `two_sided_p`. 1 if no resample differs.
     """
     size = np.abs(differences)
     if not size.any():

@@ -17,6 +17,7 @@ from t2t_flax.models.local_attention import banded_attention, saves_work
 from t2t_flax.models.masks import causal_mask, masked_softmax, segment_mask, window_mask
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
+from t2t_flax.models.products import product_with_float32_result
 
 
 class DotScore(nn.Module):
@@ -25,7 +26,7 @@ class DotScore(nn.Module):
     scaled: bool
 
     def __call__(self, q: jax.Array, k: jax.Array) -> jax.Array:
-        scores = jnp.einsum("...tnh,...snh->...nts", q, k, preferred_element_type=jnp.float32)
+        scores = product_with_float32_result("...tnh,...snh->...nts", q, k, q.dtype)
         return scores * q.shape[-1] ** -0.5 if self.scaled else scores
 
 
@@ -40,7 +41,7 @@ class AdditiveScore(nn.Module):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "uniform", in_axis=1, out_axis=0)
         v = self.param("v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32)
         hidden = jnp.tanh(q[..., :, None, :, :] + k[..., None, :, :, :])  # [..., T, S, N, H]
-        return jnp.einsum("...tsnh,nh->...nts", hidden, v.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return product_with_float32_result("...tsnh,nh->...nts", hidden, v, hidden.dtype)
 
 
 SCORES = {

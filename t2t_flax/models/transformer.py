@@ -137,6 +137,14 @@ class Transformer(nn.Module):
         return jnp.where(jnp.arange(logits.shape[-1]) < self.target_vocab, logits, -1e9)
 
     @property
+    def table_params(self) -> tuple[str, ...]:
+        """Names of the top-level parameters that hold the tables of embeddings."""
+        if self.config.tie_embeddings == "all":
+            return ("shared_embedding",)
+        own = ("output_embedding",) if self.config.tie_embeddings == "none" else ()
+        return ("source_embedding", "target_embedding", *own)
+
+    @property
     def output_params(self) -> tuple[str, ...]:
         """Names of the top-level parameters that `logits` reads."""
         names = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}

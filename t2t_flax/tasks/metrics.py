@@ -15,7 +15,7 @@ class Predictions:
     """The outputs to score, one line per example.
 
     hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in
-    the same form. sources and outputs (the raw outputs of the model) are empty where two
+    the same form. sources and outputs (the raw outputs of the model) are empty if two
     evaluation records are compared. Raises ValueError for sides of different lengths.
     """
 
@@ -67,7 +67,7 @@ class Metric:
     `statistics` makes a metric that can be resampled over sentences, and so compared between two
     systems; any other is computed by `compute`, which returns its entry in the record,
     `{"score": ..., ...}`. Both take (Predictions, Config).
-    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), where that differs.
+    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different.
     confidence_interval: whether records give one. applies: whether a config's records have it.
     unit, note: shown after the score; without a note its signature.
     """

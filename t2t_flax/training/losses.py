@@ -100,12 +100,14 @@ def chunked_sums(
     *,
     chunk: int,
     shards: int = 1,
+    copied: bool = False,
 ):
     """`sums` over all tokens, at most `chunk` at once in each of the `shards` of the batch axis; the loss differentiates.
 
     At a vocabulary of 37,000 the logits of 25,000 tokens take 3.7 GB, several times over in the backward pass: here only
     those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Shards have an axis of
-    their own, so that the gradient of `params` is summed over the mesh once, after the last chunk.
+    their own, so that the gradient of `params` is summed over the mesh once, after the last chunk; with `copied`, `params`
+    are `device_copies` with an axis of shards, and so are their gradients, which are not summed over it.
     """
 
     def split(x):
@@ -113,28 +115,29 @@ def chunked_sums(
         x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(shards, -1, chunk, *x.shape[2:]), 1, 0)
 
-    return _sums(sums, params, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
+    return _sums(sums, copied, params, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(sums: SumFunction, params, *chunks_CxSxN):
-    per_shard = jax.vmap(sums, in_axes=(None, 0, 0, 0))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(sums: SumFunction, copied: bool, params, *chunks_CxSxN):
+    per_shard = jax.vmap(sums, in_axes=(0 if copied else None, 0, 0, 0))
     total, _ = _scan(lambda chunk_SxN: (per_shard(params, *chunk_SxN), None), chunks_CxSxN)
-    return total
+    return _over_shards(total)
 
 
-def _forward(sums: SumFunction, params, *chunks_CxSxN):
-    per_shard = jax.vmap(jax.value_and_grad(sums, argnums=(0, 1), has_aux=True), in_axes=(None, 0, 0, 0))
+def _forward(sums: SumFunction, copied: bool, params, *chunks_CxSxN):
+    of_shard = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)
+    per_shard = jax.vmap(of_shard, in_axes=(0 if copied else None, 0, 0, 0))
 
     def chunk(chunk_SxN):
         out, (d_params, d_hidden) = per_shard(params, *chunk_SxN)
         return (out, d_params), d_hidden
 
     (out, d_params), d_hidden_CxSxNxD = _scan(chunk, chunks_CxSxN)
-    return out, (d_params, d_hidden_CxSxNxD)
+    return _over_shards(out), (d_params if copied else _over_shards(d_params), d_hidden_CxSxNxD)
 
 
-def _backward(sums: SumFunction, gradients, cotangent):
+def _backward(sums: SumFunction, copied: bool, gradients, cotangent):
     loss_cotangent, _ = cotangent
     return *jax.tree.map(lambda x: x * loss_cotangent.astype(x.dtype), gradients), None, None
 
@@ -143,7 +146,7 @@ _sums.defvjp(_forward, _backward)
 
 
 def _scan(function, chunks_CxSxN):
-    """`function(chunk) -> (terms, outputs)` over all chunks: terms are summed over chunks and shards, outputs stacked."""
+    """`function(chunk) -> (terms, outputs)` over all chunks: terms are summed over chunks, outputs stacked."""
 
     def body(total, chunk_SxN):
         terms, outputs = function(chunk_SxN)
@@ -151,5 +154,8 @@ def _scan(function, chunks_CxSxN):
 
     first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], chunks_CxSxN))[0]
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
-    total, outputs = jax.lax.scan(body, zero, chunks_CxSxN)
-    return jax.tree.map(lambda x: x.sum(0), total), outputs
+    return jax.lax.scan(body, zero, chunks_CxSxN)
+
+
+def _over_shards(terms_S):
+    return jax.tree.map(lambda x: x.sum(0), terms_S)

@@ -11,7 +11,9 @@ import optax
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.models.embeddings import DEVICE_COPIES
 from t2t_flax.models.transformer import Transformer, products
+from t2t_flax.training.device_copies import device_copies
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, parameter_shardings
@@ -31,12 +33,16 @@ def loss_sums(
         logits = model.apply({"params": params}, hidden, method="logits")
         return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
 
-    hidden = model.apply({"params": params}, batch, noise, method="hidden")
+    variables, output = {"params": params}, {name: params[name] for name in model.output_params}
+    copied = model.dtype == jnp.bfloat16
+    if copied:
+        copies = device_copies({name: params[name] for name in {*model.table_params, *model.output_params}}, shards)
+        variables, output = variables | {DEVICE_COPIES: copies}, {name: copies[name] for name in output}
+    hidden = model.apply(variables, batch, noise, method="hidden")
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
-    output = {name: params[name] for name in model.output_params}
     tokens = output, hidden, batch["target"], weights
-    chunk = config.loss.logits_chunk_size
-    loss, others = chunked_sums(sums, *tokens, chunk=chunk, shards=shards) if chunk else sums(*tokens)
+    chunk = config.loss.logits_chunk_size or (weights.size // shards if copied else 0)
+    loss, others = chunked_sums(sums, *tokens, chunk=chunk, shards=shards, copied=copied) if chunk else sums(*tokens)
     return loss, others | {"tokens": weights.sum()}
 
 

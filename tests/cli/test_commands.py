@@ -184,8 +184,8 @@ def read_table(path):
 def test_evaluate_many_runs_reuses_existing_records(copy, t2t, tmp_path, children_here):
     """One table; existing records are kept, and a run that fails does not stop the others."""
     shutil.rmtree(copy / "eval")
-    other = shutil.copytree(copy, tmp_path / "other")
-    command = ["evaluate", f"--workdir={copy}", f"--workdir={other}", "--step=10", "--step=20"]
+    second = shutil.copytree(copy, tmp_path / "other")
+    command = ["evaluate", f"--workdir={copy}", f"--workdir={second}", "--step=10", "--step=20"]
     out, _ = t2t(*command, "--table=t.csv")
     table = read_table(tmp_path / "t.csv")
     assert [line["checkpoint"] for line in table] == ["10", "20", "10", "20"]
@@ -194,12 +194,12 @@ def test_evaluate_many_runs_reuses_existing_records(copy, t2t, tmp_path, childre
     times = {path: path.stat().st_mtime_ns for path in copy.glob("eval/*")}
     again, _ = t2t(*command)
     assert "==" not in again and times == {path: path.stat().st_mtime_ns for path in copy.glob("eval/*")}
-    (other / "eval" / "test-10.json").unlink()
-    for path in (other / "checkpoints" / "10").rglob("*"):
+    (second / "eval" / "test-10.json").unlink()
+    for path in (second / "checkpoints" / "10").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(b"x" * path.stat().st_size)
     out, err = t2t(*command, code=1)
-    assert f"not evaluated: {other} step 10 (exit code 2)" in err and out.count("20  ") >= 2
+    assert f"not evaluated: {second} step 10 (exit code 2)" in err and out.count("20  ") >= 2
 
 
 @pytest.mark.slow

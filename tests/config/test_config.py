@@ -181,5 +181,5 @@ def test_only_mutable_keys_may_change_on_resume():
     )
     assert config_lib.immutable_differences(a, mutable) == {}
     assert set(config_lib.differences(a, mutable)) == {"train.steps", "mesh.fsdp"}
-    other = dataclasses.replace(a, seed=dataclasses.replace(a.seed, data=3))
-    assert config_lib.immutable_differences(a, other) == {"seed.data": (0, 3)}
+    changed = dataclasses.replace(a, seed=dataclasses.replace(a.seed, data=3))
+    assert config_lib.immutable_differences(a, changed) == {"seed.data": (0, 3)}

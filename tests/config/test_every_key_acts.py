@@ -168,10 +168,10 @@ SMALL = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num
 
 @pytest.mark.parametrize("key", PROGRAM)
 def test_key_changes_the_train_step(key):
-    base, other, further = PROGRAM[key]
+    base, new_value, further = PROGRAM[key]
     config = changed(small_config(model=SMALL, train=dict(precision="float32")), further | {key: base})
     show = loss_program if key.startswith(("model.", "loss.", "data.")) else program
-    assert show(config) != show(changed(config, {key: other}))
+    assert show(config) != show(changed(config, {key: new_value}))
 
 
 def test_equal_configs_have_equal_train_steps():
@@ -194,7 +194,7 @@ def prepared(tmp_path_factory):
 
 @pytest.mark.parametrize("key", PREPARED)
 def test_key_changes_the_prepared_data(key, prepared):
-    base, other, further = PREPARED[key]
+    base, new_value, further = PREPARED[key]
     config = small_config(
         data=dict(
             train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
@@ -202,7 +202,7 @@ def test_key_changes_the_prepared_data(key, prepared):
     )
     swap = "?" in further.values()
     config = changed(config, {k: v for k, v in further.items() if v != "?"} | {key: base})
-    second = changed(config, {key: other} | {k: base for k, v in further.items() if v == "?"})
+    second = changed(config, {key: new_value} | {k: base for k, v in further.items() if v == "?"})
     assert prepared(config) != prepared(second)
     if swap:
         pairs = [next(iter(split_source(task_of(c), "train").pairs())) for c in (config, second)]

@@ -71,9 +71,9 @@ def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
         used = full["target_segments"].any(axis=1)
         assert not used[np.argmin(used) :].any() or used.all()
         rows.append({k: x[used] for k, x in full.items()})
-    for other in rows[1:]:
+    for sharded in rows[1:]:
         for name, x in rows[0].items():
-            np.testing.assert_array_equal(x, other[name])
+            np.testing.assert_array_equal(x, sharded[name])
 
 
 def test_batch_k_does_not_depend_on_earlier_batches(store):

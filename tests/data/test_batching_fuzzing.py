@@ -88,10 +88,12 @@ def check_updates(store: Lengths, config: Data, seed: int, epochs: int = 3) -> B
     return batches
 
 
-def same(one, other) -> bool:
-    return one.shape == other.shape and all(
+def same(first, second) -> bool:
+    return first.shape == second.shape and all(
         np.array_equal(x, y)
-        for x, y in zip((one.pairs, one.row, *one.starts), (other.pairs, other.row, *other.starts), strict=True)
+        for x, y in zip(
+            (first.pairs, first.row, *first.starts), (second.pairs, second.row, *second.starts), strict=True
+        )
     )
 
 
@@ -162,23 +164,23 @@ def test_later_updates_with_other_lengths_keep_their_bounds(keys):
 @given(run=runs(), order=st.lists(st.integers(0, 200), min_size=1, max_size=4))
 def test_updates_do_not_depend_on_access_order(run, order):
     store, config, seed = run
-    one, other = (Batches(store, config, seed=seed) for _ in range(2))
+    fresh, accessed = (Batches(store, config, seed=seed) for _ in range(2))
     for k in order:
-        one.batch(k)
+        accessed.batch(k)
     for k in (order[-1], order[0], 0):
-        assert same(one.batch(k), other.batch(k))
+        assert same(accessed.batch(k), fresh.batch(k))
 
 
 @hypothesis.settings(max_examples=15)
 @given(run=runs(), shards=st.integers(1, 8))
 def test_rows_do_not_depend_on_mesh_and_microbatches(run, shards):
     store, config, seed = run
-    one = Batches(store, config, seed=seed)
-    other = Batches(store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards)
-    assert one.updates_per_epoch == other.updates_per_epoch
-    for k in range(0, 2 * one.updates_per_epoch, 7):
-        np.testing.assert_array_equal(one.batch(k).pairs, other.batch(k).pairs)
-        np.testing.assert_array_equal(one.batch(k).row, other.batch(k).row)
+    reference = Batches(store, config, seed=seed)
+    sharded = Batches(store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards)
+    assert reference.updates_per_epoch == sharded.updates_per_epoch
+    for k in range(0, 2 * reference.updates_per_epoch, 7):
+        np.testing.assert_array_equal(reference.batch(k).pairs, sharded.batch(k).pairs)
+        np.testing.assert_array_equal(reference.batch(k).row, sharded.batch(k).row)
 
 
 @hypothesis.settings(max_examples=15)

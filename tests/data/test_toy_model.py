@@ -72,6 +72,6 @@ def test_unseen_word_combinations_are_90_percent_correct(outputs):
 
 def test_training_sentences_are_90_percent_correct(outputs):
     training = {english for english, _ in toy.pairs("train")}
-    known = [pair for pair in NEWCOMER if pair[0] in training]
-    wrong = _wrong(outputs, known)
-    assert len(wrong) <= 0.1 * len(known), "\n".join(wrong)
+    training_pairs = [pair for pair in NEWCOMER if pair[0] in training]
+    wrong = _wrong(outputs, training_pairs)
+    assert len(wrong) <= 0.1 * len(training_pairs), "\n".join(wrong)

@@ -36,9 +36,9 @@ def test_parts_are_weighted_by_their_number_of_checkpoints():
     averaged = mean(iter([Part(tree(0), (3, 2, 1)), Part(tree(1), (4,)), Part(tree(2), (6, 5))]))
     for x, *values in zip(*map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True):
         np.testing.assert_allclose(x, np.average(values, axis=0, weights=[3, 1, 2]), atol=1e-6)
-    one = Part(tree(0), (1,), 0.5)
-    leaves = jax.tree.leaves(one.params)
-    alone = mean([one])
+    part = Part(tree(0), (1,), 0.5)
+    leaves = jax.tree.leaves(part.params)
+    alone = mean([part])
     assert all(x is y for x, y in zip(jax.tree.leaves(alone.params), leaves, strict=True))
     assert (alone.steps, alone.metric) == ((1,), 0.5)
 
@@ -59,13 +59,13 @@ def live_bytes() -> int:
 @pytest.mark.parametrize("function", ["load", "average"])
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function):
-    one = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
-    before, seen = live_bytes(), []
+    tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
+    before, live = live_bytes(), []
     original = Checkpoints.restore_params
 
     def counted(self, *arguments):
         params = original(self, *arguments)
-        seen.append(live_bytes() - before)
+        live.append(live_bytes() - before)
         return params
 
     monkeypatch.setattr(Checkpoints, "restore_params", counted)
@@ -74,7 +74,7 @@ def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function)
     else:
         shutil.copytree(six, tmp_path / "other")
         average([six, tmp_path / "other"], tmp_path / "mean", last=3, overrides=HERE)
-    assert len(seen) == 6 and max(seen) <= 2.01 * one, [n / one for n in seen]
+    assert len(live) == 6 and max(live) <= 2.01 * tree_bytes, [n / tree_bytes for n in live]
 
 
 def test_average_removes_what_a_killed_one_left(six, tmp_path):
@@ -156,9 +156,9 @@ def test_average_of_old_checkpoints_is_limited_by_keep_last(best_at_4, tmp_path,
 def test_best_without_metric_or_with_damage_is_refused(six, best_at_4, tmp_path, caplog):
     with pytest.raises(UserError, match="no checkpoint in .* has a config.eval.metric = nll: .*keep_best"):
         load(six, best=True, overrides=HERE)
-    for other in (dict(step=4), dict(average=2)):
+    for choice in (dict(step=4), dict(average=2)):
         with pytest.raises(UserError, match="--best cannot be combined with"):
-            load(best_at_4, best=True, **other, overrides=HERE)
+            load(best_at_4, best=True, **choice, overrides=HERE)
     copy = shutil.copytree(best_at_4, tmp_path / "copy")
     (copy / "checkpoints" / "4" / "meta" / "metadata").write_text("{")
     with pytest.raises(UserError, match="checkpoint 4 in .* is damaged"):

@@ -41,13 +41,13 @@ def test_system_compared_with_itself_has_no_difference(tmp_path):
 
 def test_clearly_better_system_is_significant(tmp_path):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
-    result, other = compare(a, b), compare(b, a)
+    result, reverse = compare(a, b), compare(b, a)
     assert result["p_value"] < 0.05 and result["a_better"] == 1
     assert 0 < result["interval"]["low"] < result["difference"] < result["interval"]["high"]
     for key, hypotheses in (("a", GOOD), ("b", BAD)):
         expected = score_translations(hypotheses, [REFERENCES], names=["sacrebleu"])["sacrebleu"]["score"]
         assert result[key]["score"] == expected
-    assert other["difference"] == -result["difference"] and other["p_value"] == result["p_value"]
+    assert reverse["difference"] == -result["difference"] and reverse["p_value"] == result["p_value"]
     text = describe(result)
     assert (
         str(a) in text and "sacreBLEU" in text and "1000 resamples" in text and f"{result['difference']:+.2f}" in text

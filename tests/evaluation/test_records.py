@@ -68,20 +68,20 @@ def evaluated(workdir, split="test", overrides=None, **choice) -> str:
 @pytest.mark.slow
 def test_different_evaluations_never_share_a_record(copy, text):
     """Another text, search or choice of checkpoints has its own record and its own texts beside it."""
-    own = evaluated(copy)
+    default = evaluated(copy)
     files = {path: path.read_bytes() for path in (copy / "eval").iterdir()}
-    other, few = {"data.test": text("o", 2)}, {"decode.beam_size": "2"}
+    other_text, few = {"data.test": text("o", 2)}, {"decode.beam_size": "2"}
     variants = [
         ("test", {}, dict(average=2)),
         ("test", {}, dict(best=True)),
         ("test", {}, dict(step=2)),
-        ("test", other, {}),
+        ("test", other_text, {}),
         ("test", few, {}),
-        ("test", other | few, {}),
+        ("test", other_text | few, {}),
         ("valid", few, {}),
         ("test", {"train.precision": "bfloat16"}, {}),
     ]
-    records = [own] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in variants]
+    records = [default] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in variants]
     assert len(set(records)) == len(records) and sorted(records) == names(copy)
     assert records[:4] == ["test-4", "test-4-mean2", "test-4-best", "test-2"]
     assert all(name.startswith(("test-4-", "valid-4-")) for name in records[4:])
@@ -90,10 +90,10 @@ def test_different_evaluations_never_share_a_record(copy, text):
 
 
 def test_repeated_evaluation_reuses_its_record(copy, text):
-    other = {"data.test": text("o", 2)}
-    first = [evaluated(copy), evaluated(copy, overrides=other), evaluated(copy, overrides={"decode.alpha": "1.0"})]
+    other_text = {"data.test": text("o", 2)}
+    first = [evaluated(copy), evaluated(copy, overrides=other_text), evaluated(copy, overrides={"decode.alpha": "1.0"})]
     text("elsewhere", 2)  # the same text at another path
-    moved = {"data.test": other["data.test"].replace("/o.", "/elsewhere.")}
+    moved = {"data.test": other_text["data.test"].replace("/o.", "/elsewhere.")}
     again = [evaluated(copy), evaluated(copy, overrides=moved), evaluated(copy, overrides={"decode.alpha": "1.0"})]
     assert again == first and names(copy) == sorted(first)
     # Keys that cannot change a score.
@@ -124,8 +124,8 @@ def test_evaluation_when_the_runs_own_text_is_missing(copy, text, tmp_path):
     (copy / "config.json").write_text(json.dumps(config))
     text("here", 2), text("there", 2, "valid")
     assert evaluated(copy, overrides={"data.root": str(tmp_path)}) == "test-4"
-    other = {"data.root": str(tmp_path), "data.test": "there.en,there.de"}
-    assert evaluated(copy, overrides=other).startswith("test-4-")
+    overrides = {"data.root": str(tmp_path), "data.test": "there.en,there.de"}
+    assert evaluated(copy, overrides=overrides).startswith("test-4-")
 
 
 def test_each_test_set_has_its_own_record(copy, text, capsys):
@@ -206,9 +206,9 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record)
     for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
         words = [*command.split(), f"--workdir={copy}", "--best"]
-        for other in ("--step=2", "--average=2"):
-            assert main([*words, other]) == 2
-            assert f"--best and {other.split('=')[0]} choose different checkpoints" in capsys.readouterr().err
+        for flag in ("--step=2", "--average=2"):
+            assert main([*words, flag]) == 2
+            assert f"--best and {flag.split('=')[0]} choose different checkpoints" in capsys.readouterr().err
     output = copy.parent / "best"
     assert main(["average", f"--workdir={copy}", "--best", f"--output={output}", "--config.mesh.data=-1"]) == 0
     assert load(output, overrides=HERE).steps == (checkpoint["step"],)

@@ -67,8 +67,8 @@ def test_mean_of_the_last_checkpoints(finished):
     "mesh", [{"mesh.data": "2", "mesh.fsdp": "2", "mesh.tensor": "2"}, {"mesh.data": "1", "mesh.fsdp": "8"}]
 )
 def test_restores_on_another_mesh(finished, mesh):
-    one, other = load(finished[0], overrides=ONE_DEVICE), load(finished[0], overrides=mesh)
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+    single, sharded = load(finished[0], overrides=ONE_DEVICE), load(finished[0], overrides=mesh)
+    for a, b in zip(jax.tree.leaves(single.params), jax.tree.leaves(sharded.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -97,11 +97,11 @@ def null_differences(name, trials, resamples, seed=0):
     for i in range(trials):
         rng = np.random.default_rng([seed, i])
         swap = rng.random((len(REFERENCES), 1)) < 0.5
-        one, other = (
+        first, second = (
             dataclasses.replace(a, values=np.where(swap, *values))
             for values in ((b.values, a.values), (a.values, b.values))
         )
-        yield one.corpus_score - other.corpus_score, paired_bootstrap(one, other, resamples, seed=i)
+        yield first.corpus_score - second.corpus_score, paired_bootstrap(first, second, resamples, seed=i)
 
 
 def test_true_null_is_rejected_in_five_percent_of_trials():

@@ -13,15 +13,15 @@ from t2t_flax.evaluation.validation import validation_score
 def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkeypatch, sentences):
     """eval.decode_sentences: this many from the start of the validation set, 0 = all."""
     pairs = list(toy.pairs("valid", 30))[: sentences or 30]
-    seen = []
+    decoded = []
 
     def translate(self, params, lines, progress, compiling):
-        seen.extend(lines)
+        decoded.extend(lines)
         return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
 
     monkeypatch.setattr(Translator, "translate", translate)
     run = start(tiny_run(tmp_path, eval=dict(decode_sentences=sentences)), tmp_path, cache)
     score = validation_score(run)(None)
-    assert seen == [source for source, _ in pairs]
+    assert decoded == [source for source, _ in pairs]
     expected = score_translations([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
     assert score == {"valid_bleu": expected["sacrebleu"]["score"]} and 0 < score["valid_bleu"] < 100

@@ -180,9 +180,9 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     assert checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
 
     # Undisturbed as a local pod of two processes: the same losses, bit for bit.
-    whole = command(tmp_path / "whole", cache, **keys)
+    undisturbed = command(tmp_path / "whole", cache, **keys)
     subprocess.run(
-        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *whole], env=environment(), check=True, timeout=400
+        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *undisturbed], env=environment(), check=True, timeout=400
     )
     assert losses(tmp_path / "run") == losses(tmp_path / "whole") and len(losses(tmp_path / "run")) == steps
     if keep := os.environ.get("T2T_SLURM_LOG"):

@@ -10,13 +10,16 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.masks import masked_softmax
+from t2t_flax.models.products import product_with_float32_result
 from t2t_flax.training.train_step import make_train_step
 
-_DOT = re.compile(r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>")
+_DOT = re.compile(
+    r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>, tensor<[^>]*?(f32|bf16)>\)"
+)
 
 
-def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str]]:
-    """(precision of the left side, of the right, type) of every product of a train step."""
+def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, str]]:
+    """(precision of the left side, of the right, type of the left, of the right) of every product of a train step."""
     config = small_config(model=model, train=dict(precision=precision))
     model, tx, state, shardings = model_and_state(config)
     batch = {name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))}
@@ -29,12 +32,40 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("mixer", ["attention", "gru", "conv"])
 def test_float32_products_are_float32_on_a_gpu(mixer):
-    assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32")}
+    assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32", "f32")}
 
 
 def test_tf32_and_bfloat16_products_on_a_gpu():
-    assert set(dots("tf32", "cuda")) == {("HIGH", "HIGH", "f32")}
-    assert {pair[:2] for pair in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
+    assert set(dots("tf32", "cuda")) == {("HIGH", "HIGH", "f32", "f32")}
+    assert {dot[:2] for dot in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize(
+    "model", [{}, dict(tie_embeddings="none", output_bias=True, num_kv_heads=2, attention_window=3)]
+)
+def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
+    assert {dot[2:] for dot in dots("bfloat16", platform, **model)} == {("bf16", "bf16")}
+
+
+@pytest.mark.parametrize("equation", ["...tnh,...snh->...nts", "...d,vd->...v"])
+def test_gradients_of_a_bfloat16_product_are_those_of_rounded_operands(equation):
+    """Only operands and cotangent are rounded: sums are float32, and the gradient of a float32 operand stays so."""
+    shapes = dict(zip("tnhsdv", (5, 2, 4, 6, 8, 7), strict=True))
+    rng, numbers = np.random.default_rng(0), lambda text: rng.normal(size=(3, *(shapes[c] for c in text.strip("."))))
+    of_x, of_y, of_result = equation.replace("->", ",").split(",")
+    x = jnp.asarray(numbers(of_x), jnp.bfloat16)
+    y = jnp.asarray(numbers(of_y) if "." in of_y else numbers(of_y)[0], jnp.float32)
+    cotangent = jnp.asarray(numbers(of_result), jnp.float32)
+    result, gradients = jax.vjp(lambda x, y: product_with_float32_result(equation, x, y, jnp.bfloat16), x, y)
+    rounded = lambda z: z.astype(jnp.bfloat16).astype(jnp.float32)  # noqa: E731
+    expected, exact = jax.vjp(lambda x, y: jnp.einsum(equation, x, y), rounded(x), rounded(y))
+    dx, dy = gradients(cotangent)
+    expected_dx, expected_dy = exact(rounded(cotangent))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dy, expected_dy, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx.astype(jnp.float32), expected_dx, rtol=2**-8, atol=1e-5)
+    assert result.dtype == dy.dtype == jnp.float32 and dx.dtype == jnp.bfloat16
 
 
 def test_query_without_any_key_gets_zero_weights():

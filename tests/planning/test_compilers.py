@@ -45,9 +45,9 @@ def bytes_by_kind(plan: dict) -> dict[str, int]:
 
 
 def gradient_bounds(plan: dict) -> tuple[float, float]:
-    """All gradients in bfloat16; all in float32 and the tied table twice."""
+    """All gradients once in bfloat16; and with a tenth for those that travel in float32, and padding."""
     parameters = plan["state_bytes"] / 3 / 4
-    return 2 * parameters, 4 * (parameters + 512 * 64)
+    return 2 * parameters, 2.2 * parameters
 
 
 @tpu
@@ -55,7 +55,7 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
     record = plan("v5e:2x2")
     low, high = gradient_bounds(record)
     assert record["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
-    assert low < bytes_by_kind(record)["all-reduce"] < 1.02 * high
+    assert low <= bytes_by_kind(record)["all-reduce"] < high
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
     assert record["prediction"]["seconds"] > record["ideal"]["seconds"] > 0
 
@@ -111,7 +111,7 @@ def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
     record = plan("h100-8")
     low, high = gradient_bounds(record)
     assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
-    assert low < bytes_by_kind(record)["all-reduce"] < 1.02 * high
+    assert low <= bytes_by_kind(record)["all-reduce"] < high
     assert record["train"]["products"][0]["types"].startswith("bfloat16 x bfloat16")
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
     assert record["prediction"]["seconds"] > 0 and record["decode"]["prediction"]["seconds"] > 0

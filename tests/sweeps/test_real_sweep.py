@@ -101,8 +101,9 @@ def test_stacked_sweep_equals_separate_trainings(tmp_path):
         ]
         curves[name] = [(line["step"], line.get("loss"), line.get("valid_nll")) for line in lines]
     assert "stacked with 2 others" in result.stdout
-    for one, other in zip(curves["apart"], curves["together"], strict=True):
-        assert one[0] == other[0] and all(a == b or abs(a - b) < 1e-4 for a, b in zip(one[1:], other[1:], strict=True))
+    for apart, together in zip(curves["apart"], curves["together"], strict=True):
+        assert apart[0] == together[0]
+        assert all(a == b or abs(a - b) < 1e-4 for a, b in zip(apart[1:], together[1:], strict=True))
 
 
 def metrics(path: Path) -> int:

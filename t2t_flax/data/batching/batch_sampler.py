@@ -143,7 +143,7 @@ def cut(
     """Starts (and the end) of consecutive pieces, each as long as possible with at most `cap` tokens a side.
 
     The sums are cumulative and begin with 0. A piece that begins at i ends at `furthest(i)` or before. Raises UserError
-    where a single pair is over the cap.
+    if a single pair is over the cap.
     """
     starts = [0]
     last = len(source_sums) - 1

@@ -88,7 +88,7 @@ class Batch:
 
 
 def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
-    """Rows divided over `shards` devices and, where `microbatch_tokens` > 0, into microbatches of at most that many slots
+    """Rows divided over `shards` devices and, if `microbatch_tokens` > 0, into microbatches of at most that many slots
     a device, but at least one row.
     """
     rows_per_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows

@@ -48,7 +48,7 @@ def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
     """Where the groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes in multiples of MULTIPLE.
 
     A group that is too small for a multiple keeps its size, and the pairs beyond a multiple open the next group, as in
-    fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError where a single
+    fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError if a single
     pair is over the cap.
     """
     if len(lengths) and lengths.max() > cap:

@@ -50,7 +50,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The arguments of a form besides its spec.
+    """The arguments of `Form.open` other than the spec.
 
     root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
     seed: config.seed.data. label: the spec with its config key, for error messages.
@@ -66,7 +66,7 @@ class Form(NamedTuple):
     """One way to name a source in data.train, data.valid and data.test.
 
     shown: the form as error messages show it. matches: whether a spec has this form.
-    open: (spec, context) -> Source; raises UserError where it cannot be opened. files: the files that a spec names.
+    open: (spec, context) -> Source; raises UserError if it cannot be opened. files: the files that a spec names.
     """
 
     shown: str

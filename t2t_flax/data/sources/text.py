@@ -122,7 +122,7 @@ def existing_file(name: str, context: Context) -> epath.Path:
 def lines(path: epath.Path) -> Iterator[str]:
     """The lines of a UTF-8 file, plain or .gz, without line ends.
 
-    Only the byte 0x0A ends a line, so that no other character can shift the two sides against each other. One 0x0D
+    Only the byte 0x0A ends a line, so that no other character can misalign the two sides. One 0x0D
     before it is removed, and a byte order mark at the beginning of the file. Raises UserError with the place where
     the file is not UTF-8 or not gzip.
     """
@@ -178,7 +178,7 @@ def _begins_with_bom(path: epath.Path) -> bool:
         with _opened(path) as file:
             return file.read(len(_BOM)) == _BOM
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        return False  # `lines` reports where it is damaged
+        return False  # `lines` reports the damage
 
 
 def _sha256(*parts: str) -> str:

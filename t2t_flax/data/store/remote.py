@@ -26,7 +26,7 @@ def local_path(folder: epath.PathLike, digest: str) -> Path:
 
 
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
-    """The finished store at `folder` if it has this digest, copied to local disk where needed; None where there is none,
+    """The finished store at `folder` if it has this digest, copied to local disk if needed; None if there is none,
     or one of an older format. A damaged copy is copied again. Raises UserError for a damaged store and for a folder of
     something else.
     """
@@ -51,7 +51,7 @@ def _matches(meta: dict | None, digest: str) -> bool:
 
 
 def upload(local: Path, folder: epath.PathLike) -> None:
-    """Copies a finished local store into its object store; does nothing where `folder` is on a file system."""
+    """Copies a finished local store into its object store; does nothing if `folder` is on a file system."""
     folder = epath.Path(folder)
     if not is_remote(folder):
         return

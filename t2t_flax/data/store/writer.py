@@ -1,4 +1,4 @@
-"""Writes token stores atomically, also where several processes write the same store at the same time.
+"""Writes token stores atomically, even if several processes write the same store at the same time.
 
 A store is written into a folder of a unique name, synced to disk, and renamed. Writers of one store take turns by a
 file lock; on file systems without locks the first to finish wins, and the others use its store.
@@ -27,7 +27,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 class StoreWriter:
     """Context that writes a store into a sibling of `folder` and renames it when the block ends without an error.
 
-    An older store at `folder` stays readable until then. After an error nothing of the new one is left. Where an intact
+    An older store at `folder` stays readable until then. After an error the new one is removed. Where an intact
     store of the same digest has appeared meanwhile, that one stays. Raises ValueError for ids outside of the vocabulary.
     """
 

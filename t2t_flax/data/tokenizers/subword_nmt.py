@@ -59,7 +59,7 @@ def read_codes(path: epath.Path) -> str:
 def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:
     """The tokenizer whose vocabulary is all pieces that the codes make of `sentences`.
 
-    Warns where the text does not look Moses-tokenized. Raises UserError if there is no text.
+    Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
     """
     from subword_nmt.apply_bpe import BPE
 

@@ -1,0 +1,5 @@
+"""Child processes of the speed benchmarks, one module for each engine: `python -m benchmarks.engines.X TASK.json`.
+
+Each runs in its own environment, reads its task from a JSON file and prints its result as the last line. Modules of peers
+import only their own packages, NumPy and `benchmarks.models`.
+"""

@@ -1,0 +1,58 @@
+"""This machine's peak: float32 products at the shapes of the model, by JAX or by PyTorch (`library` of the task)."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.engines.child import main, preloaded, torch_threads
+
+SECONDS = 0.4
+"""Of repeating one shape."""
+
+
+def shapes(size: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """(m, k, n): a large square, and the feed-forward layer and the logits of a batch."""
+    tokens, d = size["tokens"], size["d_model"]
+    return [(2048, 2048, 2048), (tokens, d, size["d_ff"]), (tokens, size["d_ff"], d), (tokens, d, size["vocab"])]
+
+
+def rate(product: Callable[..., Any], *operands: Any, flops: float) -> float:
+    """GFLOP/s of the fastest of many repetitions."""
+    product(*operands)
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        product(*operands)
+        best = min(best, time.perf_counter() - began)
+    return flops / best / 1e9
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """GFLOP/s at each shape."""
+    rates = {}
+    if task["library"] == "jax":
+        from t2t_flax.config import Config
+        from t2t_flax.process_setup import prepare_process
+
+        prepare_process(Config())
+        import jax
+        import jax.numpy as jnp
+
+        program = jax.jit(jnp.dot)
+        dot = lambda x, y: program(x, y).block_until_ready()  # noqa: E731
+        for m, k, n in shapes(task["size"]):
+            x, y = jnp.ones((m, k)), jnp.ones((k, n))
+            rates[f"{m}x{k}x{n}"] = round(rate(dot, x, y, flops=2.0 * m * k * n), 1)
+        return {"gflops": rates, "versions": {"jax": jax.__version__}}
+    torch_threads(task)
+    import torch
+
+    dtype = getattr(torch, task.get("dtype", "float32"))
+    for m, k, n in shapes(task["size"]):
+        x, y = torch.ones((m, k), dtype=dtype), torch.ones((k, n), dtype=dtype)
+        rates[f"{m}x{k}x{n}"] = round(rate(torch.mm, x, y, flops=2.0 * m * k * n), 1)
+    return {"gflops": rates, "versions": {"torch": torch.__version__}, "settings": preloaded()}
+
+
+if __name__ == "__main__":
+    main(measure)

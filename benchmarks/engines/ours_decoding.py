@@ -1,0 +1,89 @@
+"""Our Translator on sentences that are ids already, with one cap for each group of sentences."""
+
+import dataclasses
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engines.child import main
+from benchmarks.engines.weights import unflatten
+from benchmarks.models import EOS, read_json
+from t2t_flax.config import Config, Model
+from t2t_flax.process_setup import prepare_process
+from t2t_flax.version import source_digest
+
+
+class Ids:
+    """A tokenizer of text that is ids: "17 4 9"."""
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: list[int]) -> str:
+        return ""
+
+
+def read_model(folder: str | Path) -> tuple[Model, dict[str, Any], int]:
+    """(model config, parameters, vocabulary) from the files of `benchmarks.engines.weights`."""
+    stored = read_json(Path(folder, "model.json"))
+    with np.load(Path(folder, "weights.npz")) as arrays:
+        params = unflatten({name: arrays[name] for name in arrays.files})
+    return Model(**stored["keys"]), params, stored["vocab"]
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of translating all groups; the first pass includes the compilations."""
+    devices, c = task.get("devices", 1), Config()
+    keys, params, vocab = read_model(task["folder"])
+    decode = dataclasses.replace(
+        c.decode, batch_size=task["batch_size"], beam_size=task["beam_size"], alpha=task["alpha"], length_penalty="power",
+        early_stopping="beam_full", max_length_ratio=0.0,
+    )  # fmt: skip
+    c = dataclasses.replace(
+        c,
+        model=keys,
+        mesh=dataclasses.replace(c.mesh, cpu_devices=devices),
+        train=dataclasses.replace(c.train, compile_cache=task["compile_cache"]),
+        decode=decode,
+    )
+    notes = prepare_process(c)
+    import jax
+
+    from t2t_flax.decoding.translator import Translator
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.training.train_state import make_model
+
+    mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[:devices])
+    model = make_model(c, vocab, vocab)
+    params = jax.device_put(params, mesh_lib.named(mesh, mesh_lib.REPLICATED))
+    tokenizers = SimpleNamespace(source=Ids(), target=Ids())
+    groups = [
+        (Translator(model, tokenizers, mesh, dataclasses.replace(decode, max_length_offset=group["cap"])),
+         [" ".join(map(str, ids[:-1])) for ids in group["sources"]])
+        for group in task["groups"]
+    ]  # fmt: skip
+    assert all(ids[-1] == EOS for group in task["groups"] for ids in group["sources"])
+
+    def translate() -> tuple[float, list]:
+        began = time.perf_counter()
+        done = [h for translator, lines in groups for h in translator.translate(params, lines)]
+        return time.perf_counter() - began, [translation.hypotheses[0] for translation in done]
+
+    first, _ = translate()
+    timed = [translate() for _ in range(task["passes"])]
+    hypotheses = timed[-1][1]
+    return {
+        "first_pass_seconds": first,
+        "seconds": [seconds for seconds, _ in timed],
+        "outputs": [list(h.tokens) for h in hypotheses],
+        "scores": [h.score for h in hypotheses],
+        "settings": ["float32", *notes, f"{devices} devices, {task['batch_size']} sentences each"],
+        "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
+    }
+
+
+if __name__ == "__main__":
+    main(measure)

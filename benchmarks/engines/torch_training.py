@@ -1,0 +1,92 @@
+"""PyTorch's nn.Transformer: post-norm, tied embeddings, label smoothing, Adam; dropout where ours is."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.engines.child import main, preloaded, time_training, torch_threads
+from benchmarks.models import PAD, load_batches, sinusoids
+
+
+class Model(nn.Module):
+    """Dropout on embeddings and sub-layer outputs, none on attention weights or in feed-forward layers."""
+
+    def __init__(self, size: dict[str, Any]):
+        super().__init__()
+        d = size["d_model"]
+        self.embedding = nn.Embedding(size["vocab"], d, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=d**-0.5)
+        sizes = d, size["heads"], size["layers"], size["layers"], size["d_ff"], size["dropout"]
+        self.body = nn.Transformer(*sizes, batch_first=True)
+        self.body.encoder.norm = self.body.decoder.norm = None  # each layer ends with a norm
+        for layer in (*self.body.encoder.layers, *self.body.decoder.layers):
+            layer.dropout = nn.Identity()
+            for module in layer.modules():
+                if isinstance(module, nn.MultiheadAttention):
+                    module.dropout = 0.0
+        self.dropout = nn.Dropout(size["dropout"])
+        self.register_buffer("positions", torch.from_numpy(sinusoids(1024, d)))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[B, L] -> [B, L, D]."""
+        scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(scaled + self.positions[: ids.shape[1]])
+
+    def forward(self, source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V]. The only masks are the causal one and, if the sources have padding, theirs."""
+        padding = source == PAD
+        padding = padding if bool(padding.any()) else None
+        hidden = self.body(
+            self.embed(source),
+            self.embed(shifted),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(shifted.shape[1]),
+            tgt_is_causal=True,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        return hidden @ self.embedding.weight.T
+
+
+def trainer(model: nn.Module, logits, precision: str = "float32"):
+    """`step(batch)` for a model whose `logits(source, shifted target)` are [B, T, V]."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    criterion = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+        source, target = batch
+        shifted = nn.functional.pad(target, (1, 0), value=1)[:, :-1]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = criterion(logits(source, shifted).flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def batches_of(task: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The task's batches as int64 tensors."""
+    return [tuple(torch.from_numpy(x).long() for x in batch) for batch in load_batches(task["batches"])]
+
+
+def settings(task: dict[str, Any], how: str = "eager") -> list[str]:
+    """The settings of a PyTorch engine, for the record."""
+    return [f"{how}, {task.get('precision', 'float32')}, {torch.get_num_threads()} threads", *preloaded()]
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of training steps."""
+    torch_threads(task)
+    model = Model(task["size"]).train()
+    compiled = torch.compile(model, dynamic=True) if task.get("compile") else model
+    step = trainer(model, compiled, task.get("precision", "float32"))
+    how = "torch.compile" if task.get("compile") else "eager"
+    result = time_training(step, batches_of(task), task["passes"])
+    return result | {"settings": settings(task, how), "versions": {"torch": torch.__version__}}
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,84 @@
+"""Writes the weights of a model for the decoding engines: random ones of a size, or those of a trained run.
+
+FOLDER/weights.npz holds our parameters by path (`encoder_0/feed_forward/Einsum_0/kernel`), FOLDER/model.json the model's keys
+and vocabulary, FOLDER/sources.json the ids of the sentences to translate (a run's test set).
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engines.child import main
+from benchmarks.models import PAD
+
+SAME_AS_PAPER = (
+    "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale", "logit_scale", "output_bias",
+    "attention_bias", "decoder_start_token", "activation", "feed_forward", "attention_score", "mixer", "num_kv_heads",
+    "d_k", "d_v", "norm_type", "final_norm", "attention_window",
+)  # fmt: skip
+"""Keys of the model that must have their defaults: the other engines read only this form."""
+
+
+def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
+    """{path: array} of a tree of dicts."""
+    if not hasattr(params, "items"):
+        return {prefix: np.asarray(params, np.float32)}
+    return {
+        path: x for name, tree in params.items() for path, x in flatten(tree, f"{prefix}/{name}".strip("/")).items()
+    }
+
+
+def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The tree that `flatten` flattened."""
+    tree: dict[str, Any] = {}
+    for path, x in arrays.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = x
+    return tree
+
+
+def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:
+    """Writes weights.npz and model.json. Raises ValueError for models that are not of the paper's form."""
+    keys = dataclasses.asdict(model)
+    defaults = dataclasses.asdict(type(model)())
+    if different := [key for key in SAME_AS_PAPER if keys[key] != defaults[key]]:
+        raise ValueError(f"model.{different[0]} = {keys[different[0]]!r}: this benchmark takes the paper's form only")
+    arrays = flatten(params)
+    table = arrays["shared_embedding/table"].copy()
+    table[PAD] = 0  # padding is never predicted; peers that do not mask its logit get the same one
+    np.savez(Path(folder, "weights.npz"), **(arrays | {"shared_embedding/table": table}))
+    Path(folder, "model.json").write_text(json.dumps({"vocab": vocab, "keys": keys}))
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Writes the files; the result names the model."""
+    folder = Path(task["folder"])
+    if task.get("workdir"):
+        import t2t_flax
+
+        run = t2t_flax.load(task["workdir"])
+        vocab = run.tokenizers.source.vocab_size
+        save(folder, run.params, run.config.model, vocab)
+        sources = [[*run.tokenizers.source.encode(line), 1] for line in task["lines"]]
+        (folder / "sources.json").write_text(json.dumps(sources))
+        return {"steps": list(run.steps)}
+    from benchmarks.engines.ours_training import config_of
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.train_state import init_state, make_model
+
+    config, vocab = config_of(task["size"]), task["size"]["vocab"]
+    model = make_model(config, vocab, vocab)
+    state, _ = init_state(config, model, make_optimizer(config), mesh_lib.make_mesh(config.mesh))
+    save(folder, state.params, config.model, vocab)
+    return {}
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,109 @@
+"""Environments of the peers: one virtual environment each, created when it is first needed.
+
+Created in the folder `--environments` (default: ~/.cache/t2t_flax/peers) and reused. A peer whose environment cannot be
+created is skipped; the reason goes into the record.
+"""
+
+import argparse
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from t2t_flax.process_setup import child_environment
+
+TORCH = "torch==2.13.0"
+REQUIREMENTS = {
+    "torch": (TORCH, "numpy"),
+    "transformers": (TORCH, "numpy", "transformers==5.23.0", "sentencepiece"),
+    "joeynmt": (TORCH, "numpy", "joeynmt==2.3.0", "importlib_metadata"),
+    "ctranslate2": ("ctranslate2==4.8.5", "numpy"),
+}
+"""What pip installs for each peer. PyTorch's CPU build is preferred where its index can be reached."""
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+TCMALLOC = "libtcmalloc-minimal4"
+DEFAULT_FOLDER = "~/.cache/t2t_flax/peers"
+
+
+class Unavailable(Exception):
+    """A peer cannot be measured on this machine; the message says why."""
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """`--environments`."""
+    help_text = f"folder of the peers' virtual environments, created if missing (default: {DEFAULT_FOLDER})"
+    parser.add_argument("--environments", metavar="DIR", default=DEFAULT_FOLDER, help=help_text)
+
+
+class Environments:
+    """The peers' environments in a folder. install=False: only those that exist already."""
+
+    def __init__(self, folder: str, *, install: bool = True):
+        self.folder, self._install = Path(folder).expanduser().absolute(), install
+        self._failed: dict[str, str] = {}
+
+    def python(self, name: str) -> str:
+        """The interpreter of an environment; "" is this process's own. Raises Unavailable."""
+        if not name:
+            return sys.executable
+        if name in self._failed:
+            raise Unavailable(self._failed[name])
+        home = self.folder / name
+        if not (home / "complete").exists():
+            try:
+                self._create(name, home)
+            except Unavailable as error:
+                self._failed[name] = str(error)
+                raise
+        return str(home / "bin" / "python")
+
+    def _create(self, name: str, home: Path) -> None:
+        if not self._install:
+            raise Unavailable(f"there is no complete environment {home}, and --no-install was given")
+        print(f"creating {home}", flush=True)
+        _run(sys.executable, "-m", "venv", "--clear", str(home))
+        pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        if TORCH in REQUIREMENTS[name]:
+            _run(*pip, "--no-deps", "--retries=0", f"--extra-index-url={TORCH_INDEX}", TORCH)
+        _run(*pip, *REQUIREMENTS[name])
+        (home / "complete").write_text(" ".join(REQUIREMENTS[name]) + "\n")
+
+    def tcmalloc(self) -> str:
+        """The path of libtcmalloc, from the system or from Debian's package, unpacked. Raises Unavailable."""
+        patterns = ("/usr/lib/libtcmalloc*.so*", "/usr/lib/*/libtcmalloc*.so*", f"{self.folder}/tcmalloc/**/*.so.*")
+        found = [path for pattern in patterns for path in glob.glob(pattern, recursive=True) if "debug" not in path]
+        if found:
+            return sorted(found, key=lambda path: ("minimal" not in path, len(path)))[0]
+        if not (self._install and shutil.which("apt-get") and shutil.which("dpkg")):
+            raise Unavailable(f"there is no libtcmalloc*.so, and {TCMALLOC} is not installed (needs Debian's apt-get)")
+        folder = self.folder / "tcmalloc"
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("apt-get", "download", TCMALLOC, cwd=folder)
+        for package in folder.glob("*.deb"):
+            _run("dpkg", "-x", str(package), str(folder))
+        if not any(folder.rglob("libtcmalloc*.so.*")):
+            raise Unavailable(f"{TCMALLOC} holds no libtcmalloc*.so")
+        return self.tcmalloc()
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        errors = [line for line in lines if line.startswith(("ERROR", "E:"))]
+        raise Unavailable(f"{' '.join(command[:6])} ...: {(errors or lines)[-1][:300]}")
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AVX512_BF16 or AMX); elsewhere it is emulated."""
+    info = Path("/proc/cpuinfo")
+    return info.exists() and any(flag in info.read_text() for flag in ("avx512_bf16", "amx_bf16"))
+
+
+def variables(**more: str) -> dict[str, str]:
+    """This process's environment variables for a child that imports `benchmarks` and, in our own interpreter, t2t_flax."""
+    root = str(Path(__file__).parents[1])
+    kept = child_environment(**more)
+    return kept | {"PYTHONPATH": os.pathsep.join([root, kept["PYTHONPATH"]])}

@@ -1,0 +1,167 @@
+"""Tables of docs/performance.md from the committed records; `python -m benchmarks --page` writes them.
+
+The page is written by hand but for the parts between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being a record in
+benchmarks/results. A part without its record says so.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+NAMES = {
+    "ours": "this project",
+    "ours_2_devices": "this project, 2 CPU devices",
+    "ours_packed": "this project, packed rows",
+    "torch": "PyTorch `nn.Transformer`",
+    "torch_tcmalloc": "PyTorch `nn.Transformer`, tcmalloc",
+    "torch_bfloat16": "PyTorch, bfloat16 autocast",
+    "torch_bfloat16_tcmalloc": "PyTorch, bfloat16 autocast, tcmalloc",
+    "torch_compile": "PyTorch, `torch.compile`",
+    "torch_compile_tcmalloc": "PyTorch, `torch.compile`, tcmalloc",
+    "marian": "Hugging Face Marian",
+    "marian_tcmalloc": "Hugging Face Marian, tcmalloc",
+    "joeynmt": "Joey NMT",
+    "ctranslate2_float32": "CTranslate2, float32",
+    "ctranslate2_int8": "CTranslate2, int8",
+}
+
+
+def fill(text: str, results: Path = RESULTS) -> str:
+    """The page with each generated part made anew."""
+
+    def part(match: re.Match) -> str:
+        name = match[1]
+        path = results / f"{name}.json"
+        body = table_of(name)(json.loads(path.read_text())) if path.exists() else _missing(name)
+        return f"<!-- {name} -->\n{body}\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", part, text, flags=re.S)
+
+
+def table_of(name: str) -> Callable[[dict[str, Any]], str]:
+    """The function that formats this record."""
+    return {"training": training, "decoding": decoding, "growth": growth, "start": start}[name.split("_")[0]]
+
+
+def _missing(name: str) -> str:
+    return f"Not measured yet: `benchmarks/results/{name}.json` does not exist."
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def _ratio(ratio: dict[str, Any] | None) -> str:
+    """Median, with the smallest and largest of the rounds."""
+    return f"**{ratio['median']:.2f}** ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio else ""
+
+
+def _versions(record: dict[str, Any]) -> str:
+    versions = dict(record["versions"])
+    for engine in record["engines"].values():
+        versions |= {name: version for name, version in engine["versions"].items() if name != "t2t_flax"}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _facts(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    skipped = "".join(f" Not measured: {NAMES.get(k, k)} ({why})." for k, why in record.get("skipped", {}).items())
+    return f"`{record['command']}`\n\n{machine['cpu']}, {machine['cores']} cores.{skipped}"
+
+
+def training(record: dict[str, Any]) -> str:
+    """Tokens/s, ratio, share of the peak, memory and first calls of each engine."""
+    lines, ratios = [], record["ratio"]
+    for name, e in record["engines"].items():
+        rate = e["tokens_per_second"]
+        lines.append([
+            NAMES.get(name, name),
+            f"{rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f})",
+            _ratio(ratios.get(name)),
+            f"{e['milliseconds_a_step']:,.0f}",
+            f"{e['gflops']:.0f} ({100 * e['fraction_of_peak']:.0f} %)",
+            f"{e['peak_rss_mb'] / 1024:.1f}",
+            f"{e['first_pass_seconds']:.0f}",
+        ])  # fmt: skip
+    head = [
+        "engine",
+        "target tokens/s",
+        "this project / engine",
+        "ms a step",
+        "GFLOP/s (of peak)",
+        "GB",
+        "first pass, s",
+    ]
+    peaks = "; ".join(
+        f"{library} " + (f"{max(rates.values()):.0f}" if "skipped" not in rates else "not measured")
+        for library, rates in record["peak"]["float32_gflops"].items()
+    )
+    best = f" Ratios are of {NAMES[record['ratio_of']]}." if record["ratio_of"] else ""
+    text = (
+        f"{_facts(record)} {record['threads']} threads. Peak of float32 products on this machine in GFLOP/s: {peaks}. "
+        f"{record['batches']['gflop_per_target_token'] * 1e3:.3g} MFLOP per target token.{best} {_versions(record)}."
+    )
+    return f"{_markdown(head, lines)}\n\n{text}"
+
+
+def decoding(record: dict[str, Any]) -> str:
+    """Sentences/s, ratio, memory and first calls of each engine, and how many outputs are equal."""
+    lines = []
+    for name, e in record["engines"].items():
+        rate, tried = e["sentences_per_second"], e.get("tried", {})
+        same = record["agreement"].get(name)
+        equal = "" if same is None else f"{same['equal']} of {same['sentences']}"
+        equal += f", {same['near_ties']} near ties" if same and same.get("near_ties") else ""
+        others = ", ".join(f"{how} {value:,.3g}" for how, value in tried.items() if how != e["arrangement"])
+        lines.append([
+            NAMES.get(name, name),
+            f"{rate['median']:,.4g} ({rate['min']:,.4g} to {rate['max']:,.4g})",
+            f"{e['tokens_per_second']:,}",
+            _ratio(record["ratio"].get(name)),
+            (e.get("arrangement", "") + (f" ({others})" if others else "")),
+            equal,
+            f"{e['peak_rss_mb'] / 1024:.1f}",
+            f"{e['first_pass_seconds']:.1f}",
+        ])  # fmt: skip
+    head = ["engine", "sentences/s", "tokens/s", "this project / engine", "arrangement (others)", "equal outputs", "GB",
+            "first pass, s"]  # fmt: skip
+    s = record["search"]
+    text = (
+        f"{_facts(record)} {record['threads']} threads, {s['sentences']} sentences of "
+        f"{s['source_tokens'] / s['sentences']:.1f} tokens on average, {record['model']['weights']} weights, beam "
+        f"{s['beam_size']}, batches of {s['batch_size']}. {_versions(record)}."
+    )
+    return f"{_markdown(head, lines)}\n\n{text}"
+
+
+def growth(record: dict[str, Any]) -> str:
+    """Slopes of time beside those of FLOPs."""
+    lines = [
+        [
+            f"{kind}: {row['what']}",
+            ", ".join(map(str, row["values"])),
+            ", ".join(f"{t:.4g}" for t in row["milliseconds"]),
+            f"{row['slope']:.2f} ({row['last_slope']:.2f})",
+            f"{row['slope_of_flops']:.2f} ({row['last_slope_of_flops']:.2f})",
+        ]
+        for kind in ("training", "decoding")
+        for row in record[kind]
+    ]
+    head = ["grows", "values", "ms", "slope of time (last doubling)", "slope of FLOPs (last doubling)"]
+    base = ", ".join(f"{key} {value}" for key, value in record["base"].items())
+    return f"{_markdown(head, lines)}\n\n{_facts(record)} The other sizes: {base}."
+
+
+def start(record: dict[str, Any]) -> str:
+    """Seconds from the command to the first result."""
+    lines = [
+        [what] + [f"{record[key][how]['median']:.1f} ({record[key][how]['min']:.1f} to {record[key][how]['max']:.1f})"
+                  for how in ("cold", "warm")]
+        for key, what in (("first_update", "`train` to its first update"), ("first_line", "`translate` to its first line"))
+    ]  # fmt: skip
+    head = ["seconds from the command", "nothing cached or compiled", "caches and programs of an earlier start"]
+    return f"{_markdown(head, lines)}\n\n{_facts(record)}"

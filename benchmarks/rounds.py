@@ -1,0 +1,147 @@
+"""Engines measured in turn: one child process for each engine and round, results kept as they come in.
+
+A round runs every engine once, one after the other, so that a change of the machine's speed hits them alike; ratios are
+computed within rounds. `--resume` continues an interrupted command: what the record has is not measured again.
+"""
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.child import RESULT
+from benchmarks.environments import Environments, Unavailable, variables
+from t2t_flax.filesystem import atomic_write
+
+PEER_HOME = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A child process that measures: `python -m benchmarks.engines.MODULE TASK.json` in an environment ("" = our own).
+
+    task: its part of the task. preload_tcmalloc: LD_PRELOAD. needs: raises Unavailable where the machine lacks something.
+    variants: other tasks of the same engine; the first round tries each and later rounds run the best of them.
+    """
+
+    name: str
+    module: str
+    environment: str = ""
+    task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    preload_tcmalloc: bool = False
+    timeout: float = 900.0
+    needs: Callable[[], None] = lambda: None
+    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dict[str, Any]:
+    """The result of one child process. Raises Unavailable with the reason if there is none."""
+    engine.needs()
+    python = environments.python(engine.environment)
+    more = dict(PEER_HOME, OMP_NUM_THREADS=str(task["threads"]))
+    if engine.preload_tcmalloc:
+        more["LD_PRELOAD"] = environments.tcmalloc()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "task.json")
+        path.write_text(json.dumps(task | dict(engine.task)))
+        command = [python, "-m", f"benchmarks.engines.{engine.module}", str(path)]
+        try:
+            done = subprocess.run(
+                command, env=variables(**more), capture_output=True, text=True, timeout=engine.timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"no result within {engine.timeout:.0f} s") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unavailable(f"exit code {done.returncode}: {last[:300]}")
+    return json.loads(lines[-1].removeprefix(RESULT))
+
+
+class Measurements:
+    """Results by engine and round, in a file beside the record until the record is complete."""
+
+    def __init__(self, path: str | None, key: dict[str, Any], *, resume: bool):
+        self._path, self._key = path and Path(f"{path}.partial"), key
+        self.results: dict[str, list[dict[str, Any]]] = {}
+        self.skipped: dict[str, str] = {}
+        if resume and self._path and self._path.exists():
+            stored = json.loads(self._path.read_text())
+            if stored["key"] == json.loads(json.dumps(key)):
+                self.results = stored["results"]
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        """Keeps a result, also on disk."""
+        self.results.setdefault(name, []).append(result)
+        if self._path:
+            atomic_write(str(self._path), json.dumps({"key": self._key, "results": self.results}))
+
+    def finished(self) -> None:
+        """Removes the file: the record has been written."""
+        if self._path:
+            self._path.unlink(missing_ok=True)
+
+
+def measure(
+    engines: Sequence[Engine],
+    task: dict[str, Any],
+    rounds: int,
+    environments: Environments,
+    measurements: Measurements,
+    speed: Callable[[dict[str, Any]], float],
+) -> None:
+    """Runs all engines `rounds` times in turn. `speed` of a result: higher is better; chooses among variants."""
+    for number in range(rounds):
+        for engine in engines:
+            if engine.name in measurements.skipped or len(measurements.results.get(engine.name, ())) > number:
+                continue
+            try:
+                result = _run_variants(engine, task, environments, measurements, speed)
+            except Unavailable as error:
+                print(f"{engine.name}: skipped: {error}", flush=True)
+                measurements.skipped[engine.name] = str(error)
+                continue
+            measurements.add(engine.name, result)
+            chosen = f" ({result['variant']})" if "variant" in result else ""
+            print(f"round {number + 1}, {engine.name}{chosen}: {speed(result):,.1f}/s", flush=True)
+
+
+def _run_variants(engine, task, environments, measurements, speed) -> dict[str, Any]:
+    if not engine.variants:
+        return run(engine, task, environments)
+    earlier = measurements.results.get(engine.name)
+    if earlier:
+        name = earlier[0]["variant"]
+        return run(engine, task | engine.variants[name], environments) | {"variant": name}
+    tried, failed = {}, None
+    for name, more in engine.variants.items():
+        try:
+            tried[name] = run(engine, task | more, environments)
+        except Unavailable as error:
+            failed = error
+    if not tried:
+        raise failed
+    best = max(tried, key=lambda name: speed(tried[name]))
+    return tried[best] | {"variant": best, "tried": {name: speed(result) for name, result in tried.items()}}
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """Median, smallest, largest and all values, rounded to `digits` significant digits."""
+    rounded = [float(f"{value:.{digits}g}") for value in values]
+    return {"median": float(f"{statistics.median(values):.{digits}g}"), "min": min(rounded), "max": max(rounded),
+            "all": rounded}  # fmt: skip
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The spread of ours / theirs, round by round."""
+    return spread([a / b for a, b in zip(ours, theirs, strict=False)])
+
+
+def threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

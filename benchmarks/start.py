@@ -1,0 +1,105 @@
+"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`.
+
+    python -m benchmarks.start --out=benchmarks/results/start.json
+
+train: configs/toy.py, once with nothing cached and once with the token stores and compiled programs of that start.
+translate: one line, by a small run of configs/toy.py, once with no compiled programs and once with those of the first time.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.environments import variables
+from benchmarks.record import machine, publish
+from benchmarks.rounds import spread
+
+TRAIN = ["train", "--config=configs/toy.py", "--config.data.test=", "--config.eval.every_steps=0"]
+LINE = "Where is the dog?"
+
+
+def seconds_until(command: list[str], ready: Callable[[str], bool], text: str = "") -> float:
+    """Wall time from starting `python -m t2t_flax COMMAND` to its first line for which `ready` is true. The command runs
+    to its end.
+    """
+    began, seconds = time.perf_counter(), None
+    process = subprocess.Popen(
+        [sys.executable, "-m", "t2t_flax", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=variables(PYTHONUNBUFFERED="1"),
+        cwd=Path(__file__).parents[1],
+    )
+    process.stdin.write(text)
+    process.stdin.close()
+    for line in process.stdout:
+        if seconds is None and ready(line):
+            seconds = time.perf_counter() - began
+    if process.wait() or seconds is None:
+        sys.exit(f"python -m t2t_flax {' '.join(command)} failed")
+    return seconds
+
+
+def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, float]:
+    """(with nothing cached, with the caches of that start). The second start trains again from update 0."""
+    workdir, out = folder / "run", []
+    command = [
+        *TRAIN,
+        f"--workdir={workdir}",
+        "--config.train.steps=1",
+        f"--config.train.compile_cache={folder / 'programs'}",
+    ]
+    for _ in range(2):
+        out.append(seconds_until([*command, *overrides], lambda line: line.startswith("first update ")))
+        for name in ("checkpoints", "trained.json", "complete.json", "metrics.jsonl"):
+            subprocess.run(["rm", "-rf", str(workdir / name)], check=True)
+    return out[0], out[1]
+
+
+def time_to_first_line(folder: Path, workdir: Path) -> tuple[float, float]:
+    """(with no compiled programs, with those of the first time)."""
+    command = ["translate", f"--workdir={workdir}", f"--config.train.compile_cache={folder / 'programs'}"]
+    cold, warm = (seconds_until(command, lambda line: True, f"{LINE}\n") for _ in range(2))
+    return cold, warm
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures and writes the record."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    args, overrides = parser.parse_known_args(argv)
+    if unknown := [word for word in overrides if not word.startswith("--config.")]:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    update, line = ([], []), ([], [])
+    with tempfile.TemporaryDirectory() as name:
+        trained = Path(name, "trained")
+        for i in range(args.repeats):
+            folder = Path(name, str(i))
+            for times, seconds in zip(update, time_to_first_update(folder / "train", overrides), strict=True):
+                times.append(seconds)
+            print(f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True)
+            if i == 0:
+                seconds_until([*TRAIN, f"--workdir={trained}", "--config.train.steps=2", *overrides], lambda line: True)
+            for times, seconds in zip(line, time_to_first_line(folder / "translate", trained), strict=True):
+                times.append(seconds)
+            print(f"first line: cold {line[0][-1]:.1f} s, warm {line[1][-1]:.1f} s", flush=True)
+    record = {
+        "what": "seconds from the command to the first update and to the first translated line, configs/toy.py",
+        "command": " ".join(["python -m benchmarks.start", f"--repeats={args.repeats}", *overrides]),
+        "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
+        "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
+        "machine": machine(),
+    }
+    publish(record, args.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

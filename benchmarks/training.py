@@ -1,0 +1,179 @@
+"""Our train step beside those of other toolkits, on the same batches: tokens/s, share of the machine's peak, memory.
+
+    python -m benchmarks.training --model=tiny --out=benchmarks/results/training_tiny.json
+    python -m benchmarks.training --model=base --out=benchmarks/results/training_base.json
+
+Batches: pairs sorted by length and padded to the longest of the batch; everyone trains on the same. Same model (post-norm,
+tied embeddings, sinusoids), Adam, label smoothing and dropout: on embeddings and sub-layer outputs only. Each engine has its
+own environment and runs in its own process; the processes take turns for several rounds, and ratios are of the same round.
+Peers are as installed, and with tcmalloc and bfloat16, which help PyTorch on CPUs. Their environments are created first
+(`--environments`, about 3 GB); an engine that cannot run is skipped with its reason.
+"""
+
+import argparse
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environments as environments_lib
+from benchmarks.environments import Environments, Unavailable
+from benchmarks.models import SIZES, load_batches, save_batches, training_batches
+from benchmarks.record import machine, publish
+from benchmarks.rounds import Engine, Measurements, measure, ratios, run, spread, threads
+
+BATCHES = {"mini": 2, "tiny": 5, "base": 2}
+ROUNDS = 3
+
+
+def _needs_bfloat16() -> None:
+    if not environments_lib.has_bfloat16():
+        raise Unavailable("this CPU has no bfloat16 instructions; emulated, it is far slower than float32")
+
+
+TORCH = dict(module="torch_training", environment="torch")
+TUNED = dict(preload_tcmalloc=True)
+ENGINES = (
+    Engine("ours", "ours_training"),
+    Engine("ours_2_devices", "ours_training", task={"devices": 2}),
+    Engine("torch", **TORCH),
+    Engine("torch_tcmalloc", **TORCH, **TUNED),
+    Engine("torch_bfloat16", **TORCH, task={"precision": "bfloat16"}, needs=_needs_bfloat16),
+    Engine("torch_bfloat16_tcmalloc", **TORCH, **TUNED, task={"precision": "bfloat16"}, needs=_needs_bfloat16),
+    Engine("marian", "marian_training", "transformers"),
+    Engine("joeynmt", "joeynmt_training", "joeynmt"),
+)
+OPTIONAL = (
+    Engine("ours_packed", "ours_training", task={"pack": True}),
+    Engine("torch_compile", **TORCH, task={"compile": True}, timeout=300.0),
+    Engine("torch_compile_tcmalloc", **TORCH, **TUNED, task={"compile": True}, timeout=300.0),
+)
+"""Measured when named by --engines: compilation takes minutes; packing makes other rows of the same pairs."""
+
+
+def count_flops(size: dict[str, Any], batches: list) -> float:
+    """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
+    from benchmarks.engines.ours_training import config_of
+    from t2t_flax.monitoring.flops import Tokens, forward_flops
+
+    total = 0.0
+    for source, target in batches:
+        s, t = (source > 0).sum(1).astype(float), (target > 0).sum(1).astype(float)
+        tokens = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
+        total += 3 * forward_flops(config_of(size).model, size["vocab"], tokens)
+    return total
+
+
+def machine_peak(task: dict[str, Any], environments: Environments) -> dict[str, Any]:
+    """GFLOP/s of float32 products by JAX and by PyTorch, and the highest of all."""
+    out = {}
+    for library, environment in (("jax", ""), ("torch", "torch")):
+        try:
+            result = run(Engine(library, "matmul", environment, {"library": library}), task, environments)
+            out[library] = result["gflops"]
+        except Unavailable as error:
+            out[library] = {"skipped": str(error)}
+    best = max(value for rates in out.values() for value in rates.values() if not isinstance(value, str))
+    return {"float32_gflops": out, "best_gflops": best}
+
+
+def summary(results: list[dict[str, Any]], tokens: int, flops: float, peak: float) -> dict[str, Any]:
+    """An engine's entry in the record, from its rounds."""
+    rates = [speed(result, tokens) for result in results]
+    passes = [statistics.median(map(sum, result["seconds"])) for result in results]
+    first = results[0]
+    return {
+        "tokens_per_second": spread(rates),
+        "milliseconds_a_step": round(1e3 * statistics.median(passes) / len(first["seconds"][0]), 1),
+        "gflops": round(flops / statistics.median(passes) / 1e9, 1),
+        "fraction_of_peak": round(flops / statistics.median(passes) / 1e9 / peak, 3),
+        "peak_rss_mb": max(result["peak_rss_mb"] for result in results),
+        "first_pass_seconds": round(first["first_pass_seconds"], 1),
+        "first_loss": round(first["losses"][0], 3),
+        "last_loss": round(first["losses"][1], 3),
+        "settings": first["settings"],
+        "versions": first["versions"],
+    } | ({"compile_seconds": round(first["compile_seconds"], 1)} if "compile_seconds" in first else {})
+
+
+def speed(result: dict[str, Any], tokens: int) -> float:
+    """Target tokens/s of a result: of its median pass over the batches."""
+    return tokens / statistics.median(map(sum, result["seconds"]))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures all engines and writes the record."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SIZES, default="tiny")
+    parser.add_argument("--batches", type=int, help="batches of a pass (default: 5, base 2)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
+    parser.add_argument("--engines", help="comma-separated; also: " + ", ".join(e.name for e in OPTIONAL))
+    parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted command of the same --out")
+    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    environments_lib.add_flag(parser)
+    args = parser.parse_args(argv)
+    known = {engine.name: engine for engine in (*ENGINES, *OPTIONAL)}
+    names = args.engines.split(",") if args.engines else [engine.name for engine in ENGINES]
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
+    size, count = SIZES[args.model], args.batches or BATCHES[args.model]
+    passes = args.passes or (1 if args.model == "base" else 2)
+    environments = Environments(args.environments, install=not args.no_install)
+    words = ["python -m benchmarks.training", f"--model={args.model}", f"--batches={count}", f"--rounds={args.rounds}"]
+    command = " ".join([*words, f"--passes={passes}", *([f"--engines={args.engines}"] if args.engines else [])])
+    measurements = Measurements(args.out, {"command": command, "size": size}, resume=args.resume)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "batches.npz")
+        save_batches(path, training_batches(size, count))
+        batches = load_batches(path)
+        tokens, flops = sum(int((t > 0).sum()) for _, t in batches), count_flops(size, batches)
+        task = {
+            "size": size, "batches": str(path), "passes": passes, "threads": threads(),
+            "compile_cache": str(Path(folder, "programs")),
+        }  # fmt: skip
+        peak = machine_peak(task, environments)
+        rate = lambda result: speed(result, tokens)  # noqa: E731
+        measure([known[name] for name in names], task, args.rounds, environments, measurements, rate)
+    results = {name: measurements.results[name] for name in names if name in measurements.results}
+    rates = {name: [rate(result) for result in each] for name, each in results.items()}
+    record = {
+        "what": f"train step, {args.model}: real target tokens/s on the same batches, in turn",
+        "command": command,
+        "model": size,
+        "batches": {
+            "shapes": [[list(s.shape), list(t.shape)] for s, t in batches],
+            "target_tokens": tokens,
+            "gflop_per_target_token": round(flops / tokens / 1e9, 5),
+        },
+        "threads": threads(),
+        "peak": peak,
+        "engines": {name: summary(each, tokens, flops, peak["best_gflops"]) for name, each in results.items()},
+        **best_ratios(rates),
+        "skipped": measurements.skipped,
+        "versions": {"python": platform.python_version()},
+        "machine": machine(),
+    }
+    publish(record, args.out)
+    measurements.finished()
+
+
+def best_ratios(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """`ratio`: ours over each peer, round by round. `ratio_of`: our arrangement with the highest median, whose ratios they
+    are.
+    """
+    own = [name for name in rates if name.startswith("ours")]
+    if not own:
+        return {"ratio_of": None, "ratio": {}}
+    best = max(own, key=lambda name: statistics.median(rates[name]))
+    peers = {name: ratios(rates[best], values) for name, values in rates.items() if name not in own}
+    return {"ratio_of": best, "ratio": peers}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Environments of the benchmarks' peers: created once, and skipped with a reason where that fails."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import environments as environments_lib
+from benchmarks.environments import Environments, Unavailable
+
+
+def test_own_interpreter_needs_no_environment(tmp_path):
+    import sys
+
+    assert Environments(str(tmp_path), install=False).python("") == sys.executable
+
+
+def test_missing_environment_is_named_without_installing(tmp_path):
+    with pytest.raises(Unavailable, match=r"there is no complete environment .*/torch, and --no-install was given"):
+        Environments(str(tmp_path), install=False).python("torch")
+
+
+def test_environment_is_created_once(tmp_path, monkeypatch):
+    commands = []
+
+    def run(*command, cwd=None):
+        commands.append(command)
+        (tmp_path / "ctranslate2").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(environments_lib, "_run", run)
+    for _ in range(2):
+        assert Environments(str(tmp_path)).python("ctranslate2") == str(tmp_path / "ctranslate2" / "bin" / "python")
+    assert [command[1:3] for command in commands] == [("-m", "venv"), ("-m", "pip")]
+    assert commands[1][-2:] == environments_lib.REQUIREMENTS["ctranslate2"]
+
+
+def test_failed_installation_is_tried_once_and_gives_its_reason(tmp_path, monkeypatch):
+    commands = []
+
+    def run(*command, cwd=None):
+        commands.append(command)
+        raise Unavailable("pip install ...: ERROR: No matching distribution")
+
+    monkeypatch.setattr(environments_lib, "_run", run)
+    environments = Environments(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="No matching distribution"):
+            environments.python("joeynmt")
+    assert len(commands) == 1
+
+
+def test_message_of_a_failed_command_is_its_error():
+    with pytest.raises(Unavailable, match=r"bash -c .*: ERROR: no network"):
+        environments_lib._run("bash", "-c", "echo 'ERROR: no network' >&2; echo 'note: ...' >&2; exit 1")
+
+
+def test_tcmalloc_is_found_in_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments_lib.glob, "glob", only_under(tmp_path))
+    with pytest.raises(Unavailable, match="there is no libtcmalloc"):
+        Environments(str(tmp_path), install=False).tcmalloc()
+    library = tmp_path / "tcmalloc" / "usr" / "lib" / "libtcmalloc_minimal.so.4"
+    library.parent.mkdir(parents=True)
+    for path in (library, library.with_name("libtcmalloc_minimal_debug.so.4")):
+        path.touch()
+    assert Environments(str(tmp_path), install=False).tcmalloc() == str(library)
+
+
+def only_under(folder: Path):
+    """`glob.glob` that does not see the system's libraries."""
+    real = environments_lib.glob.glob
+    return lambda pattern, **keys: real(pattern, **keys) if pattern.startswith(str(folder)) else []

@@ -1,0 +1,73 @@
+"""Engines of a benchmark take turns; what is missing is skipped, what was measured is kept."""
+
+import json
+
+import pytest
+
+from benchmarks import rounds
+from benchmarks.environments import Environments, Unavailable
+from benchmarks.rounds import Engine, Measurements, measure, ratios, spread
+
+TASK = {"threads": 1}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The (engine, arrangement) of every process that would have been started; `absent` cannot run."""
+    calls = []
+
+    def run(engine, task, environments):
+        if engine.name == "absent":
+            raise Unavailable("no such package")
+        calls.append((engine.name, task.get("threads_each")))
+        return {"speed": len(calls) + task.get("threads_each", 0)}
+
+    monkeypatch.setattr(rounds, "run", run)
+    return calls
+
+
+def run_rounds(engines, count, measurements, tmp_path):
+    environments = Environments(str(tmp_path), install=False)
+    measure(engines, TASK, count, environments, measurements, lambda result: result["speed"])
+    return measurements
+
+
+def test_engines_alternate_and_missing_ones_are_skipped(calls, tmp_path):
+    engines = [Engine("a", "x"), Engine("absent", "x"), Engine("b", "x")]
+    measurements = run_rounds(engines, 2, Measurements(None, {}, resume=False), tmp_path)
+    assert [name for name, _ in calls] == ["a", "b", "a", "b"]
+    assert measurements.skipped == {"absent": "no such package"}
+    assert {name: len(results) for name, results in measurements.results.items()} == {"a": 2, "b": 2}
+
+
+def test_later_rounds_run_the_best_arrangement(calls, tmp_path):
+    engine = Engine("a", "x", variants={"1x2": {"threads_each": 20}, "2x1": {"threads_each": 10}})
+    measurements = run_rounds([engine], 2, Measurements(None, {}, resume=False), tmp_path)
+    assert [each for _, each in calls] == [20, 10, 20]
+    first, second = measurements.results["a"]
+    assert first["variant"] == second["variant"] == "1x2" and first["tried"] == {"1x2": 21, "2x1": 12}
+
+
+def test_interrupted_command_is_resumed(calls, tmp_path):
+    engines, out = [Engine("a", "x"), Engine("b", "x")], str(tmp_path / "record.json")
+    run_rounds(engines[:1], 1, Measurements(out, {"model": "tiny"}, resume=False), tmp_path)
+    resumed = run_rounds(engines, 2, Measurements(out, {"model": "tiny"}, resume=True), tmp_path)
+    assert [name for name, _ in calls] == ["a", "b", "a", "b"] and len(resumed.results["a"]) == 2
+    assert not Measurements(out, {"model": "base"}, resume=True).results, "another command's results were reused"
+    resumed.finished()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_failing_process_is_skipped_with_its_last_line(tmp_path):
+    with pytest.raises(Unavailable, match=r"exit code 1: .*no_such_engine"):
+        rounds.run(Engine("a", "no_such_engine"), TASK, Environments(str(tmp_path), install=False))
+
+
+def test_engine_beyond_its_time_is_skipped(tmp_path):
+    with pytest.raises(Unavailable, match="no result within 0 s"):
+        rounds.run(Engine("a", "matmul", timeout=0.01), TASK, Environments(str(tmp_path), install=False))
+
+
+def test_ratios_are_of_the_same_round():
+    assert ratios([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == {"median": 3.0, "min": 2.0, "max": 4.0, "all": [2.0, 3.0, 4.0]}
+    assert json.dumps(spread([1.23456])) == '{"median": 1.235, "min": 1.235, "max": 1.235, "all": [1.235]}'
