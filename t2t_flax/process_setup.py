@@ -41,7 +41,7 @@ def prepare_process(config: Config) -> list[str]:
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     if config.train.compile_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return notes
 

@@ -245,7 +245,13 @@ class Decode:
         1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0, mutable=True
     )
     seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
-    batch_size: int = key(32, "sentences decoded at once on each data shard", low=1, high=2**13, mutable=True)
+    batch_size: int = key(
+        32,
+        "sentences decoded at once on each data shard; fewer where sources are long",
+        low=1,
+        high=2**13,
+        mutable=True,
+    )
     max_source_length: int = key(
         1024,
         "longer sources are truncated to this length, EOS included, and reported",
