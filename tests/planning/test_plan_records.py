@@ -1,4 +1,4 @@
-"""The committed plans, made with the real compilers by the commands in docs/scaling.md."""
+"""The committed plans, made with the real compilers by the commands in docs/scaling.md and docs/accelerators.md."""
 
 import json
 from pathlib import Path
@@ -20,3 +20,11 @@ def test_recorded_programs_fit_in_memory_with_their_state(plan):
 def test_base_and_big_are_recorded():
     topologies = {record.name: {plan["topology"] for plan in json.loads(record.read_text())} for record in RECORDS}
     assert topologies["plan_base.json"] >= {"v5e-8", "h100-8"} and "h100-8" in topologies["plan_big.json"]
+
+
+def test_recorded_base_programs_exchange_each_parameter_once_in_bfloat16():
+    for plan in json.loads(next(r for r in RECORDS if r.name == "plan_base.json").read_text()):
+        parameters = plan["state_bytes"] / 12
+        exchanged = sum(row["bytes"] for row in plan["train"]["collectives"])
+        assert exchanged == pytest.approx(2 * parameters, rel=0.01)
+        assert {row["types"].split(" ->")[0] for row in plan["train"]["products"]} == {"bfloat16 x bfloat16"}
