@@ -1,4 +1,4 @@
-"""Runs the speed benchmarks one after the other, each with its record, then writes the tables of docs/performance.md.
+"""Runs the speed benchmarks, each with its record, then writes the tables and pictures of docs/performance.md.
 
 python -m benchmarks                            all, about half an hour on two quiet cores
 python -m benchmarks --only=training_tiny,start
@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from benchmarks.environments import add_flag, variables
-from benchmarks.performance_page import PAGE, RESULTS, fill
+from benchmarks.performance_page import PAGE, RESULTS, charts, fill
 from t2t_flax.filesystem import atomic_write
 
 COMMANDS = {
@@ -27,7 +27,9 @@ RESUMABLE = ("training", "decoding")
 
 
 def write_page() -> None:
-    """Writes the tables into docs/performance.md."""
+    """Writes the tables into docs/performance.md, and the pictures beside it."""
+    for name, svg in charts().items():
+        atomic_write(str(PAGE.parent / name), svg)
     atomic_write(str(PAGE), fill(PAGE.read_text()))
 
 
@@ -39,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", metavar="NAMES", help=f"comma-separated: {', '.join([*COMMANDS, TOY])}")
     parser.add_argument("--missing", action="store_true", help="only benchmarks without a record")
     parser.add_argument("--page", action="store_true", help="only write docs/performance.md")
-    parser.add_argument("--workdir", metavar="DIR", help=f"a finished run of configs/toy.py, for {TOY}")
+    parser.add_argument("--workdir", metavar="DIR", help=f"a finished run of configs/toy.py, for {TOY} and start")
     add_flag(parser)
     args = parser.parse_args(argv)
     commands = COMMANDS | ({TOY: ["decoding", f"--workdir={args.workdir}"]} if args.workdir else {})
@@ -53,6 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         if args.missing and out.exists():
             continue
         module, *words = commands[name]
+        words += [f"--workdir={args.workdir}"] if module == "start" and args.workdir else []
         words += [f"--environments={args.environments}", "--resume"] if module in RESUMABLE else []
         print(f"{name}: python -m benchmarks.{module} {' '.join(words)}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{module}", *words, f"--out={out}"]

@@ -77,8 +77,8 @@ def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, int]:
     return counts | {"near_ties": near, "different": len(different) - near}
 
 
-def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """An engine's entry in the record, from its rounds."""
+def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """An engine's entry in the record, from its rounds. first_pass_seconds: for peers, loading the model and a group."""
     first = results[0]
     tokens = sum(map(len, first["outputs"]))
     rates = [speed(result) for result in results]
@@ -91,6 +91,8 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
         "settings": first["settings"],
         "versions": first["versions"],
     }
+    if name == "ours":  # the first pass compiles every program and then does the work of a pass
+        entry["compile_seconds"] = round(first["first_pass_seconds"] - statistics.median(first["seconds"]), 1)
     if "tried" in first:
         entry["tried"] = {name: float(f"{rate:.4g}") for name, rate in first["tried"].items()}
         entry["arrangement"] = first["variant"]
@@ -150,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
             "source_tokens": sum(len(ids) for g in groups for ids in g["sources"]), "caps": [g["cap"] for g in groups],
         },
         "threads": cores,
-        "engines": {name: summary(each) for name, each in results.items()},
+        "engines": {name: summary(name, each) for name, each in results.items()},
         "ratio": {name: ratios(rates["ours"], each) for name, each in rates.items() if ours and name != "ours"},
         "agreement": {name: agreement(ours[0], each[0]) for name, each in results.items() if ours and name != "ours"},
         "skipped": measurements.skipped,

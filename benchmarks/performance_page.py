@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import bar_chart
+
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 NAMES = {
@@ -36,19 +38,41 @@ def fill(text: str, results: Path = RESULTS) -> str:
     def part(match: re.Match) -> str:
         name = match[1]
         path = results / f"{name}.json"
-        body = table_of(name)(json.loads(path.read_text())) if path.exists() else _missing(name)
+        body = f"Not measured yet: `benchmarks/results/{name}.json` does not exist."
+        if path.exists():
+            record = json.loads(path.read_text())
+            picture = f"\n\n![{record['what']}]({name}.svg)" if chart(record) else ""
+            body = table_of(name)(record) + picture
         return f"<!-- {name} -->\n{body}\n<!-- /{name} -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", part, text, flags=re.S)
 
 
+def charts(results: Path = RESULTS) -> dict[str, str]:
+    """{file name: SVG} of the records that have a picture."""
+    records = {path: json.loads(path.read_text()) for path in sorted(results.glob("*_*.json")) if _has_table(path.stem)}
+    return {f"{path.stem}.svg": svg for path, record in records.items() if (svg := chart(record))}
+
+
+def _has_table(name: str) -> bool:
+    return f"<!-- {name} -->" in PAGE.read_text()
+
+
+def chart(record: dict[str, Any]) -> str:
+    """Bars of the engines' speeds; "" for records without engines."""
+    rates = {
+        NAMES.get(name, name): tuple(e[key][part] for part in ("median", "min", "max"))
+        for name, e in record.get("engines", {}).items()
+        for key in ("sentences_per_second" if "sentences_per_second" in e else "tokens_per_second",)
+    }
+    own = frozenset(NAMES[name] for name in record.get("engines", {}) if name.startswith("ours"))
+    unit = "sentences/s" if "search" in record else "target tokens/s"
+    return bar_chart(f"{record['what'].split(':')[0]}, {unit}", rates, own) if rates else ""
+
+
 def table_of(name: str) -> Callable[[dict[str, Any]], str]:
     """The function that formats this record."""
     return {"training": training, "decoding": decoding, "growth": growth, "start": start}[name.split("_")[0]]
-
-
-def _missing(name: str) -> str:
-    return f"Not measured yet: `benchmarks/results/{name}.json` does not exist."
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -125,10 +149,10 @@ def decoding(record: dict[str, Any]) -> str:
             (e.get("arrangement", "") + (f" ({others})" if others else "")),
             equal,
             f"{e['peak_rss_mb'] / 1024:.1f}",
-            f"{e['first_pass_seconds']:.1f}",
+            f"{e.get('compile_seconds', e['first_pass_seconds']):.1f}",
         ])  # fmt: skip
     head = ["engine", "sentences/s", "tokens/s", "this project / engine", "arrangement (others)", "equal outputs", "GB",
-            "first pass, s"]  # fmt: skip
+            "compile or load, s"]  # fmt: skip
     s = record["search"]
     text = (
         f"{_facts(record)} {record['threads']} threads, {s['sentences']} sentences of "

@@ -3,7 +3,8 @@
     python -m benchmarks.start --out=benchmarks/results/start.json
 
 train: configs/toy.py, once with nothing cached and once with the token stores and compiled programs of that start.
-translate: one line, by a small run of configs/toy.py, once with no compiled programs and once with those of the first time.
+translate: one line, once with no compiled programs and once with those of the first time, by the run --workdir; without it by
+a run of two updates, whose output goes on to the length limit.
 """
 
 import argparse
@@ -74,26 +75,28 @@ def main(argv: list[str] | None = None) -> None:
         "python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workdir", metavar="DIR", help="a finished run of configs/toy.py")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args, overrides = parser.parse_known_args(argv)
     if unknown := [word for word in overrides if not word.startswith("--config.")]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
+    run = [f"--workdir=runs/{Path(args.workdir).name}"] if args.workdir else []
     update, line = ([], []), ([], [])
     with tempfile.TemporaryDirectory() as name:
-        trained = Path(name, "trained")
+        trained = Path(args.workdir or f"{name}/trained").absolute()
         for i in range(args.repeats):
             folder = Path(name, str(i))
             for times, seconds in zip(update, time_to_first_update(folder / "train", overrides), strict=True):
                 times.append(seconds)
             print(f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True)
-            if i == 0:
+            if not trained.exists():
                 seconds_until([*TRAIN, f"--workdir={trained}", "--config.train.steps=2", *overrides], lambda line: True)
             for times, seconds in zip(line, time_to_first_line(folder / "translate", trained), strict=True):
                 times.append(seconds)
             print(f"first line: cold {line[0][-1]:.1f} s, warm {line[1][-1]:.1f} s", flush=True)
     record = {
         "what": "seconds from the command to the first update and to the first translated line, configs/toy.py",
-        "command": " ".join(["python -m benchmarks.start", f"--repeats={args.repeats}", *overrides]),
+        "command": " ".join(["python -m benchmarks.start", f"--repeats={args.repeats}", *run, *overrides]),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
         "machine": machine(),

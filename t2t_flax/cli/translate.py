@@ -233,20 +233,20 @@ class _Warnings:
 
     def __init__(self):
         self._lines = 0
-        self._found: dict[str, tuple[int, list[int]]] = {
+        self._counts: dict[str, tuple[int, list[int]]] = {
             "truncated to config.decode.max_source_length": (0, []),
             "ended by the length limit (config.decode.max_length_offset)": (0, []),
         }
 
     def add(self, number: int, translation: "Translation") -> None:
         self._lines += 1
-        for what, found in zip(self._found, (translation.source_cut, translation.hit_cap), strict=True):
-            if found:
-                count, first = self._found[what]
-                self._found[what] = (count + 1, first if len(first) == 10 else [*first, number])
+        for event, happened in zip(self._counts, (translation.source_cut, translation.hit_cap), strict=True):
+            if happened:
+                count, first = self._counts[event]
+                self._counts[event] = (count + 1, first if len(first) == 10 else [*first, number])
 
     def show(self) -> None:
-        for what, (count, first) in self._found.items():
+        for event, (count, first) in self._counts.items():
             if count:
                 shown = ", ".join(map(str, first)) + (", ..." if count > len(first) else "")
-                print(f"warning: {count} of {self._lines} lines {what}: line {shown}", file=sys.stderr)
+                print(f"warning: {count} of {self._lines} lines {event}: line {shown}", file=sys.stderr)

@@ -1,15 +1,16 @@
 """docs/performance.md is generated from the committed records, and says what was not measured."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.performance_page import PAGE, fill, table_of
+from benchmarks.performance_page import PAGE, chart, charts, fill, table_of
 
 MACHINE = {"device": "cpu", "cpu": "some CPU, AVX2", "cores": 2}
 SPREAD = {"median": 200.0, "min": 190.0, "max": 220.0, "all": [190.0, 200.0, 220.0]}
 RATIO = {"median": 2.0, "min": 1.5, "max": 2.5, "all": [1.5, 2.0, 2.5]}
-COMMON = {"command": "python -m benchmarks.x", "threads": 2, "versions": {"python": "3.11"}, "machine": MACHINE,
+COMMON = {"what": "step, tiny: in turn", "command": "python -m benchmarks.x", "threads": 2, "versions": {"python": "3.11"}, "machine": MACHINE,
           "skipped": {"joeynmt": "no network"}}  # fmt: skip
 TRAINED = {"tokens_per_second": SPREAD, "milliseconds_a_step": 41.0, "gflops": 50.0, "fraction_of_peak": 0.25,
            "peak_rss_mb": 2048, "first_pass_seconds": 3.2, "settings": [], "versions": {"torch": "2"}}  # fmt: skip
@@ -50,6 +51,8 @@ RECORDS = {
 
 def test_performance_page_is_up_to_date():
     assert fill(PAGE.read_text()) == PAGE.read_text(), "run python -m benchmarks --page"
+    for name, svg in charts().items():
+        assert (PAGE.parent / name).read_text() == svg, "run python -m benchmarks --page"
 
 
 @pytest.mark.parametrize("name, expected", [
@@ -61,6 +64,11 @@ def test_performance_page_is_up_to_date():
 ])  # fmt: skip
 def test_tables_show_the_record(name, expected):
     table = table_of(name)(RECORDS[name])
+    picture = chart(RECORDS[name])
+    if "engines" in RECORDS[name]:
+        assert ElementTree.fromstring(picture).tag.endswith("svg") and ">this project</text>" in picture
+    else:
+        assert not picture
     assert "some CPU, AVX2, 2 cores" in table and "`python -m benchmarks.x`" in table
     for text in expected:
         assert text in table
