@@ -28,8 +28,9 @@ class CapitalsRun:
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
 
-    def translate(self, lines, *, prefixes=None, first_line=0, progress=None):
+    def translate(self, lines, *, prefixes=None, first_line=0, progress):
         self.before_window(len(self.windows))
+        progress(len(lines), len(lines))
         self.windows.append((first_line, list(lines)))
         starts = prefixes or [""] * len(lines)
         texts = [start + line.upper() for start, line in zip(starts, lines, strict=True)]
@@ -194,13 +195,6 @@ def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, sta
 
 def test_long_runs_report_progress(run, t2t, monkeypatch):
     monkeypatch.setattr(translate, "_PROGRESS_SECONDS", 0.0)
-    original = run.translate
-
-    def slow(lines, *, progress, **more):
-        progress(len(lines), len(lines))
-        return original(lines, **more)
-
-    run.translate = slow
     _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
     assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
 
@@ -222,3 +216,10 @@ def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "is being written by another process" in t2t("--output=out", "--resume", stdin=b"a\n", code=2)[1]
     assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4
+
+
+def test_signal_while_the_run_is_loaded_stops_after_it(run, t2t, monkeypatch):
+    load = arguments.load_run
+    monkeypatch.setattr(arguments, "load_run", lambda *a: os.kill(os.getpid(), signal.SIGINT) or load(*a))
+    out, err = t2t(stdin=b"a\n", code=128 + signal.SIGINT)
+    assert out == "" and "stopped by SIGINT" in err and not run.windows

@@ -71,6 +71,7 @@ def on_disk(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
@@ -144,6 +145,7 @@ def test_two_processes_in_bucket_equal_one(tmp_path, on_disk):
         assert all(abs(losses_in_bucket[k] - losses[k]) < 1e-5 * losses[k] for k in range(1, 31))
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_in_bucket_survives_stop_and_damaged_checkpoint(tmp_path, on_disk):

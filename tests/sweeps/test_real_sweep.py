@@ -30,6 +30,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     """kill -9 of the worker, kill -9 of a training, then SIGTERM."""

@@ -48,6 +48,7 @@ def test_interval_excludes_zero_exactly_if_significant():
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.drill
 @pytest.mark.slow
 def test_false_positive_rate_of_a_table(seeds):
     """5% for eight equal rows; an effect of four standard deviations is usually detected."""

@@ -155,6 +155,7 @@ def test_preset_equals_the_papers_parsing_setup():
     assert (small.decode.beam_size, small.decode.alpha, small.decode.max_length_offset) == (21, 0.3, 300)
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     words = {

@@ -114,6 +114,7 @@ def wait_for_step(workdir, at_least, process, seconds=120):
     raise AssertionError("the run did not get there")
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
     """Killed at arbitrary updates; the loss curve equals that of the undisturbed run."""
@@ -309,7 +310,7 @@ def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypat
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
 
-@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=[pytest.mark.slow, pytest.mark.drill])])
 def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
     """Covers all shapes of an epoch, evaluations and saves; a compilation would look like a hang."""
     compiled, warm = [], []

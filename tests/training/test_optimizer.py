@@ -210,6 +210,10 @@ def slow(*values):
     return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
+def drill(*values):
+    return [pytest.param(*value, marks=pytest.mark.drill) for value in values]
+
+
 # Adam is covered by the tests of the loop, the checkpoints and the mesh.
 TRAINED = ["lion", *slow(["adafactor"], ["muon"], ["adam"], ["adamw"])]
 
@@ -255,8 +259,8 @@ def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
     [
         ("adafactor", "zero1"),
         ("muon", "full"),
-        *slow(("adafactor", "full"), ("muon", "zero1"), ("lion", "full"), ("lion", "zero1")),
-        *slow(("adam", "full"), ("adam", "zero1"), ("adamw", "full"), ("adamw", "zero1")),
+        *drill(("adafactor", "full"), ("muon", "zero1"), ("lion", "full"), ("lion", "zero1")),
+        *drill(("adam", "full"), ("adam", "zero1"), ("adamw", "full"), ("adamw", "zero1")),
     ],
 )
 @pytest.mark.slow

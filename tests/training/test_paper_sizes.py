@@ -16,6 +16,8 @@ from t2t_flax.training.train_step import make_train_step
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+@pytest.mark.drill
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),

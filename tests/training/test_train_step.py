@@ -147,6 +147,7 @@ def test_golden_first_update(reference):
     np.testing.assert_allclose(losses[:2], [3.983032, 3.729629], rtol=2e-5)
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_rematerialization_saves_memory_and_keeps_the_loss(store):
     sizes, losses = {}, {}

@@ -74,7 +74,7 @@ def assert_same_training(runs, expected):
 
 
 @pytest.mark.parametrize(
-    "devices", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+    "devices", [pytest.param(1, marks=pytest.mark.drill), 2, pytest.param(4, marks=pytest.mark.drill)]
 )
 @pytest.mark.slow
 def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
@@ -119,6 +119,7 @@ class StoppingSupervisor(RunSupervisor):
             raise StopRequested
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, cache):
     """The first run was evaluated, the second not: both are saved there, and the second is evaluated when it resumes,
