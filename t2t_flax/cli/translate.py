@@ -1,6 +1,5 @@
 """`translate`: lines in, lines out, always as many lines."""
 
-import contextlib
 import dataclasses
 import signal
 import sys
@@ -74,17 +73,18 @@ def run(argv: list[str]) -> int:
         raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
     output = None
     try:
-        with _raise_at_signals():
+        with _Signals() as signals:
             lines = arguments.iterate_lines(args.input)
             prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
             loaded = arguments.load_run(args, overrides)
+            signals.check()
             if is_stream(args.output):
                 output = StreamOutput(args.output)
             else:
                 settings = _settings(loaded, args.scores)
                 output = ResumableOutput(args.output, settings, resume=args.resume)
             live = is_stream(args.output) and arrives_slowly(args.input)
-            _translate(loaded, lines, prefixes, output, args, live=live)
+            _translate(loaded, lines, prefixes, output, args, signals, live=live)
     except _Signalled as signalled:
         print(f"t2t_flax translate: stopped by {signalled}.{_how_to_go_on(output)}", file=sys.stderr)
         return STOPPED if isinstance(output, ResumableOutput) else 128 + signalled.number
@@ -99,6 +99,7 @@ def _translate(
     prefixes: Iterator[str] | None,
     output: StreamOutput | ResumableOutput,
     args: Any,
+    signals: "_Signals",
     *,
     live: bool,
 ) -> None:
@@ -109,13 +110,18 @@ def _translate(
     rows = decode.batch_size * mesh_lib.batch_shards(loaded.mesh)
     size = rows * min(_WINDOW_BATCHES, max(8, _WINDOW_LINES // rows))
     warnings, progress = _Warnings(), _Progress()
+
+    def after_batch(done: int, total: int) -> None:
+        signals.check()
+        progress.update(done)
+
     with output:
         output.skip(lines, prefixes)
         number = output.done
-        windows = (arriving_windows if live else full_windows)(lines, size)
+        windows = signals.waiting((arriving_windows if live else full_windows)(lines, size))
         names = ("standard input" if args.input == "-" else args.input, args.prefix)
         for window, starts in paired(windows, prefixes, names, start=number):
-            translations = loaded.translate(window, prefixes=starts, first_line=number, progress=progress.update)
+            translations = loaded.translate(window, prefixes=starts, first_line=number, progress=after_batch)
             text = []
             for i, (source, translation) in enumerate(zip(window, translations, strict=True), number):
                 answers = [task.postprocess(source, h.text) for h in translation.hypotheses]
@@ -151,17 +157,44 @@ class _Signalled(BaseException):
         self.number = number
 
 
-@contextlib.contextmanager
-def _raise_at_signals() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
-        raise _Signalled(number)
+class _Signals:
+    """Raises `_Signalled` for SIGINT and SIGTERM: at once while waiting for input and at a second
+    signal, else at the next `check`, because JAX loses an exception that is raised in its callbacks.
+    """
 
-    handlers = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def __init__(self):
+        self._number, self._waiting = 0, False
+
+    def __enter__(self) -> "_Signals":
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        first, self._number = not self._number, number
+        if self._waiting or not first:
+            raise _Signalled(number)
+
+    def check(self) -> None:
+        if self._number:
+            raise _Signalled(self._number)
+
+    def waiting(self, windows: Iterator[list[str]]) -> Iterator[list[str]]:
+        """The windows; a signal that comes while one is awaited is raised at once."""
+        while True:
+            self._waiting = True
+            try:
+                self.check()
+                window = next(windows, None)
+            finally:
+                self._waiting = False
+            if window is None:
+                return
+            yield window
 
 
 def _how_to_go_on(output: StreamOutput | ResumableOutput | None) -> str:
@@ -184,7 +217,7 @@ class _Progress:
         self._began = self._last = time.monotonic()
         self._before = 0
 
-    def update(self, done: int, total: int) -> None:
+    def update(self, done: int) -> None:
         now = time.monotonic()
         if now - self._last >= _PROGRESS_SECONDS:
             self._last, lines = now, self._before + done

@@ -17,6 +17,7 @@ from t2t_flax.cli import arguments, translate
 from t2t_flax.cli.line_windows import arriving_windows, full_windows
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.errors import UserError
 
 
 class CapitalsRun:
@@ -28,8 +29,9 @@ class CapitalsRun:
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
 
-    def translate(self, lines, *, prefixes=None, first_line=0, progress=None):
+    def translate(self, lines, *, prefixes=None, first_line=0, progress):
         self.before_window(len(self.windows))
+        progress(len(lines), len(lines))
         self.windows.append((first_line, list(lines)))
         starts = prefixes or [""] * len(lines)
         texts = [start + line.upper() for start, line in zip(starts, lines, strict=True)]
@@ -103,6 +105,29 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
         seen.append(window)
         answered.release()
     assert seen == [["one"], ["two"], ["three"]]
+
+
+@pytest.mark.parametrize("windows", [full_windows, arriving_windows])
+def test_error_of_the_input_follows_the_lines_before_it(windows):
+    def lines():
+        yield from ("one", "two", "three")
+        raise UserError("no more")
+
+    seen = []
+    with pytest.raises(UserError, match="no more"):
+        seen.extend(windows(lines(), 2))
+    assert seen == [["one", "two"], ["three"]]
+
+
+def test_unexpected_error_of_the_reader_is_raised():
+    def lines():
+        yield "one"
+        raise ZeroDivisionError
+
+    windows = arriving_windows(lines(), 2)
+    assert next(windows) == ["one"]
+    with pytest.raises(ZeroDivisionError):
+        next(windows)
 
 
 def test_invalid_byte_ends_after_the_lines_before_it(run, t2t, tmp_path):
@@ -194,13 +219,6 @@ def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, sta
 
 def test_long_runs_report_progress(run, t2t, monkeypatch):
     monkeypatch.setattr(translate, "_PROGRESS_SECONDS", 0.0)
-    original = run.translate
-
-    def slow(lines, *, progress, **more):
-        progress(len(lines), len(lines))
-        return original(lines, **more)
-
-    run.translate = slow
     _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
     assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
 
@@ -222,3 +240,10 @@ def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "is being written by another process" in t2t("--output=out", "--resume", stdin=b"a\n", code=2)[1]
     assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4
+
+
+def test_signal_while_the_run_is_loaded_stops_after_it(run, t2t, monkeypatch):
+    load = arguments.load_run
+    monkeypatch.setattr(arguments, "load_run", lambda *a: os.kill(os.getpid(), signal.SIGINT) or load(*a))
+    out, err = t2t(stdin=b"a\n", code=128 + signal.SIGINT)
+    assert out == "" and "stopped by SIGINT" in err and not run.windows
