@@ -26,7 +26,7 @@ from benchmarks.models import SIZES, draw_pairs, read_json
 from benchmarks.record import machine, publish
 from benchmarks.rounds import Engine, Measurements, measure, ratios, run, spread, threads
 
-SENTENCES = {"mini": 64, "tiny": 512, "base": 256}
+SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
 GROUP = 64
 NEAR_TIE = 2e-3
 """Largest difference of the normalised scores of two different outputs that rounding explains."""
@@ -108,9 +108,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--workdir", metavar="DIR", help="a trained run, in place of --model; its data.test is translated"
     )
-    parser.add_argument("--sentences", type=int, help="default: 512, base 256; all of a run's test set")
+    parser.add_argument("--sentences", type=int, help="default: 512, base 192; all of a run's test set")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--passes", type=int, default=1, help="timed passes of a process")
+    parser.add_argument("--passes", type=int, help="timed passes of a process (default: 3, base 1)")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--beam_size", type=int, default=4)
     parser.add_argument("--engines", help="comma-separated")
@@ -125,14 +125,15 @@ def main(argv: list[str] | None = None) -> None:
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
     what = f"--workdir=runs/{Path(args.workdir).name}" if args.workdir else f"--model={args.model}"
-    words = ["python -m benchmarks.decoding", what, f"--rounds={args.rounds}", f"--passes={args.passes}"]
+    passes = args.passes or (1 if args.model == "base" and not args.workdir else 3)
+    words = ["python -m benchmarks.decoding", what, f"--rounds={args.rounds}", f"--passes={passes}"]
     words += [f"--sentences={args.sentences}"] if args.sentences else []
     words += [f"--batch_size={args.batch_size}", f"--beam_size={args.beam_size}"]
     command = " ".join([*words, *([f"--engines={args.engines}"] if args.engines else [])])
     measurements = Measurements(args.out, {"command": command}, resume=args.resume)
     with tempfile.TemporaryDirectory() as folder:
         task = {
-            "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": args.passes, "alpha": 0.6,
+            "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
             "batch_size": args.batch_size, "beam_size": args.beam_size, "compile_cache": str(Path(folder, "programs")),
         }  # fmt: skip
         groups = task["groups"] = write_model(task, args, environments)

@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,8 @@ def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dic
     lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
     if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if not engine.environment:  # our own code: show all of it
+            print(done.stderr[-5000:], file=sys.stderr)
         raise Unavailable(f"exit code {done.returncode}: {last[:300]}")
     return json.loads(lines[-1].removeprefix(RESULT))
 
@@ -95,7 +98,9 @@ def measure(
     measurements: Measurements,
     speed: Callable[[dict[str, Any]], float],
 ) -> None:
-    """Runs all engines `rounds` times in turn. `speed` of a result: higher is better; chooses among variants."""
+    """Runs all engines `rounds` times in turn. `speed` of a result: higher is better; chooses among variants. A peer that
+    cannot run is skipped; exits if one of our own engines fails.
+    """
     for number in range(rounds):
         for engine in engines:
             if engine.name in measurements.skipped or len(measurements.results.get(engine.name, ())) > number:
@@ -103,6 +108,8 @@ def measure(
             try:
                 result = _run_variants(engine, task, environments, measurements, speed)
             except Unavailable as error:
+                if not engine.environment:
+                    sys.exit(f"{engine.name} failed: {error}")
                 print(f"{engine.name}: skipped: {error}", flush=True)
                 measurements.skipped[engine.name] = str(error)
                 continue

@@ -36,14 +36,14 @@ def arriving_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 
     A thread reads at most 2 x `size` lines ahead.
     """
-    arrived: queue.Queue[str | UserError | None] = queue.Queue(size)
+    arrived: queue.Queue[str | Exception | None] = queue.Queue(size)
 
     def read() -> None:
-        end: UserError | None = None
+        end: Exception | None = None
         try:
             for line in lines:
                 arrived.put(line)
-        except UserError as error:
+        except Exception as error:  # raised where the lines are used
             end = error
         arrived.put(end)
 
@@ -61,7 +61,7 @@ def arriving_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
         if window and (len(window) == size or not isinstance(item, str)):
             yield window
             window = []
-        if isinstance(item, UserError):
+        if isinstance(item, Exception):
             raise item
         if item is None:
             return

@@ -33,11 +33,16 @@ def run_rounds(engines, count, measurements, tmp_path):
 
 
 def test_engines_alternate_and_missing_ones_are_skipped(calls, tmp_path):
-    engines = [Engine("a", "x"), Engine("absent", "x"), Engine("b", "x")]
+    engines = [Engine("a", "x"), Engine("absent", "x", "torch"), Engine("b", "x")]
     measurements = run_rounds(engines, 2, Measurements(None, {}, resume=False), tmp_path)
     assert [name for name, _ in calls] == ["a", "b", "a", "b"]
     assert measurements.skipped == {"absent": "no such package"}
     assert {name: len(results) for name, results in measurements.results.items()} == {"a": 2, "b": 2}
+
+
+def test_failure_of_an_own_engine_ends_the_benchmark(calls, tmp_path):
+    with pytest.raises(SystemExit, match="absent failed: no such package"):
+        run_rounds([Engine("absent", "x")], 1, Measurements(None, {}, resume=False), tmp_path)
 
 
 def test_later_rounds_run_the_best_arrangement(calls, tmp_path):

@@ -17,6 +17,7 @@ from t2t_flax.cli import arguments, translate
 from t2t_flax.cli.line_windows import arriving_windows, full_windows
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.errors import UserError
 
 
 class CapitalsRun:
@@ -104,6 +105,29 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
         seen.append(window)
         answered.release()
     assert seen == [["one"], ["two"], ["three"]]
+
+
+@pytest.mark.parametrize("windows", [full_windows, arriving_windows])
+def test_error_of_the_input_follows_the_lines_before_it(windows):
+    def lines():
+        yield from ("one", "two", "three")
+        raise UserError("no more")
+
+    seen = []
+    with pytest.raises(UserError, match="no more"):
+        seen.extend(windows(lines(), 2))
+    assert seen == [["one", "two"], ["three"]]
+
+
+def test_unexpected_error_of_the_reader_is_raised():
+    def lines():
+        yield "one"
+        raise ZeroDivisionError
+
+    windows = arriving_windows(lines(), 2)
+    assert next(windows) == ["one"]
+    with pytest.raises(ZeroDivisionError):
+        next(windows)
 
 
 def test_invalid_byte_ends_after_the_lines_before_it(run, t2t, tmp_path):

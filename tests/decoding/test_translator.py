@@ -38,11 +38,12 @@ def small_model():
     return model, params, TokenizerPair(tokenizer, tokenizer), lines
 
 
-def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, **decode):
+def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, first_line=0, **decode):
     model, own, tokenizers, all_lines = small_model
     config = dataclasses.replace(Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode)
     translator = Translator(model, tokenizers, mesh or devices_mesh(), config)
-    return translator.translate(params or own, all_lines if lines is None else lines, prefixes=prefixes)
+    lines = all_lines if lines is None else lines
+    return translator.translate(params or own, lines, prefixes=prefixes, first_line=first_line)
 
 
 def assert_same(a, b):
@@ -102,6 +103,9 @@ def test_samples_depend_on_the_line_number_only(small_model):
     other = translate(small_model, [*lines[:4], "", *lines[5:]], strategy="sample", n_best=2, batch_size=4)
     for i in (0, 1, 2, 3, 5, 19):
         assert_same(together[i], other[i])
+    rest = translate(small_model, lines[4:], strategy="sample", n_best=2, first_line=4)
+    for a, b in zip(rest, together[4:], strict=True):
+        assert_same(a, b)
     assert translate(small_model, strategy="sample", seed=1)[0].text != together[0].text
 
 
