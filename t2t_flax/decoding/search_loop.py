@@ -14,8 +14,10 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from t2t_flax.config.special_tokens import PAD
+from t2t_flax.distributed import mesh as mesh_lib
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -107,11 +109,12 @@ def run_stages(
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
     position = jnp.zeros((), jnp.int32)
     while True:
-        position, state, self_cache, all_done = run_stage(
+        state, self_cache, all_done = run_stage(
             step_fn, advance, options, length, params, shared, sentences, position, state, self_cache
         )
         if all_done:
             return state
+        position = jnp.int32(length)
         length = next_length(length, lengths)
         state, self_cache = _grow((state, self_cache), length)
 
@@ -147,9 +150,9 @@ def _start(start, options, sentences, length):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(8, 9))
 def run_stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
-    """Decodes until all sentences are done or the cache of `length` tokens is full.
+    """Decodes from `position` until all sentences are done or the cache of `length` tokens is full.
 
-    Returns (position, state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
+    Returns (state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
     self_cache are donated.
     """
 
@@ -157,15 +160,31 @@ def run_stage(step_fn, advance, options, length, params, shared, sentences, posi
         position, state, _ = carry
         return (position < length) & ~jnp.all(state.done_B)
 
-    def next_token(carry):
-        position, state, self_cache = carry
-        logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
-        new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
-        self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
-        return position + 1, _keep_done(state, new), self_cache
+    def decode(params, shared, sentences, position, state, self_cache):
+        def next_token(carry):
+            position, state, self_cache = carry
+            logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
+            new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
+            self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
+            return position + 1, _keep_done(state, new), self_cache
 
-    position, state, self_cache = jax.lax.while_loop(not_done, next_token, (position, state, self_cache))
-    return position, state, self_cache, jnp.all(state.done_B)
+        return jax.lax.while_loop(not_done, next_token, (position, state, self_cache))[1:]
+
+    rows = _independent_rows()
+    if rows is not None:
+        specs = (PartitionSpec(), rows, rows, PartitionSpec(), rows, rows)
+        decode = jax.shard_map(decode, in_specs=specs, out_specs=(rows, rows), check_vma=False)
+    state, self_cache = decode(params, shared, sentences, position, state, self_cache)
+    return state, self_cache, jnp.all(state.done_B)
+
+
+def _independent_rows() -> PartitionSpec | None:
+    """The sharding of rows on a mesh of data parallelism alone: each device then runs its own loop, which
+    ends when its own sentences are done. A loop over a global batch would wait for all devices at each token.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+    return mesh_lib.ROWS if set(sizes) == {"data"} else None
 
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
