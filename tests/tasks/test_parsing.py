@@ -139,7 +139,7 @@ def test_empty_source_has_an_empty_output():
 
 @pytest.mark.parametrize("groups, message", [
     (dict(data=dict(task="parsing"), model=dict(tie_embeddings="all")), "joint_vocabulary"),
-    (dict(eval=dict(metric="bleu", decode_every_steps=5)), "'bleu' is not a metric of config.data.task = parsing; expected one of nll, loss, f1"),
+    (dict(eval=dict(metric="bleu", decode_every_steps=5)), "'bleu' is not a metric of config.data.task = parsing; expected one of nll, loss, ppl, accuracy, f1"),
     (dict(data=dict(task="parsing", joint_vocabulary=False, on_too_long="truncate")), "do not match their sentences"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(groups, message):
