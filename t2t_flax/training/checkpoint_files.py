@@ -5,8 +5,10 @@ CHECKPOINTS/STEP/metrics/metrics   JSON {"metric": value}, where the step was ev
 """
 
 import contextlib
+import errno
 import json
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,3 +58,17 @@ def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> 
         existing = set(list_names(target))
         number = next(n for n in range(len(existing) + 1) if f"{step}-{n}" not in existing)
         move_folder(folder / str(step), target / f"{step}-{number}")
+
+
+def remove_unfinished(folder: epath.Path, timeout: float = 60.0) -> None:
+    """Removes the folder of a save that failed. In the same process its threads may still be writing
+    other arrays into it, so removal is repeated for up to `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return folder.rmtree(missing_ok=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

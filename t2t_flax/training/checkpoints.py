@@ -25,7 +25,14 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
-from t2t_flax.training.checkpoint_files import amend, read_meta, read_metric, read_scheduled, set_aside
+from t2t_flax.training.checkpoint_files import (
+    amend,
+    read_meta,
+    read_metric,
+    read_scheduled,
+    remove_unfinished,
+    set_aside,
+)
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config
 from t2t_flax.training.damage import (
@@ -99,7 +106,7 @@ class Checkpoints:
                 path = self._folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
                     log.info("removing %s, which was never finished", path)
-                    path.rmtree(missing_ok=True)
+                    remove_unfinished(path)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
