@@ -109,7 +109,8 @@ def folder(tmp_path_factory):
     for split, pairs in splits.items():
         for language, side in sides:
             (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    (checkout / "lines.txt").write_text("It is late.\n\nThe house is red.\n")
+    for name in ("lines.txt", "big.en"):
+        (checkout / name).write_text("It is late.\n\nThe house is red.\n")
     multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"
     for path in (multi30k / "tok", multi30k / "raw", multi30k / "wu2021", trees):
         path.mkdir(parents=True)

@@ -119,7 +119,8 @@ class MultiHeadAttention(nn.Module):
 
     def _uses_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array, noise: Noise | None) -> bool:
         c = self.config
-        weights_needed = self.is_mutable_collection("intermediates") or (noise is not None and c.dropout_attention > 0)
+        dropped = noise is not None and c.dropout_attention != 0.0  # not >: vectorized runs have a `Rate`
+        weights_needed = dropped or self.is_mutable_collection("intermediates")
         plain = c.attention_score != "additive" and not weights_needed
         return c.attention_kernel == "cudnn" and self.dtype == jnp.bfloat16 and plain and cudnn_takes(q, k, v)
 

@@ -117,6 +117,7 @@ def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
     assert "did not all start within config.distributed.initialization_timeout = 2 s" in result.stderr
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
     """A limit on the size of files stands in for the full disk of one host."""
@@ -158,6 +159,7 @@ def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_p
     assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
     """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""

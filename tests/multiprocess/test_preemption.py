@@ -33,7 +33,7 @@ TWO = dict(mesh_cpu_devices=1)
     ("signalled", "resumed_on"),
     [
         pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(0, 2, marks=pytest.mark.slow),
+        pytest.param(0, 2, marks=pytest.mark.drill),
         pytest.param(1, 4, marks=pytest.mark.drill),
     ],
     ids=["process 1, then one", "process 0, then two", "process 1, then four"],
@@ -64,6 +64,7 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
     assert record(workdir, f"test-{STEPS}")["text"] == record(undisturbed, f"test-{STEPS}")["text"]
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_signal_interrupts_an_evaluation(tmp_path, cache):
     """The resumed run starts with the interrupted evaluation."""
@@ -122,7 +123,7 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
     assert before == checkpoints(workdir)
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.drill), 1])
 @pytest.mark.slow
 def test_launcher_finishes_a_run_after_kill_9_of_one_process(undisturbed, tmp_path, cache, victim):
     """In the second case while a checkpoint is being written."""

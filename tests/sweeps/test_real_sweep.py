@@ -74,6 +74,7 @@ def test_repeatedly_killed_sweep_equals_an_undisturbed_one(tmp_path, capsys):
     assert (killed / "report" / "table.csv").read_text().count("1 complete") == 2
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_stacked_sweep_equals_separate_trainings(tmp_path):
     """Three rows in one program, one of which diverges: only that one fails."""

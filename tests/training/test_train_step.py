@@ -79,7 +79,7 @@ def reference(store):
     return config, *loss_curve(config, store, (1, 1, 1), 30)
 
 
-@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.drill)])
 def test_accumulated_update_equals_the_big_batch(store, batching):
     """With dropout: masks depend on the global row, not on its microbatch."""
     config = small_config(optimizer=dict(lr_scale=2.0), data=dict(batching=batching))
