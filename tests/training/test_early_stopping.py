@@ -30,6 +30,7 @@ def test_patience_stops_the_run_and_keeps_the_best_checkpoint(tmp_path, cache):
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
 
+@pytest.mark.slow
 def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     keys = dict(steps=40, eval=dict(decode_every_steps=2, metric="bleu", patience=1))
     config = tiny_run(tmp_path, **keys)
@@ -73,6 +74,7 @@ def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cach
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
 
 
+@pytest.mark.slow
 def test_best_checkpoint_by_token_accuracy(tmp_path, cache):
     keys = dict(eval=dict(every_steps=1, metric="accuracy"), checkpoint=dict(every_steps=100, keep_last=1))
     loop.train(start(tiny_run(tmp_path, steps=6, **keys), tmp_path, cache), score=None)

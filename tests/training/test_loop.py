@@ -205,6 +205,7 @@ def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeyp
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
 
 
+@pytest.mark.slow
 def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, uninterrupted):
     """Logged once in metrics.jsonl, however often the run resumes there, and in the metadata of every later checkpoint."""
     copy_at(4, uninterrupted, tmp_path)
@@ -268,6 +269,7 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
         loop.train(run, score=None)
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, uninterrupted):
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
@@ -310,7 +312,8 @@ def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypat
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
 
-@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=[pytest.mark.slow, pytest.mark.drill])])
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.drill)])
 def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
     """Covers all shapes of an epoch, evaluations and saves; a compilation would look like a hang."""
     compiled, warm = [], []

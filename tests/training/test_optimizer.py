@@ -239,6 +239,7 @@ def test_loss_falls(trained, name):
     assert losses[-1] < losses[0] - 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
     trainer, last, losses = trained(name)
