@@ -15,7 +15,7 @@ PREFIX_LENGTHS = (0, 16, 128, 1024)
 _ALWAYS_USED = (32, 128, 512, 1024)
 _WORTH_COMPILING = 32
 """A length that is not in `_ALWAYS_USED` is used where it fills this many batches."""
-_UNBOUNDED = 256 * 4
+_FULL_BATCH_SIZE = 256 * 4
 """Batches are of config.decode.batch_size up to this product of source length and hypotheses."""
 
 
@@ -74,7 +74,7 @@ def plan_batches(
 
 def _rows_per_shard(length: int, config: Decode) -> int:
     width = max(4, hypotheses_per_sentence(config))
-    return max(1, min(config.batch_size, config.batch_size * _UNBOUNDED // (length * width)))
+    return max(1, min(config.batch_size, config.batch_size * _FULL_BATCH_SIZE // (length * width)))
 
 
 def _power_of_four(n: int) -> int:

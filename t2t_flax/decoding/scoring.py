@@ -21,8 +21,8 @@ from t2t_flax.monitoring import memory
 _WHOLE_BATCH = 256
 """`score_pairs` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
 
-
 _LOGITS_TOKENS = 512
+"""Tokens whose logits exist at once: those of a whole batch would take most of the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +152,15 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
 
 @jax.jit(static_argnums=0)
 def _token_log_probs(model: Transformer, params, batch):
-    """float32 [B, T]. Logits exist for `_LOGITS_TOKENS` tokens at once: those of all would take most of the memory."""
+    """Log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD = model.apply({"params": params}, batch, method="hidden")
 
-    def at_position(hidden_BxD, target_B):
+    def at_position(hidden_and_target):
+        hidden_BxD, target_B = hidden_and_target
         logits_BxV = model.apply({"params": params}, hidden_BxD, method="logits")
         target_logit_B = jnp.take_along_axis(logits_BxV, target_B[:, None], axis=-1)[:, 0]
         return target_logit_B - jax.nn.logsumexp(logits_BxV, axis=-1)
 
     positions = max(1, _LOGITS_TOKENS // len(hidden_BxTxD))
     by_position = jnp.moveaxis(hidden_BxTxD, 1, 0), batch["target"].T
-    return jax.lax.map(lambda args: at_position(*args), by_position, batch_size=positions).T
+    return jax.lax.map(at_position, by_position, batch_size=positions).T
