@@ -78,22 +78,22 @@ def arrives_slowly(name: str) -> bool:
 
 def paired(
     windows: Iterator[list[str]],
-    others: Iterator[str] | None,
+    prefixes: Iterator[str] | None,
     names: tuple[str, str],
     start: int = 0,
 ) -> Iterator[tuple[list[str], list[str] | None]]:
-    """Each window with as many lines of `others`. Raises UserError with both counts, names[0] first,
+    """Each window with as many lines of `prefixes`. Raises UserError with both counts, names[0] first,
     where they differ; `start` lines of both were read before.
     """
     count = start
     for window in windows:
-        other = None if others is None else list(itertools.islice(others, len(window)))
-        if other is not None and len(other) < len(window):
+        starts = None if prefixes is None else list(itertools.islice(prefixes, len(window)))
+        if starts is not None and len(starts) < len(window):
             total = count + len(window) + sum(map(len, windows))
-            raise _unequal(names, total, count + len(other))
+            raise _unequal(names, total, count + len(starts))
         count += len(window)
-        yield window, other
-    more = sum(1 for _ in others or ())
+        yield window, starts
+    more = sum(1 for _ in prefixes or ())
     if more:
         raise _unequal(names, count, count + more)
 
