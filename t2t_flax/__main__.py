@@ -1,6 +1,7 @@
 """`python -m t2t_flax COMMAND ...`"""
 
 import errno
+import gc
 import importlib
 import sys
 
@@ -36,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in (*COMMANDS, *_INTERNAL):
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
+    # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
+    gc.set_threshold(max(100_000, gc.get_threshold()[0]))
     try:
         command = importlib.import_module(f"t2t_flax.cli.{argv[0]}")
     except ModuleNotFoundError as error:

@@ -37,6 +37,7 @@ LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
 _DAY = 24 * 3600
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_FILE_LOCKS = (*NO_LOCKS, errno.EINVAL, errno.EBADF)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,30 +279,63 @@ def exclusive_writer(folder: Path, command: str) -> Iterator[None]:
         yield
     finally:
         inside.discard(folder)
-        path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
-        if lock:
-            lock.release()
+        _remove_lock(path, lock)
+
+
+@contextlib.contextmanager
+def single_writer(file: Path, command: str) -> Iterator[None]:
+    """Raises UserError, naming the holder, if another thread or process is in such a block for the same local `file`. On a
+    file system without locks all are let in.
+    """
+    path = file.with_name(f"{file.name}.lock")
+    try:
+        lock = _lock_removable(path, command)
+    except OSError as error:
+        if error.errno not in _NO_FILE_LOCKS:
+            raise
+        lock = None
+    else:
+        if lock is None:
+            raise UserError(
+                f"{file} is being written by {holder_of(path) or 'another process'}: wait until it has ended."
+            )
+    try:
+        yield
+    finally:
+        _remove_lock(path, lock)
 
 
 def _wait_for_lock(path: Path, command: str) -> FileLock | None:
     """The lock on `path`; None if the file system has no locks."""
     for attempt in itertools.count():
         try:
-            lock = lock_file(path, command)
+            lock = _lock_removable(path, command)
         except OSError as error:
-            if error.errno in (*NO_LOCKS, errno.EINVAL, errno.EBADF):
+            if error.errno in _NO_FILE_LOCKS:
                 return None
             raise
-        if lock is None:
-            if attempt == 10:
-                log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
-            time.sleep(0.2)
-            continue
+        if lock:
+            return lock
+        if attempt == 10:
+            log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
+        time.sleep(0.2)
+    raise AssertionError("unreachable")
+
+
+def _lock_removable(path: Path, command: str) -> FileLock | None:
+    """`lock_file` for a file that its holder removes at the end (`_remove_lock`)."""
+    while lock := lock_file(path, command):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
                 return lock
         lock.release()  # the lock of a file that its previous holder has removed
-    raise AssertionError("unreachable")
+    return None
+
+
+def _remove_lock(path: Path, lock: FileLock | None) -> None:
+    path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
+    if lock:
+        lock.release()
 
 
 def _remove_abandoned(folder: Path) -> None:

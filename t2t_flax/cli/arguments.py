@@ -2,15 +2,17 @@
 
 import argparse
 import codecs
+import errno
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.filesystem import atomic_write, is_remote, is_write_refused
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -167,6 +169,25 @@ def check_read_once(*names: str | None) -> None:
             raise UserError(
                 f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
             )
+
+
+def check_output(flag: str, name: str) -> None:
+    """Raises UserError if no file can be created where `name` is to be written, before any work is done. Standard output,
+    pipes, devices and object stores are not checked. Raises OSError for a full disk or a missing permission.
+    """
+    path = Path(name).absolute()
+    if name == "-" or is_remote(name) or (path.exists() and not path.is_file() and not path.is_dir()):
+        return
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder = next(parent for parent in path.parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if is_write_refused(error):
+            raise
+        raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
 
 
 def write_text(name: str, text: str) -> None:

@@ -21,7 +21,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
     parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
     args, overrides = arguments.parse(parser, argv)
+    arguments.check_output("--output", args.output)
     if args.picture:
+        arguments.check_output("--picture", args.picture)
         from t2t_flax.decoding.attention_weights import check_picture
 
         check_picture(args.picture)

@@ -68,6 +68,8 @@ def run(argv: list[str]) -> int:
     if args.compare_score and not (args.compare or several):
         raise UserError("--compare-score needs --compare=FILE.json, or several runs.")
     if several:
+        if args.table:
+            arguments.check_output("--table", args.table)
         return _many(args, overrides)
     args.workdir = args.workdir and args.workdir[0]
     args.step = args.step and args.step[0]

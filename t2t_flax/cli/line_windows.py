@@ -1,12 +1,12 @@
 """Reads lines in windows: memory stays bounded, and a pipe is answered before it ends."""
 
-import itertools
 import os
 import queue
 import stat
 import sys
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from t2t_flax.errors import UserError
 
@@ -14,11 +14,49 @@ PAUSE = 0.05
 """Seconds without another line after which `arriving_windows` yields what it has."""
 
 
-def full_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Lists of `size` lines, the last one shorter. An error of `lines` is raised after the lines before it."""
-    window: list[str] = []
+class Line(NamedTuple):
+    """A line of the input, counted from 0, and the forced beginning of its translation."""
+
+    number: int
+    text: str
+    prefix: str | None = None
+
+
+def paired(lines: Iterator[str], prefixes: Iterator[str] | None, names: tuple[str, str | None]) -> Iterator[Line]:
+    """Each line with the prefix of the same number. Raises UserError with both counts, names[0] first, after the last
+    pair if the counts differ.
+    """
+    if prefixes is None:
+        yield from (Line(number, text) for number, text in enumerate(lines))
+        return
+    count = 0
+    for text in lines:
+        prefix = next(prefixes, None)
+        if prefix is None:
+            raise _unequal(names, count + 1 + sum(1 for _ in lines), count)
+        yield Line(count, text, prefix)
+        count += 1
+    more = sum(1 for _ in prefixes)
+    if more:
+        raise _unequal(names, count, count + more)
+
+
+def _unequal(names: tuple[str, str | None], first: int, second: int) -> UserError:
+    return UserError(
+        f"{names[0]} has {first} lines and {names[1]} {second}: expected one prefix (possibly empty) per line."
+    )
+
+
+def full_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """Lists of `size` consecutive lines, shorter before a gap in their numbers and at the end. An error of `lines` is
+    raised after the lines before it.
+    """
+    window: list[Line] = []
     try:
         for line in lines:
+            if window and line.number != window[-1].number + 1:
+                yield window
+                window = []
             window.append(line)
             if len(window) == size:
                 yield window
@@ -31,12 +69,12 @@ def full_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
         yield window
 
 
-def arriving_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    """As `full_windows`, but yields a shorter list when no line has come for `PAUSE` seconds.
+def arriving_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """As `full_windows` for lines without a gap, but yields a shorter list when no line has come for `PAUSE` seconds.
 
     A thread reads at most 2 x `size` lines ahead.
     """
-    arrived: queue.Queue[str | Exception | None] = queue.Queue(size)
+    arrived: queue.Queue[Line | Exception | None] = queue.Queue(size)
 
     def read() -> None:
         end: Exception | None = None
@@ -48,7 +86,7 @@ def arriving_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
         arrived.put(end)
 
     threading.Thread(target=read, name="lines", daemon=True).start()
-    window: list[str] = []
+    window: list[Line] = []
     while True:
         try:
             item = arrived.get(timeout=PAUSE if window else None)
@@ -56,9 +94,9 @@ def arriving_windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
             yield window
             window = []
             continue
-        if isinstance(item, str):
+        if isinstance(item, Line):
             window.append(item)
-        if window and (len(window) == size or not isinstance(item, str)):
+        if window and (len(window) == size or not isinstance(item, Line)):
             yield window
             window = []
         if isinstance(item, Exception):
@@ -74,31 +112,3 @@ def arrives_slowly(name: str) -> bool:
     except (OSError, ValueError):  # not a file of the operating system
         return False
     return not stat.S_ISREG(mode)
-
-
-def paired(
-    windows: Iterator[list[str]],
-    prefixes: Iterator[str] | None,
-    names: tuple[str, str],
-    start: int = 0,
-) -> Iterator[tuple[list[str], list[str] | None]]:
-    """Each window with as many lines of `prefixes`. Raises UserError with both counts, names[0] first,
-    where they differ; `start` lines of both were read before.
-    """
-    count = start
-    for window in windows:
-        starts = None if prefixes is None else list(itertools.islice(prefixes, len(window)))
-        if starts is not None and len(starts) < len(window):
-            total = count + len(window) + sum(map(len, windows))
-            raise _unequal(names, total, count + len(starts))
-        count += len(window)
-        yield window, starts
-    more = sum(1 for _ in prefixes or ())
-    if more:
-        raise _unequal(names, count, count + more)
-
-
-def _unequal(names: tuple[str, str], first: int, second: int) -> UserError:
-    return UserError(
-        f"{names[0]} has {first} lines and {names[1]} {second}: expected one prefix (possibly empty) per line."
-    )

@@ -4,17 +4,19 @@ The steps go to FILE.partial, which becomes FILE at the end. FILE.partial.json r
 bytes of it are complete, for how many input lines, and for which input and settings.
 """
 
-import fcntl
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from t2t_flax.cli.line_windows import Line
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import (
     atomic_write,
@@ -47,10 +49,10 @@ class StreamOutput:
         if self._name != "-":
             self._file.close()
 
-    def skip(self, lines: Iterator[str], prefixes: Iterator[str] | None = None) -> None:
+    def skip(self, lines: Iterator[Line]) -> None:
         """There are no earlier lines."""
 
-    def append(self, lines: Sequence[str], prefixes: Sequence[str] | None, text: str) -> None:
+    def append(self, lines: Sequence[Line], text: str) -> None:
         """Writes the output of the next input lines."""
         self._file.write(text.encode())
         self._file.flush()
@@ -64,46 +66,56 @@ class ResumableOutput:
 
     settings: what the output depends on besides the input, as JSON. With `resume`, goes on after
     the `done` input lines of an earlier `ResumableOutput` that did not finish, which `skip` reads.
-    Raises UserError where that one had other settings, where it exists and `resume` is False, and
-    while another process writes it.
+    part: "1-of-4" where four processes write FILE.partial-0-of-4 ... instead. Raises UserError where
+    that one had other settings, where it exists and `resume` is False, and while another process
+    writes it.
     """
 
-    def __init__(self, name: str, settings: dict[str, Any], *, resume: bool = False):
+    def __init__(self, name: str, settings: dict[str, Any], *, resume: bool = False, part: str = ""):
         if resume and is_remote(name):
             raise UserError(f"--resume needs a file on this machine, not --output={name}.")
-        folder = Path(tempfile.mkdtemp() if is_remote(name) else Path(name).absolute().parent)
-        folder.mkdir(parents=True, exist_ok=True)
         self._name = name
-        self.partial = folder / f"{name.rpartition('/')[2]}.partial"
+        self._folder = Path(tempfile.mkdtemp() if is_remote(name) else Path(name).absolute().parent)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.partial = self.path_of(part)
         self._record = self.partial.with_name(f"{self.partial.name}.json")
         self._settings = json.loads(json.dumps(settings))
         self._digest = hashlib.blake2b(digest_size=16)
         self._resume = resume
         self.done = 0
+        _check_same_division(self.partial)
+
+    def path_of(self, part: str) -> Path:
+        """Where that part is written; "": all of it."""
+        return self._folder / f"{self._name.rpartition('/')[2]}.partial{'-' if part else ''}{part}"
 
     def __enter__(self) -> "ResumableOutput":
-        self._file = open(self.partial, "ab")
-        try:
-            self._lock()
+        from t2t_flax.locks import single_writer
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(single_writer(self.partial, "translate"))
+            self._file = stack.enter_context(open(self.partial, "ab"))
             record = self._read_record()
             self.done, self._expected = record["lines"], record["digest"]
             self._file.truncate(record["bytes"])
-        except BaseException:
-            self._file.close()
-            raise
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
-        if not self.done:
-            self.partial.unlink(missing_ok=True)
-            self._record.unlink(missing_ok=True)
+        with self._open:
+            if not self.done:
+                self.remove()
+        if is_remote(self._name):
+            with contextlib.suppress(OSError):  # not empty after a failure
+                self.partial.parent.rmdir()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.partial} is being written by another process.") from None
+    def remove(self) -> None:
+        """Removes what was written, and what a killed process left of its record."""
+        self.partial.unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
+        for path in self._folder.iterdir():
+            if path.name.startswith(f"{self._record.name}.partial-"):
+                path.unlink(missing_ok=True)
 
     def _read_record(self) -> dict[str, Any]:
         text = read_if_exists(self._record)
@@ -135,20 +147,20 @@ class ResumableOutput:
             )
         return record
 
-    def skip(self, lines: Iterator[str], prefixes: Iterator[str] | None = None) -> None:
+    def skip(self, lines: Iterator[Line]) -> None:
         """Reads the first `done` input lines. Raises UserError where they are not the earlier ones."""
         for line in itertools.islice(lines, self.done):
-            self._hash(line, next(prefixes, None) if prefixes is not None else None)
+            self._hash(line)
         if self.done and self._digest.hexdigest() != self._expected:
             raise UserError(
                 f"--resume: the first {self.done} input lines are not those of which {self.partial} "
                 "holds the output. Use the same input, or remove the file to start again."
             )
 
-    def append(self, lines: Sequence[str], prefixes: Sequence[str] | None, text: str) -> None:
+    def append(self, lines: Sequence[Line], text: str) -> None:
         """Writes the output of the next input lines, and records that it is complete."""
-        for line, prefix in itertools.zip_longest(lines, prefixes or ()):
-            self._hash(line, prefix)
+        for line in lines:
+            self._hash(line)
         self._file.write(text.encode())
         self._file.flush()
         fsync_file(self.partial)
@@ -159,16 +171,13 @@ class ResumableOutput:
         """Renames the file; an object store receives it whole."""
         if is_remote(self._name):
             copy_file(self.partial, self._name)
-            self.partial.unlink()
         else:
             self.partial.replace(self._name)
-            fsync_folder(self.partial.parent)
-        self._record.unlink()
-        if is_remote(self._name):
-            self.partial.parent.rmdir()
+            fsync_folder(self._folder)
+        self.remove()
 
-    def _hash(self, line: str, prefix: str | None) -> None:
-        self._digest.update(f"{line}\n{'' if prefix is None else prefix}\n".encode())
+    def _hash(self, line: Line) -> None:
+        self._digest.update(f"{line.text}\n{'' if line.prefix is None else line.prefix}\n".encode())
 
     def _write_record(self) -> dict[str, Any]:
         record = {
@@ -179,3 +188,16 @@ class ResumableOutput:
         }
         atomic_write(self._record, json.dumps(record, indent=1))
         return record
+
+
+def _check_same_division(partial: Path) -> None:
+    """Raises UserError if another number of processes has begun the same output."""
+    base, _, part = partial.name.rpartition(".partial")
+    count = part.rpartition("-")[2]
+    for path in sorted(partial.parent.iterdir()):
+        other = re.fullmatch(re.escape(base) + r"\.partial(-\d+-of-(\d+))?", path.name)
+        if other and (other[2] or "") != count and path.stat().st_size:
+            raise UserError(
+                f"{path} was written by a command of {other[2] or 1} processes, this is one of {count or 1}: start as many, "
+                "or remove the file to start again."
+            )

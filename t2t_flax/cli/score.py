@@ -24,6 +24,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
     args, overrides = arguments.parse(parser, argv)
     arguments.check_read_once(args.source, args.target)
+    arguments.check_output("--output", args.output)
     sources, targets = arguments.read_lines(args.source), arguments.read_lines(args.target)
     if len(sources) != len(targets):
         raise UserError(

@@ -116,12 +116,11 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
 
     if group.count == 1:
         return
+    name = f".shared-{uuid.uuid4().hex}"
     if group.is_lead:
-        name = f".shared-{uuid.uuid4().hex}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
-        group.put("shared/mark", name)
-    path = folder / group.get("shared/mark", 600.0)
+    path = folder / group.broadcast("the name in the shared folder", name, 600.0)
     answers = group.all_gather("the shared folder", "" if appears(path) else "not seen")
     if group.is_lead:
         path.unlink(missing_ok=True)

@@ -83,15 +83,21 @@ def _coordination_client() -> Any:
     return global_state.client
 
 
-def require_single_process(command: str) -> None:
-    """Raises UserError where this process is one of several, which `command` cannot use."""
+def place_among_several() -> str:
+    """Which of several processes this is, for messages; empty for one that is alone."""
     if os.environ.get(ALONE):
-        return
+        return ""
     own = _from_environment()
     place = f"process {own[1]} of {own[0]}" if own else _cluster()
-    if place and place != "TPU VM":
+    return "" if place == "TPU VM" else place
+
+
+def require_single_process(command: str) -> None:
+    """Raises UserError where this process is one of several, which `command` cannot use."""
+    place = place_among_several()
+    if place:
         raise UserError(
-            f"{command} runs as one process, this is {place}: run it on one host. (train and evaluate use all.)"
+            f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate and translate use all.)"
         )
 
 

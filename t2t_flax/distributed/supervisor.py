@@ -81,11 +81,13 @@ class RunSupervisor:
             raise StopRequested
 
     @contextlib.contextmanager
-    def exit_on_signal(self, what: str) -> Iterator[None]:
-        """For work that may take long, cannot be resumed and is simply repeated (a compilation): a signal ends the process
-        with 75, and the hang timeout does not apply unless `expect_progress()` is entered within.
+    def exit_on_signal(
+        self, what: str, *, advice: str = "Saved checkpoints stay; give the same command again."
+    ) -> Iterator[None]:
+        """For work that may take long and can be cut off anywhere (a compilation): a signal ends the process with 75, and
+        the hang timeout does not apply unless `expect_progress()` is entered within.
         """
-        before, self._interruptible = self._interruptible, what
+        before, self._interruptible = self._interruptible, f"{what}: exiting. {advice}"
         self._exit_if_signalled()
         try:
             with self.watchdog.watch(False):
@@ -142,7 +144,7 @@ class RunSupervisor:
         what = self._interruptible
         grace = 2.5 * heartbeats.INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
         if self.signal and what and self.preemption.seconds_since_request() >= grace:
-            self.say(f"{self.signal} while {what}: exiting. Saved checkpoints stay; give the same command again.")
+            self.say(f"{self.signal} while {what}")
             end(STOPPED)
 
     def _exit_if_hanging(self) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from etils import epath
@@ -11,8 +11,6 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.attention_weights import AttentionMaps, attention_maps
-from t2t_flax.decoding.scoring import PairIds, PairScore, encode_pairs, score_pairs
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -23,8 +21,11 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.config_changes import check_same_model
-from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import abstract_params, make_model
+
+if TYPE_CHECKING:
+    from t2t_flax.decoding.attention_weights import AttentionMaps
+    from t2t_flax.decoding.scoring import PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -71,21 +72,25 @@ class Loaded:
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format
-    ) -> list[PairScore]:
+    ) -> "list[PairScore]":
         """The log-probability of each target given its source, in order; see `decoding.scoring`.
 
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
+        from t2t_flax.decoding.scoring import score_pairs
+
         ids = self._encode(pairs, where)
         batch_size = self.config.decode.batch_size
         return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
 
-    def attend(self, source: str, target: str | None = None) -> AttentionMaps:
+    def attend(self, source: str, target: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
 
         Raises UserError for an empty or too long side.
         """
+        from t2t_flax.decoding.attention_weights import attention_maps
+
         if target is None:
             self._encode_preprocessed([(source, source)], "source {}".format)  # reports a bad source before decoding
             target = task_of(self.config).postprocess(source, self.translate([source])[0].text)
@@ -94,7 +99,7 @@ class Loaded:
         (pair,) = self._encode([(source, target)], "pair {}".format)
         return attention_maps(self.model, self.params, self.tokenizers, pair)
 
-    def _encode(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+    def _encode(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> "list[PairIds]":
         task, preprocessed = task_of(self.config), []
         for number, (source, target) in enumerate(pairs, 1):
             try:
@@ -104,7 +109,9 @@ class Loaded:
             preprocessed.append((task.preprocess_source(source), text))
         return self._encode_preprocessed(preprocessed, where)
 
-    def _encode_preprocessed(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairIds]:
+    def _encode_preprocessed(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> "list[PairIds]":
+        from t2t_flax.decoding.scoring import encode_pairs
+
         limit, model = self.config.decode.max_source_length, self.config.model
         limit = min(limit, model.max_positions) if model.position == "learned" else limit
         return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
@@ -167,20 +174,25 @@ class OpenRun:
 
 
 def open_run(
-    workdir: str | epath.Path, overrides: dict[str, str] | None = None, group: ProcessGroup | None = None
+    workdir: str | epath.Path,
+    overrides: dict[str, str] | None = None,
+    group: ProcessGroup | None = None,
+    *,
+    local: bool = False,
 ) -> OpenRun:
-    """Reads a run without its parameters. Raises UserError for a folder without a run and overrides that change the model."""
+    """Reads a run without its parameters. local: see `load`. Raises UserError for a folder without a run and overrides that
+    change the model.
+    """
     workdir = epath.Path(workdir)
     stored = stored_config(workdir)
     config = _override(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     requested = any(key.startswith("mesh.") for key in overrides or {})
-    mesh = _mesh(config, workdir, requested=requested, group=group)
+    mesh = _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    abstract, _ = init_state(config, model, make_optimizer(config), mesh, abstract=True)
-    return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract.params)
+    return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract_params(config.mesh, model, mesh))
 
 
 def load(
@@ -192,6 +204,7 @@ def load(
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
     group: ProcessGroup | None = None,
+    local: bool = False,
 ) -> Loaded:
     """Restores a run: the newest intact checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
@@ -199,11 +212,11 @@ def load(
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
     uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
     checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. All processes of `group`
-    restore the same checkpoints. Needs only the workdir. Raises UserError for a folder without a run, an unknown step, or
-    a damaged checkpoint.
+    restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir. Raises
+    UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     choice = Choice(step, average, best, at_most)
-    run = open_run(workdir, overrides, group)
+    run = open_run(workdir, overrides, group, local=local)
     part = mean(run.parts(choice, group))
     if best and part.metric is None:
         choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest
@@ -222,13 +235,17 @@ def load(
     )
 
 
-def _mesh(config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None) -> jax.sharding.Mesh:
+def _mesh(
+    config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None, local: bool
+) -> jax.sharding.Mesh:
     """The config's mesh; if it does not fit these devices and was not `requested` explicitly, data parallelism over all."""
+    devices = jax.local_devices() if local else jax.devices()
     try:
-        return mesh_lib.make_mesh(config.mesh)
+        return mesh_lib.make_mesh(config.mesh, devices)
     except UserError as error:
         if requested:
-            raise
+            here = " Each process translates on its own devices, so config.mesh cannot span several." if local else ""
+            raise UserError(f"{error}{here}") from None
         if group is None or group.is_lead:
             log.warning("%s was trained on another mesh: %s Using data parallelism on all devices.", workdir, error)
-        return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0))
+        return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0), devices)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import optax
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
@@ -329,6 +328,8 @@ class Checkpoints:
         items = {name: getattr(abstract, name) for name in _ITEMS if getattr(abstract, name) is not None}
         clip_first = not any(path.startswith("[0]") for path in meta["checksums"]["opt_state"])
         if clip_first:  # older versions had clipping, with an empty state, before Adam
+            import optax
+
             items["opt_state"] = (optax.EmptyState(), *items["opt_state"])
         trees = self._restore_items(step, items, meta)
         if clip_first:
@@ -341,7 +342,7 @@ class Checkpoints:
         # All processes compute the checksum of a distributed array, so all must have read their part.
         trees = self._together(step, lambda: {name: self._read(step, name, tree, meta) for name, tree in items.items()})
         for name, tree in trees.items():
-            actual, saved = checksums(tree), meta["checksums"][name]
+            actual, saved = checksums(tree, once=True), meta["checksums"][name]
             wrong = [path for path in saved if actual.get(path) != saved[path]]
             if wrong:
                 raise DamagedCheckpoint(f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")

@@ -12,6 +12,8 @@ import numpy as np
 from t2t_flax.models.dropout import mix
 
 _UINT = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_SMALL = 2**22
+"""Elements in all that NumPy sums up sooner than a program is compiled."""
 
 
 @jax.jit  # arrays of the same shape are traced once
@@ -31,10 +33,19 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
     return [_checksum(x) for x in leaves]
 
 
-def checksums(tree: Any) -> dict[str, int]:
-    """The checksum of each leaf, by path. Leaves are arrays of at most 4 bytes per element, on any mesh."""
+def _checksum_on_host(x: np.ndarray) -> int:
+    bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(np.uint32)
+    weights = mix(np.arange(x.size, dtype=np.uint32)) | np.uint32(1)
+    return int(np.sum(bits * weights, dtype=np.uint32))
+
+
+def checksums(tree: Any, *, once: bool = False) -> dict[str, int]:
+    """The checksum of each leaf, by path. Leaves are arrays of at most 4 bytes per element, on any mesh. once: they are
+    computed once, so that compiling a program for small arrays is not worth it.
+    """
     paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True) if jax.tree.leaves(tree) else ((), ())
-    values = jax.device_get(_checksums(list(leaves)))
+    small = once and sum(x.size for x in leaves) <= _SMALL and all(x.is_fully_addressable for x in leaves)
+    values = map(_checksum_on_host, jax.device_get(leaves)) if small else jax.device_get(_checksums(list(leaves)))
     return {jax.tree_util.keystr(path): int(value) for path, value in zip(paths, values, strict=True)}
 
 

@@ -6,17 +6,19 @@ is to restore.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
+
+if TYPE_CHECKING:  # restoring parameters needs no optimizer
+    import optax
 
 
 @flax.struct.dataclass
@@ -83,7 +85,7 @@ def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
 
 
 def init_state(
-    config: Config, model: Transformer, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh, *, abstract=False
+    config: Config, model: Transformer, tx: "optax.GradientTransformation", mesh: jax.sharding.Mesh, *, abstract=False
 ) -> tuple[TrainState, TrainState]:
     """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
 
@@ -108,8 +110,16 @@ def init_state(
             step, opt_state, ema = jax.jit(rest, out_shardings=others)(params)
             return TrainState(step, params, opt_state, ema), shardings
     shapes = TrainState(step, param_shapes, opt_state, ema)
-    struct = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-    return jax.tree.map(struct, shapes, shardings), shardings
+    return _structs(shapes, shardings), shardings
+
+
+def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh) -> Any:
+    """ShapeDtypeStructs of the parameters, with their shardings."""
+    return _structs(_unboxed(_boxed_shapes(model)), parameter_shardings(config, model, mesh))
+
+
+def _structs(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def parameter_shardings(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:

@@ -1,6 +1,5 @@
 """`translate` reads windows, writes them in order, and resumes; the model is a stand-in that answers in capitals."""
 
-import fcntl
 import io
 import json
 import os
@@ -13,11 +12,21 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli import arguments, translate
-from t2t_flax.cli.line_windows import arriving_windows, full_windows
+from t2t_flax.cli import arguments, translation_loop
+from t2t_flax.cli.line_windows import arriving_windows, full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
+from t2t_flax.locks import single_writer
+
+
+def numbered(lines):
+    """The lines as `translate` reads them without --prefix."""
+    return paired(lines, None, ("lines", None))
+
+
+def texts(windows):
+    return [[line.text for line in window] for window in windows]
 
 
 class CapitalsRun:
@@ -45,7 +54,7 @@ class CapitalsRun:
 def run(monkeypatch, tmp_path):
     """The stand-in run. It is used in place of any --workdir, with windows of 4 lines."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(translate, "_WINDOW_BATCHES", 4)
+    monkeypatch.setattr(translation_loop, "WINDOW_BATCHES", 4)
     run = CapitalsRun(None)
 
     def load_run(args, overrides):
@@ -85,10 +94,10 @@ def test_lines_are_read_no_further_than_the_window():
             read.append(i)
             yield str(i)
 
-    windows = full_windows(lines(), 100)
-    assert next(windows)[-1] == "99" and len(read) == 100
-    arriving = arriving_windows(lines(), 100)
-    assert next(arriving) == [str(i) for i in range(100)]
+    windows = full_windows(numbered(lines()), 100)
+    assert next(windows)[-1].text == "99" and len(read) == 100
+    arriving = arriving_windows(numbered(lines()), 100)
+    assert texts([next(arriving)]) == [[str(i) for i in range(100)]]
     time.sleep(0.2)
     assert len(read) <= 100 + 301
 
@@ -101,10 +110,10 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
             yield line
             assert answered.acquire(timeout=30)  # the next line is typed after the answer
 
-    for window in arriving_windows(lines(), 100):
+    for window in arriving_windows(numbered(lines()), 100):
         seen.append(window)
         answered.release()
-    assert seen == [["one"], ["two"], ["three"]]
+    assert texts(seen) == [["one"], ["two"], ["three"]]
 
 
 @pytest.mark.parametrize("windows", [full_windows, arriving_windows])
@@ -115,8 +124,8 @@ def test_error_of_the_input_follows_the_lines_before_it(windows):
 
     seen = []
     with pytest.raises(UserError, match="no more"):
-        seen.extend(windows(lines(), 2))
-    assert seen == [["one", "two"], ["three"]]
+        seen.extend(windows(numbered(lines()), 2))
+    assert texts(seen) == [["one", "two"], ["three"]]
 
 
 def test_unexpected_error_of_the_reader_is_raised():
@@ -124,8 +133,8 @@ def test_unexpected_error_of_the_reader_is_raised():
         yield "one"
         raise ZeroDivisionError
 
-    windows = arriving_windows(lines(), 2)
-    assert next(windows) == ["one"]
+    windows = arriving_windows(numbered(lines()), 2)
+    assert texts([next(windows)]) == [["one"]]
     with pytest.raises(ZeroDivisionError):
         next(windows)
 
@@ -218,7 +227,7 @@ def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, sta
 
 
 def test_long_runs_report_progress(run, t2t, monkeypatch):
-    monkeypatch.setattr(translate, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(translation_loop, "PROGRESS_SECONDS", 0.0)
     _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
     assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
 
@@ -236,9 +245,9 @@ def test_pipe_as_output_receives_each_window(run, t2t, tmp_path):
 def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
     stop_at_window(run, 1)
     t2t("--output=out", stdin=b"a\nb\nc\nd\ne\n", code=75)
-    with open(tmp_path / "out.partial") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert "is being written by another process" in t2t("--output=out", "--resume", stdin=b"a\n", code=2)[1]
+    with single_writer(tmp_path / "out.partial", "the first"):
+        _, err = t2t("--output=out", "--resume", stdin=b"a\n", code=2)
+        assert f"out.partial is being written by the first, process {os.getpid()} on" in err
     assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4
 
 
@@ -247,3 +256,18 @@ def test_signal_while_the_run_is_loaded_stops_after_it(run, t2t, monkeypatch):
     monkeypatch.setattr(arguments, "load_run", lambda *a: os.kill(os.getpid(), signal.SIGINT) or load(*a))
     out, err = t2t(stdin=b"a\n", code=128 + signal.SIGINT)
     assert out == "" and "stopped by SIGINT" in err and not run.windows
+
+
+@pytest.mark.parametrize("output", ["/proc/out", "/proc/no/such/folder/out", "in/out", "."])
+def test_impossible_output_is_refused_before_the_run_is_loaded(run, t2t, tmp_path, monkeypatch, output):
+    (tmp_path / "in").write_text("a\n")
+    monkeypatch.setattr(arguments, "load_run", lambda *a: pytest.fail("was loaded"))
+    _, err = t2t("--input=in", f"--output={output}", code=2)
+    assert f"--output={output} cannot be written: " in err and "Give another path." in err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_output_in_a_folder_that_does_not_exist_creates_it(run, t2t, tmp_path):
+    t2t("--output=new/folder/out", stdin=b"a\n")
+    assert (tmp_path / "new/folder/out").read_text() == "A\n"
+    assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["out"]

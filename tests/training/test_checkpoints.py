@@ -247,6 +247,14 @@ def test_checkpoint_of_another_model_is_refused_by_key(tmp_path, training_setup)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.bool_])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (4, 3, 6), (0, 3)])
+def test_checksum_on_the_host_is_that_of_the_devices(dtype, shape):
+    x = jax.random.normal(jax.random.key(3), shape) * 100
+    tree = {"a": {"b": x.astype(dtype)}, "c": x}
+    assert checksums(tree, once=True) == checksums(tree)
+
+
 def test_checksum_depends_on_every_bit_but_not_on_the_mesh():
     x = jax.random.normal(jax.random.key(0), (37, 5))
     base = checksums({"x": x})

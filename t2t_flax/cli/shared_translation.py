@@ -1,0 +1,141 @@
+"""`translate` on several processes: each takes its share of the lines of one file, and process 0 joins the outputs.
+
+The lines are dealt out in turns. Process 1 of 4 writes FILE.partial-1-of-4, with a record like that of FILE.partial, from
+which --resume goes on. FILE appears when all of it is there.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from etils import epath
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.line_windows import Line, arrives_slowly, full_windows, paired
+from t2t_flax.cli.resumable_output import ResumableOutput, is_stream
+from t2t_flax.cli.translation_loop import output_settings, translate_windows, window_size
+from t2t_flax.distributed.coordination import ProcessGroup, check_shared
+from t2t_flax.distributed.job import run_job
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import OK, UserError
+from t2t_flax.filesystem import fsync_file, fsync_folder, is_remote
+from t2t_flax.process_setup import prepare_process
+
+TURN = 2**14
+"""Consecutive lines that a process takes before the next one's turn."""
+_WAIT = 7 * 24 * 3600.0
+"""Seconds that a process waits for the others to translate their share; heartbeats end the wait for a dead one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The lines of process `index` of `count`: of all turns of `turn` lines, each count-th one."""
+
+    index: int
+    count: int
+    turn: int = TURN
+
+    def of(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """The share of these lines."""
+        return (line for line in lines if line.number // self.turn % self.count == self.index)
+
+
+def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
+    share.
+    """
+    from t2t_flax.evaluation.restore import stored_config
+
+    for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):
+        if name is not None and (name == "-" or is_remote(name) or is_stream(name) or arrives_slowly(name)):
+            raise UserError(
+                f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
+                "--output=FILE in folders that all of them see. For anything else, run it on one host."
+            )
+    config = stored_config(args.workdir, overrides)
+    prepare_process(config)
+    return run_job(config.distributed, lambda supervisor: _job(args, overrides, supervisor))
+
+
+def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSupervisor) -> int:
+    from t2t_flax.evaluation.restore import load
+
+    group = supervisor.group
+    check_shared(group, epath.Path(args.workdir), "--workdir")
+    check_shared(group, epath.Path(args.output).absolute().parent, "--output")
+    files = {name: os.path.getsize(name) for name in (args.input, args.prefix) if name}
+    _check_same(group, "the sizes of the input", files, "bytes")
+    lines = arguments.iterate_lines(args.input)
+    prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+    advice = f"the same command with --resume goes on with {args.output}.partial-*"
+    with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
+        choice = dict(step=args.step, average=args.average, best=args.best)
+        loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
+        share, counter = Share(group.index, group.count), _Counter()
+        settings = output_settings(loaded, args.scores) | {"lines of a turn": share.turn}
+        output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
+        with output:
+            try:
+                own = share.of(counter.count(paired(lines, prefixes, (args.input, args.prefix))))
+                output.skip(own)
+                windows = full_windows(own, window_size(loaded))
+                translate_windows(loaded, windows, output, scores=args.scores, say=supervisor.say)
+                _check_same(group, "the input", {args.input: counter.lines}, "lines")
+                if group.is_lead:
+                    parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]
+                    join(parts, Path(args.output), share.turn * loaded.config.decode.n_best)
+            except UserError as error:
+                raise UserError(f"{error} ({advice})" if output.done else str(error)) from None
+            group.barrier("the outputs are joined")
+            output.remove()
+    return OK
+
+
+class _Counter:
+    """Counts lines as they are read."""
+
+    def __init__(self):
+        self.lines = 0
+
+    def count(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """The lines, unchanged."""
+        for line in lines:
+            self.lines += 1
+            yield line
+
+
+def _check_same(group: ProcessGroup, what: str, values: dict[str, int], unit: str) -> None:
+    """Raises UserError, naming the processes, if they do not all have these values. Waits until all are here."""
+    for index, answer in enumerate(group.all_gather(what, json.dumps(values), seconds=_WAIT)):
+        for name, value in json.loads(answer).items():
+            if value != values[name]:
+                raise UserError(
+                    f"{name} has {values[name]} {unit} on {group.name_of(group.index)} and {value} on "
+                    f"{group.name_of(index)}: all must read the same file."
+                )
+
+
+def join(parts: Sequence[Path], output: Path, turn: int) -> None:
+    """Writes `turn` lines of each part in turn to a file that gets the name `output` at the end, until all are at their
+    end.
+    """
+    partial = output.with_name(f"{output.name}.partial-joined")
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(part, "rb")) for part in parts]
+        joined = stack.enter_context(open(partial, "wb"))
+        for file in itertools.cycle(files):
+            lines = list(itertools.islice(file, turn))
+            joined.writelines(lines)
+            if len(lines) < turn:
+                break
+        left = [part for part, file in zip(parts, files, strict=True) if file.read(1)]
+    if left:
+        raise UserError(f"{', '.join(map(str, left))}: longer than its share. Is the folder of --output shared by all?")
+    fsync_file(partial)
+    partial.replace(output)
+    fsync_folder(output.absolute().parent)

@@ -1,0 +1,157 @@
+"""`translate` on several processes, here threads; the model is a stand-in that answers in capitals."""
+
+import argparse
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from helpers.thread_groups import run_processes
+
+from t2t_flax.__main__ import main
+from t2t_flax.cli import shared_translation
+from t2t_flax.cli.line_windows import full_windows, paired
+from t2t_flax.cli.shared_translation import Share
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation import restore
+
+
+def lines_of(n):
+    return paired(map(str, range(n)), None, ("lines", None))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 9, 10, 35])
+def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, count):
+    numbers = []
+    for index in range(count):
+        share = Share(index, count, turn=5)
+        for window in full_windows(share.of(lines_of(n)), 3):
+            numbers += [line.number for line in window]
+            assert [line.number for line in window] == list(range(window[0].number, window[0].number + len(window)))
+            assert count == 1 or window[0].number // 5 == window[-1].number // 5
+    assert sorted(numbers) == list(range(n))
+
+
+class CapitalsRun:
+    """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
+
+    fail_at = ""
+
+    def __init__(self, n_best):
+        self.config = resolve(override(to_config_dict(Config()), {"decode.batch_size": "1", "decode.n_best": n_best}))
+        self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
+        self.tokenizers = SimpleNamespace(digest="abc")
+
+    def translate(self, lines, *, prefixes=None, first_line=0, progress):
+        if self.fail_at in lines:
+            raise UserError(f"failed at {self.fail_at}")
+        starts = prefixes or [""] * len(lines)
+        texts = [
+            f"{start}{line.upper()}#{i}" for i, (start, line) in enumerate(zip(starts, lines, strict=True), first_line)
+        ]
+        n_best = self.config.decode.n_best
+        return [Translation(tuple(Hypothesis(f"{t}~{n}", (), -n, -n, False) for n in range(n_best))) for t in texts]
+
+
+class Supervisor:
+    def __init__(self, group):
+        self.group, self.said = group, []
+        self.say = self.said.append
+
+    @contextlib.contextmanager
+    def exit_on_signal(self, what, *, advice):
+        yield
+
+
+@pytest.fixture
+def translate(monkeypatch, tmp_path):
+    """Runs `count` processes on the files `in` and `starts` with turns of 5 lines; returns what each one returned or raised."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w").mkdir()
+    monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
+
+    def run(count, *, n_best=1, prefix=None, resume=False, fail_at=""):
+        def load(workdir, *, local, **choice):
+            assert local
+            run = CapitalsRun(str(n_best))
+            run.fail_at = fail_at
+            return run
+
+        monkeypatch.setattr(restore, "load", load)
+        args = argparse.Namespace(
+            workdir="w",
+            input="in",
+            output="out",
+            prefix=prefix,
+            resume=resume,
+            scores=False,
+            step=None,
+            average=0,
+            best=False,
+        )
+        return run_processes(count, lambda group: shared_translation._job(args, {}, Supervisor(group)))
+
+    return run
+
+
+@pytest.mark.parametrize("n", [0, 3, 5, 23, 25])
+@pytest.mark.parametrize(("n_best", "prefix"), [(1, None), (3, "starts")])
+def test_joined_output_does_not_depend_on_the_number_of_processes(translate, tmp_path, n, n_best, prefix):
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(n)))
+    (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(n)))
+    outputs = []
+    for count in (1, 2, 3):
+        assert translate(count, n_best=n_best, prefix=prefix) == [0] * count
+        outputs.append((tmp_path / "out").read_text())
+        assert not list(tmp_path.glob("out.*"))
+        (tmp_path / "out").unlink()
+    assert outputs[0].count("\n") == n * n_best and len(set(outputs)) == 1
+
+
+def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translate, tmp_path):
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
+    failed = translate(2, fail_at="line 16")  # the second turn of process 1
+    assert any("failed at line 16 (the same command with --resume" in str(each) for each in failed)
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(5, 10))
+    assert all("go on with --resume, or remove it" in str(each) for each in translate(2) if isinstance(each, UserError))
+    refused = translate(3, resume=True)
+    assert all(isinstance(each, Exception) for each in refused)
+    assert any("was written by a command of 2 processes, this is one of 3" in str(each) for each in refused)
+    assert "of 2 processes, this is one of 1" in str(translate(1, resume=True)[0])
+    assert translate(2, resume=True) == [0, 0]
+    assert (tmp_path / "out").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(23))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "w"]
+
+
+def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, translate, tmp_path, capsys):
+    from t2t_flax.cli import arguments
+
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
+    translate(2, fail_at="line 16")
+    monkeypatch.setattr(arguments, "load_run", lambda *a: CapitalsRun("1"))
+    assert main(["translate", "--workdir=w", "--input=in", "--output=out", "--resume"]) == 2
+    assert "was written by a command of 2 processes, this is one of 1" in capsys.readouterr().err
+
+
+def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(translate, tmp_path):
+    (tmp_path / "in").write_text("a\n" * 12)
+    (tmp_path / "starts").write_text("b\n" * 11)
+    for answer in translate(2, prefix="starts"):
+        assert "in has 12 lines and starts 11" in str(answer)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--input=in"], ["--output=out"], ["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]]
+)
+def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").write_text("a\n")
+    variables = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="localhost:1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["translate", "--workdir=w", *flags]) == 2
+    assert "translate on several hosts needs --input=FILE and --output=FILE" in capsys.readouterr().err
