@@ -23,10 +23,11 @@ from t2t_flax.decoding.search_loop import (
     Sentences,
     StepFn,
     forced_tokens,
+    hypotheses_of,
     make_sentences,
     run_stages,
 )
-from t2t_flax.decoding.top_k import top_k
+from t2t_flax.decoding.top_k import log_sum_exp, top_k
 from t2t_flax.errors import UserError
 
 
@@ -91,7 +92,7 @@ def beam_search(
     list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
     id. cache, lengths: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
     """
-    beams = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
+    beams = hypotheses_of(cache)
     if beams - {options.beam_size}:
         raise ValueError(f"the cache has {sorted(beams)} beams, but options.beam_size = {options.beam_size}")
     sentences = make_sentences(caps_B, prefix_BxP)
@@ -184,7 +185,7 @@ def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | No
         is_forced = forced_B[:, None, None] != PAD
         best_BxKxC = jnp.where(is_forced, only_BxKxC, best_BxKxC)
         ids_BxKxC = jnp.where(is_forced, forced_B[:, None, None], ids_BxKxC)
-    return best_BxKxC - jax.nn.logsumexp(logits_BxKxV, axis=-1, keepdims=True), ids_BxKxC
+    return best_BxKxC - log_sum_exp(logits_BxKxV), ids_BxKxC
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -18,6 +18,7 @@ from t2t_flax.decoding.search_loop import (
     Sentences,
     StepFn,
     forced_tokens,
+    hypotheses_of,
     make_sentences,
     run_stages,
 )
@@ -82,7 +83,7 @@ def sample(
     generated. caps_B, prefix_BxP, cache, lengths: as in `beam_search`. Raises ValueError for a cache of another
     number of samples.
     """
-    samples = {leaf.shape[1] for leaf in jax.tree.leaves(cache["self"])}
+    samples = hypotheses_of(cache)
     if samples - {options.num_samples}:
         raise ValueError(f"the cache has {sorted(samples)} samples, but options.num_samples = {options.num_samples}")
     keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)

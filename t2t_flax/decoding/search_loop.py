@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config.special_tokens import PAD
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.models.slots import Slots
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -25,8 +26,8 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
 # tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are [B, K, ...] and are reordered with the
-# hypotheses. Those with three or more axes have time on axis 2, except under a key "state" (recurrent layers). All
-# other entries of the cache are [B, ...] and never change.
+# hypotheses, or `Slots`, which are not (attention). Those with three or more axes have time on axis 2, except under a
+# key "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 # advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
 # token, and the hypothesis that each one continues (None: itself).
@@ -97,7 +98,7 @@ def run_stages(
     sentence no longer changes, so results do not depend on the rest of the batch. The first stage is as long as the
     given cache; later stages follow `lengths`. Equal shapes, functions and options compile once.
     """
-    leaves = jax.tree.leaves_with_path(cache["self"])
+    leaves = jax.tree.leaves_with_path(cache["self"], is_leaf=_is_slots)
     first = {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
     if len(first) > 1:
         raise ValueError(f"the time axes of cache['self'] have different lengths: {sorted(first)}")
@@ -132,15 +133,27 @@ def grow_cache(cache: Cache, length: int) -> Cache:
 @functools.partial(jax.jit, static_argnums=1)
 def _grow(tree: Any, length: int) -> Any:
     def grow(path, x):
+        if _is_slots(x):
+            return x.grow(length)
         if not _has_time(path, x):
             return x
         return jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
 
-    return jax.tree.map_with_path(grow, tree)
+    return jax.tree.map_with_path(grow, tree, is_leaf=_is_slots)
 
 
-def _has_time(path: tuple, leaf: jax.Array) -> bool:
-    return leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
+def _is_slots(x: Any) -> bool:
+    return isinstance(x, Slots)
+
+
+def _has_time(path: tuple, leaf: Any) -> bool:
+    return not _is_slots(leaf) and leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
+
+
+def hypotheses_of(cache: Cache) -> set[int]:
+    """The numbers of hypotheses K that `cache["self"]` has room for: one, if its parts agree."""
+    leaves = jax.tree.leaves(cache["self"], is_leaf=_is_slots)
+    return {leaf.beams if _is_slots(leaf) else leaf.shape[1] for leaf in leaves}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))
@@ -189,7 +202,7 @@ def _independent_rows() -> PartitionSpec | None:
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
     pick = jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))
-    return jax.tree.map(lambda x: pick(x, parents_BxK), self_cache)
+    return jax.tree.map(lambda x: x if _is_slots(x) else pick(x, parents_BxK), self_cache, is_leaf=_is_slots)
 
 
 def _keep_done(old: Any, new: Any) -> Any:

@@ -6,6 +6,8 @@ Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G heads of keys
 of a head.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from t2t_flax.models.masks import causal_mask, masked_softmax, segment_mask, win
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
 from t2t_flax.models.products import product_with_float32_result
+from t2t_flax.models.slots import Slots, decoding_layout, from_decoding_layout
 
 
 class DotScore(nn.Module):
@@ -115,7 +118,8 @@ class MultiHeadAttention(nn.Module):
         self.sow("intermediates", "weights", weights)
         weights = self.weight_dropout(weights.astype(self.dtype), noise)
         weights = weights.reshape(*weights.shape[:-3], k.shape[-2], groups * queries, weights.shape[-1])
-        return _split_groups(jnp.einsum("...nts,...snh->...tnh", weights, v), groups)
+        context = jnp.moveaxis(jnp.einsum("...nts,...snh->...nth", weights, v), -2, -3)
+        return _split_groups(context, groups)
 
     def _uses_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array, noise: Noise | None) -> bool:
         c = self.config
@@ -184,28 +188,36 @@ class SelfAttention(MultiHeadAttention):
         mask = mask & window_mask(length, reach) if reach < length - 1 else mask
         return self.out(attend(q, k, v, mask, inputs.positions, inputs.positions))
 
-    def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, jax.Array]:
-        """Keys [B, K, T, G, d_k] and values [B, K, T, G, d_v], to be filled by `step`."""
-        shape = (batch, beams, length, self.config.key_heads)
-        d_k, d_v = self.config.head_widths
-        return {"key": jnp.zeros((*shape, d_k), self.dtype), "value": jnp.zeros((*shape, d_v), self.dtype)}
-
-    def step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
-        """One decoding step: writes the key and value at `position` and attends up to it.
-
-        Returns ([B, K, D], the new cache).
+    def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
+        """To be filled by `step`: keys [B, G, d_k, T * K] and values [B, G, T * K, d_v] of all beams, and ancestors
+        [B, K, T], the beam in whose slots a hypothesis finds its own. Reordering the hypotheses moves these alone.
         """
-        x_BxKx1xD, here_1 = x_BxKxD[:, :, None], jnp.asarray(position)[None]
-        k, v = self.keys_values(x_BxKx1xD)
-        q, k = (self.rotation(y, here_1) for y in (self.query(x_BxKx1xD), k))
-        cache = {
-            "key": jax.lax.dynamic_update_slice_in_dim(cache["key"], k, position, axis=2),
-            "value": jax.lax.dynamic_update_slice_in_dim(cache["value"], v, position, axis=2),
-        }
-        positions_T = jnp.arange(cache["key"].shape[2])
-        seen_T = (positions_T <= position) & (positions_T >= position - self._reach(len(positions_T)))
-        bias = self.position_bias(here_1, positions_T)
-        return self.out(self.attend(q, cache["key"], cache["value"], seen_T, bias=bias))[:, :, 0], cache
+        heads, (d_k, d_v) = self.config.key_heads, self.config.head_widths
+        keys = jnp.zeros((batch, heads, d_k, length * beams), self.dtype)
+        values = jnp.zeros((batch, heads, length * beams, d_v), self.dtype)
+        ancestors = jnp.zeros((batch, beams, length), jnp.int32)
+        return {"key": Slots(keys, 3, beams), "value": Slots(values, 2, beams), "ancestors": ancestors}
+
+    def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
+        """One decoding step: writes the keys and values at `position` and attends up to it.
+
+        The beams of a sentence attend together, over all its slots, each masked to its own: products over the cache as it
+        lies in memory. Returns ([B, K, D], the new cache).
+        """
+        batch, beams, length = cache["ancestors"].shape
+        here_K, positions_T = jnp.full(beams, position), jnp.arange(length)
+        k, v = self.keys_values(x_BxKxD)
+        q, k = (self.rotation(y, here_K) for y in (self.query(x_BxKxD), k))
+        new_key, new_value = decoding_layout(k, v)
+        keys, values = cache["key"].write(new_key, position), cache["value"].write(new_value, position)
+        own_BxKx1 = jnp.broadcast_to(jnp.arange(beams)[:, None], (batch, beams, 1))
+        ancestors_BxKxT = jax.lax.dynamic_update_slice_in_dim(cache["ancestors"], own_BxKx1, position, axis=2)
+        seen_T = (positions_T <= position) & (positions_T >= position - self._reach(length))
+        mask_BxKxTxK = (ancestors_BxKxT[..., None] == jnp.arange(beams)) & seen_T[:, None]
+        mask = mask_BxKxTxK.reshape(batch, 1, beams, length * beams)
+        bias = self.position_bias(here_K, jnp.repeat(positions_T, beams))
+        out = self.attend(q, *from_decoding_layout(keys.array, values.array), mask, bias=bias)
+        return self.out(out), {"key": keys, "value": values, "ancestors": ancestors_BxKxT}
 
     def _reach(self, length: int) -> int:
         return (self.config.attention_window - 1) // 2 if self.config.attention_window else length

@@ -10,6 +10,7 @@ from t2t_flax.models.dense import make_feed_forward, make_norm
 from t2t_flax.models.dropout import Dropout
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.mixers import make_mixer
+from t2t_flax.models.slots import from_decoding_layout
 
 
 class Residual(nn.Module):
@@ -73,9 +74,7 @@ class DecoderLayer(nn.Module):
             return out
 
         def cross_attention(y):
-            return self.cross_attention.over(
-                y, cross_cache["key"], cross_cache["value"], source_mask_BxS[:, None, None]
-            )
+            return self.cross_attention.over(y, *from_decoding_layout(*cross_cache), source_mask_BxS[:, None, None])
 
         x = self.residual_attention(x_BxKxD, mixer, None)
         x = self.residual_cross(x, cross_attention, None)

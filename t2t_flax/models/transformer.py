@@ -22,6 +22,7 @@ from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 from t2t_flax.models.masks import segment_mask
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionVectors
+from t2t_flax.models.slots import decoding_layout
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:
@@ -154,14 +155,13 @@ class Transformer(nn.Module):
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
         """Encodes sources (one a row, zero-padded) and returns the cache for `decode_step`.
 
-        `cache["cross"]`: each layer's keys and values [B, S, G, H] of the encoder output, computed once and shared by
-        the beams, and the source mask; `cache["self"]`: each mixer's cache of the targets, empty.
+        `cache["cross"]`: each layer's keys and values of the encoder output (see `decoding_layout`), computed once and
+        shared by the beams, and the source mask; `cache["self"]`: each mixer's cache of the targets, empty.
         """
         mask_BxS = source_BxS > 0
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)  # padding may go beyond a learned table
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
-        keys_values = [layer.cross_attention.keys_values(memory_BxSxD) for layer in self.decoder]
-        cross = [{"key": k, "value": v} for k, v in keys_values]
+        cross = [decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD)) for layer in self.decoder]
         own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]
         return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
 
