@@ -143,7 +143,9 @@ def to_global(
 
 
 def replicated(tree, mesh: jax.sharding.Mesh):
-    """Global arrays, replicated so that every process can read them."""
+    """Arrays that this process can read: replicated where other processes hold parts of them, else unchanged."""
+    if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
+        return tree
     return _replicate(named(mesh, REPLICATED))(tree)
 
 
