@@ -135,6 +135,8 @@ class Transformer(nn.Module):
         """[..., D] -> float32 logits [..., V rows]; rows beyond the vocabulary are never predicted."""
         logits = getattr(self, self.output_params[0]).logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
+        if logits.shape[-1] == self.target_vocab:
+            return logits
         return jnp.where(jnp.arange(logits.shape[-1]) < self.target_vocab, logits, -1e9)
 
     @property
