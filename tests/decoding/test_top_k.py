@@ -1,10 +1,10 @@
-"""Grouped top-k equals lax.top_k: values, order and tie-breaking by index."""
+"""Grouped top-k equals lax.top_k: values, order and tie-breaking by index. Grouped log-sum-exp equals its definition."""
 
 import jax
 import numpy as np
 import pytest
 
-from t2t_flax.decoding.top_k import top_k
+from t2t_flax.decoding.top_k import log_sum_exp, top_k
 
 
 def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,3 +40,16 @@ def test_k_equal_to_the_axis_sorts_it():
     expected, order = brute_force(x, 300)
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_array_equal(index, order)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 100, 129, 4133])
+@pytest.mark.parametrize("group", [8, 64])
+def test_log_sum_exp_equals_its_definition(size, group):
+    """Also where exp of the values overflows, and beside rows that pad the vocabulary."""
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(3, 2, size)) * np.array([1.0, 30.0])[:, None] + np.array([0.0, 300.0, -300.0])[:, None, None]
+    x = np.where((np.arange(size) > 0.9 * size) & (size > 1), -1e9, x).astype(np.float32)
+    exact = x.astype(np.float64)
+    largest = exact.max(-1, keepdims=True)
+    expected = np.log(np.exp(exact - largest).sum(-1, keepdims=True)) + largest
+    np.testing.assert_allclose(jax.jit(log_sum_exp, static_argnums=1)(x, group), expected, rtol=2e-7, atol=1e-5)

@@ -36,6 +36,21 @@ def test_chunks_change_neither_sums_nor_gradients(chunk, shards):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), chunked, scaled(sums))
 
 
+@pytest.mark.parametrize("tokens, chunk, padded", [(2070, 512, 2080), (512, 512, 512), (8192, 512, 8192), (9, 512, 16)])
+def test_chunks_are_of_equal_size(tokens, chunk, padded):
+    """Padding to a multiple of `chunk` would compute logits of up to a chunk of padding."""
+    sizes = []
+
+    def count(params, hidden, targets, weights):
+        sizes.append(targets.size)
+        return jnp.sum(hidden) * params, {"tokens": weights.sum()}
+
+    rows = (jnp.ones((1, tokens, 1)), jnp.ones((1, tokens), jnp.int32), jnp.ones((1, tokens)))
+    _, others = jax.jit(lambda *args: chunked_sums(count, jnp.ones(()), *args, chunk=chunk))(*rows)
+    assert float(others["tokens"]) == tokens
+    assert max(sizes) <= max(chunk, 8) and padded % max(sizes) == 0 and padded - tokens < 8 * padded / max(sizes)
+
+
 def test_label_smoothed_loss_equals_its_definition():
     """Cross-entropy against (1 - eps) one-hot + eps uniform over the real classes (5.4); padding rows get no mass."""
     rng = np.random.default_rng(0)
