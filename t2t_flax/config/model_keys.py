@@ -58,9 +58,11 @@ class Model:
     )
     attention_kernel: str = key(
         "einsum",
-        "program of attention: plain products, or cuDNN's fused kernel, on NVIDIA GPUs in bfloat16 where it applies (no "
-        "window, attention dropout, ALiBi or additive scores, heads of a multiple of 8 up to 128, rows of even length)",
-        choices=("einsum", "cudnn"),
+        "program of attention: plain products, or in bfloat16 a fused kernel: cudnn on NVIDIA GPUs, splash on TPU, auto = "
+        "the platform's. Plain products stay where the kernel does not apply: windows in bands, attention dropout, ALiBi, "
+        "additive scores; cudnn takes heads of a multiple of 8 up to 128 and rows of even length, splash heads of a "
+        "multiple of 64 up to 256 and rows of a multiple of 128",
+        choices=("einsum", "cudnn", "splash", "auto"),
         mutable=True,
     )
     attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")

@@ -27,7 +27,7 @@ from t2t_flax.config.sharding_rules import MESH_AXES, sharding_rules
 from t2t_flax.errors import UserError
 
 # Of the activations that the model constrains; those of parameters are config.mesh.rules.
-ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None))
+ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None), ("act_heads", "tensor"))
 
 REPLICATED = PartitionSpec()
 ROWS = PartitionSpec(("data", "fsdp"))  # [B, ...]

@@ -15,13 +15,15 @@ import jax.numpy as jnp
 from t2t_flax.config import Model
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.fused_attention import cudnn_takes, fused_attention
+from t2t_flax.models.fused_attention import KERNELS, Kernel
 from t2t_flax.models.local_attention import banded_attention, saves_work
-from t2t_flax.models.masks import causal_mask, masked_softmax, segment_mask, window_mask
+from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax, window_mask
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
 from t2t_flax.models.products import product_with_float32_result
 from t2t_flax.models.slots import Slots, decoding_layout, from_decoding_layout
+
+Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
 
 
 class DotScore(nn.Module):
@@ -83,15 +85,15 @@ class MultiHeadAttention(nn.Module):
         self.out = Einsum("...nh,nhd->...d", shape, names, **axes, use_bias=c.attention_bias, dtype=self.dtype)
         self.weight_dropout = Dropout(c.dropout_attention)
 
-    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: jax.Array, noise: Noise | None) -> jax.Array:
-        """[B, T, D] queries over [B, S, D] memory under a bool mask [B, 1, T, S] -> [B, T, D]."""
+    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: Mask, noise: Noise | None) -> jax.Array:
+        """[B, T, D] queries over [B, S, D] memory under a mask [B, 1, T, S] -> [B, T, D]."""
         return self.over(x_BxTxD, *self.keys_values(memory_BxSxD), mask, noise)
 
     def keys_values(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[..., D] -> keys [..., G, d_k], values [..., G, d_v]."""
         return self.key(memory), self.value(memory)
 
-    def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: jax.Array, noise: Noise | None = None) -> jax.Array:
+    def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: Mask, noise: Noise | None = None) -> jax.Array:
         """As `__call__`, over keys and values that are computed already. In decoding T is the beam."""
         return self.out(self.attend(self.query(x_BxTxD), k_BxSxGxH, v_BxSxGxH, mask, noise=noise))
 
@@ -100,7 +102,7 @@ class MultiHeadAttention(nn.Module):
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        mask: jax.Array,
+        mask: Mask,
         *,
         bias: jax.Array | None = None,
         noise: Noise | None = None,
@@ -109,24 +111,25 @@ class MultiHeadAttention(nn.Module):
 
         `mask` and `bias` broadcast to [..., N, T, S]. The weights are sown as the intermediate "weights".
         """
-        if bias is None and self._uses_cudnn(q, k, v, noise):
-            return fused_attention(q, k, v, mask, scaled=self.config.attention_score == "scaled_dot")
+        kernel = self._fused_kernel(noise) if bias is None else None
+        if kernel and kernel.takes(q, k, v, mask):
+            return kernel.attend(q, k, v, mask, scaled=self.config.attention_score == "scaled_dot")
         groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
         scores = self.score(_join_groups(q, groups), k)
         scores = scores.reshape(*scores.shape[:-3], q.shape[-2], queries, scores.shape[-1])
-        weights = masked_softmax(scores if bias is None else scores + bias, mask)
+        weights = masked_softmax(scores if bias is None else scores + bias, mask_array(mask))
         self.sow("intermediates", "weights", weights)
         weights = self.weight_dropout(weights.astype(self.dtype), noise)
         weights = weights.reshape(*weights.shape[:-3], k.shape[-2], groups * queries, weights.shape[-1])
         context = jnp.moveaxis(jnp.einsum("...nts,...snh->...nth", weights, v), -2, -3)
         return _split_groups(context, groups)
 
-    def _uses_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array, noise: Noise | None) -> bool:
+    def _fused_kernel(self, noise: Noise | None) -> Kernel | None:
+        """None where scores are no product, or weights must exist: to be collected or dropped."""
         c = self.config
         dropped = noise is not None and c.dropout_attention != 0.0  # not >: vectorized runs have a `Rate`
         weights_needed = dropped or self.is_mutable_collection("intermediates")
-        plain = c.attention_score != "additive" and not weights_needed
-        return c.attention_kernel == "cudnn" and self.dtype == jnp.bfloat16 and plain and cudnn_takes(q, k, v)
+        return None if c.attention_score == "additive" or weights_needed else KERNELS.get(c.attention_kernel)
 
     @staticmethod
     def multiply_adds(config: Model, queries: float, keys: float, pairs: float) -> float:
@@ -183,9 +186,8 @@ class SelfAttention(MultiHeadAttention):
         if saves_work(reach, length, causal=self.causal) and not self.is_mutable_collection("intermediates"):
             rows = (q, k, v, inputs.segments, inputs.positions)
             return self.out(banded_attention(attend, *rows, reach=reach, causal=self.causal))
-        mask = segment_mask(inputs.segments, inputs.segments)
-        mask = mask & causal_mask(length) if self.causal else mask
-        mask = mask & window_mask(length, reach) if reach < length - 1 else mask
+        mask = SegmentMask(inputs.segments, inputs.segments, self.causal)
+        mask = mask_array(mask) & window_mask(length, reach) if reach < length - 1 else mask
         return self.out(attend(q, k, v, mask, inputs.positions, inputs.positions))
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.attention import Mask, MultiHeadAttention
 from t2t_flax.models.dense import make_feed_forward, make_norm
 from t2t_flax.models.dropout import Dropout
 from t2t_flax.models.mixer_inputs import MixerInputs
@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
         self.residual_cross = Residual(self.config, self.dtype)
         self.residual_ffn = Residual(self.config, self.dtype)
 
-    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, inputs: MixerInputs, cross_mask) -> jax.Array:
+    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, inputs: MixerInputs, cross_mask: Mask) -> jax.Array:
         noise = inputs.noise
         x = self.residual_attention(x_BxTxD, lambda y: self.mixer(y, inputs), noise)
         x = self.residual_cross(x, lambda y: self.cross_attention(y, memory_BxSxD, cross_mask, noise), noise)

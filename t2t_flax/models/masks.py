@@ -1,5 +1,6 @@
 """Attention masks: bool, True = may attend."""
 
+import flax
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +11,25 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
     """[..., T] and [..., S] -> [..., 1, T, S]: same segment, and not padding (segment 0)."""
     same = query_segments[..., :, None] == key_segments[..., None, :]
     return (same & (key_segments > 0)[..., None, :])[..., None, :, :]
+
+
+@flax.struct.dataclass
+class SegmentMask:
+    """`segment_mask` of int32 [B, T] and [B, S], with `causal` also `causal_mask`, not yet made: fused kernels make
+    their own.
+    """
+
+    query_segments: jax.Array
+    key_segments: jax.Array
+    causal: bool = flax.struct.field(pytree_node=False, default=False)
+
+
+def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
+    """A `SegmentMask` as bool [B, 1, T, S]; an array as it is."""
+    if not isinstance(mask, SegmentMask):
+        return mask
+    array = segment_mask(mask.query_segments, mask.key_segments)
+    return array & causal_mask(array.shape[-1]) if mask.causal else array
 
 
 def causal_mask(length: int) -> jax.Array:

@@ -19,7 +19,7 @@ from t2t_flax.models.dense import make_norm
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.embeddings import DecoderStart, Embedding
 from t2t_flax.models.layers import DecoderLayer, EncoderLayer
-from t2t_flax.models.masks import segment_mask
+from t2t_flax.models.masks import SegmentMask
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionVectors
 from t2t_flax.models.slots import decoding_layout
@@ -125,7 +125,7 @@ class Transformer(nn.Module):
         first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
         x = jnp.where(first[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(position)
         x = _constrain(self.target_dropout(x, noise))
-        inputs, cross_mask = MixerInputs(segments, position, noise), segment_mask(segments, batch["source_segments"])
+        inputs, cross_mask = MixerInputs(segments, position, noise), SegmentMask(segments, batch["source_segments"])
         for layer in self.decoder:
             x = _constrain(layer(x, memory_BxSxD, inputs, cross_mask))
         return self.decoder_norm(x) if self.final_norm else x

@@ -102,7 +102,7 @@ def parse(text: str, platform: str = "tpu") -> Program:
         if head:
             name, body, root = head[2], {}, ""
             entry = name if head[1] else entry
-        elif line.startswith("}") and name:
+        elif line == "}" and name:  # a kernel's metadata, over several lines, may have "}}, ..." there
             computations[name], name = Computation(body, root), None
         elif name and " = " in line:
             instruction = _instruction(line, len(body), platform)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.models.fused_attention import attention_kernel
 from t2t_flax.models.transformer import Transformer
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
@@ -48,17 +49,16 @@ MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
 def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform: str = "") -> Transformer:
-    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", default JAX's own; GPU
-    kernels are used on "gpu" alone.
+    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", for which it is compiled;
+    default JAX's own. It chooses the kernel of attention.
     """
-    model = config.model
-    if model.attention_kernel == "cudnn" and (platform or jax.default_backend()) != "gpu":
-        model = dataclasses.replace(model, attention_kernel="einsum")
+    dtype = compute_dtype(config.train.precision)
+    kernel = attention_kernel(config.model.attention_kernel, platform or jax.default_backend(), dtype)
     return Transformer(
-        model,
+        dataclasses.replace(config.model, attention_kernel=kernel),
         source_vocab,
         target_vocab,
-        dtype=compute_dtype(config.train.precision),
+        dtype=dtype,
         remat=config.train.remat,
         packed_decoder_start=config.data.packed_decoder_start,
         matmul_precision=MATMUL_PRECISION.get(config.train.precision),

@@ -106,6 +106,26 @@ def test_tensor_parallel_tpu_program_sends_activations(plan):
     assert runs[1] > runs[0] and tensor["state_bytes"] < 0.35 * replicated["state_bytes"]
 
 
+@tpu
+def test_data_parallel_tpu_program_calls_fused_attention_and_exchanges_no_more(plan):
+    wide = ("--no-decode", "--config.model.num_heads=1", "--config.data.pack_length=128")
+    einsum, splash = plan("v5e:2x2", *wide), plan("v5e:2x2", *wide, "--config.model.attention_kernel=auto")
+    assert splash["train"]["custom_calls"] == {"tpu_custom_call": 6}  # forward and backward, of three attentions
+    assert not einsum["train"]["custom_calls"]
+    assert bytes_by_kind(splash) == bytes_by_kind(einsum)
+
+
+@tpu
+def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan):
+    wide = ("--no-decode", "--config.model.d_model=128", "--config.model.num_heads=2", "--config.data.pack_length=128")
+    einsum, splash = (
+        plan("v5e:2x2", *wide, f"--config.model.attention_kernel={kernel}", data=2, tensor=2)
+        for kernel in ("einsum", "splash")
+    )
+    assert splash["train"]["custom_calls"] == {"tpu_custom_call": 6}
+    assert sum(bytes_by_kind(splash).values()) <= sum(bytes_by_kind(einsum).values())
+
+
 @gpu
 def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
     record = plan("h100-8")

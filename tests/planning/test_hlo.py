@@ -226,6 +226,18 @@ def test_gpu_program_overlaps_calls_cublas_and_counts_collective_memory():
     assert hlo.hbm_traffic(program(GPU_STEP, platform="tpu")) == hlo.hbm_traffic(gpu) - 64
 
 
+def test_metadata_of_a_kernel_over_several_lines_does_not_end_the_program():
+    body = (
+        "  %p = f32[8,4] parameter(0)\n"
+        '  %k = f32[8,4]{1,0} custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
+        '"block": "128"\n'
+        '}}, metadata={op_name="kernel"}\n'
+        "  ROOT %r = f32[8,4]{1,0} negate(%k)"
+    )
+    assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}
+    assert hlo.hbm_traffic(program(body)) == 4 * 8 * 4 * 4
+
+
 def test_tpu_bookkeeping_calls_do_not_count_as_kernels():
     body = (
         "  %p = f32[8,4] parameter(0)\n"

@@ -1,10 +1,15 @@
 """Plans in this process, with eight simulated devices: meshes, batch shapes, products and the report."""
 
+import jax
+import jax.numpy as jnp
 import pytest
-from helpers.configs import VOCAB, random_pairs, small_config, write_store
+from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, write_store
 
 from t2t_flax.data.batching.batches import Batches, shape_of
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.models.masks import SegmentMask
+from t2t_flax.models.splash_attention import splash_attention
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.planning import abstract_run as runs
 from t2t_flax.planning import compiler_process, report
@@ -76,6 +81,14 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     shape = batch_shape(config, 1)
     products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
+
+
+def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices():
+    q, mask = jnp.zeros((4, 128, 2, 64)), SegmentMask(jnp.ones((4, 128)), jnp.ones((4, 128)))
+    with mesh_lib.use(devices_mesh(2, 1, 2)):
+        traced = jax.jit(lambda q: splash_attention(q, q, q, mask, scaled=True)).trace(q)
+    (row,) = runs.matrix_products(traced.jaxpr.jaxpr)
+    assert (row["count"], row["flops"]) == (2, 2 * 2 * q.size * 128)
 
 
 def test_ideal_time_is_the_larger_of_compute_and_state_pass():

@@ -1,0 +1,93 @@
+"""Attention on TPU by JAX's Pallas kernel "splash attention", which keeps scores and weights on the chip."""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from t2t_flax.models.masks import SegmentMask
+
+_LANES = 128  # of a vector register: blocks are multiples of it
+_LARGEST_BLOCK = 512  # whose scores, 1 MiB in float32, fit on the chip several times
+
+
+def splash_takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
+    """Whether the kernel takes rows of these shapes, [B, T, N, H] over [B, S, G, H], on the mesh in use.
+
+    Segments and causality it makes itself; any other mask, such as that of a window, is an array and not taken.
+    """
+    if q.ndim != 4 or not isinstance(mask, SegmentMask):  # blocks of a window, and beams
+        return False
+    rows, heads = _divisions()
+    divided = q.shape[0] % rows == q.shape[2] % heads == k.shape[2] % heads == 0
+    lengths, widths = (q.shape[1], k.shape[1]), (q.shape[-1], v.shape[-1])
+    return divided and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
+
+
+def splash_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: SegmentMask, *, scaled: bool, interpret: bool = False
+) -> jax.Array:
+    """softmax(q k) v under `mask`: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v]; softmax in float32.
+
+    A query without any key gets a mean of values, and padding attends to padding, instead of 0 as in `masked_softmax`; no
+    real token sees either. The backward pass computes scores again. `interpret`: without a TPU, slowly.
+    """
+
+    def attend(q, k, v, query_segments, key_segments):
+        scale = q.shape[-1] ** -0.5 if scaled else 1.0
+        q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+        attend_row = _row_attention(q, k, causal=mask.causal, interpret=interpret)
+        by_head = (x.swapaxes(1, 2) for x in (q, k, v))
+        return jax.vmap(attend_row)(*by_head, query_segments, key_segments).swapaxes(1, 2)
+
+    operands = q, k, v, mask.query_segments, mask.key_segments
+    if _mesh() is None:
+        return attend(*operands)
+    # The compiler cannot divide a kernel: each device runs it on its own rows and heads, which needs no exchange.
+    rows, heads = nn.logical_to_mesh_axes(("batch", "act_heads"))
+    array, ids = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
+    specs = dict(in_specs=(array, array, array, ids, ids), out_specs=array)
+    return jax.shard_map(attend, **specs, check_vma=False)(*operands)  # Pallas calls do not say how results vary
+
+
+def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:
+    """For rows like these: (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H]."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # 0.2 s that only TPU runs spend
+
+    lengths = q.shape[1], k.shape[1]
+    queries, keys = (max(n for n in range(_LANES, _LARGEST_BLOCK + 1, _LANES) if length % n == 0) for length in lengths)
+    # Arrays whose last axis is shorter than a register would take and move the memory of a whole one.
+    layout = splash.QKVLayout.HEAD_DIM_MINOR if q.shape[-1] % _LANES == 0 else splash.QKVLayout.SEQ_MINOR
+    blocks = splash.BlockSizes(
+        block_q=queries,
+        block_kv=keys,
+        block_q_dkv=queries,
+        block_kv_dkv=keys,
+        use_fused_bwd_kernel=True,
+        q_layout=layout,
+        k_layout=layout,
+        v_layout=layout,
+    )
+    of_head = splash.CausalMask(lengths) if causal else splash.FullMask(lengths)
+    masks = splash.MultiHeadMask([of_head] * q.shape[2])
+    kernel = splash.make_splash_mha(masks, head_shards=1, q_seq_shards=1, block_sizes=blocks, interpret=interpret)
+    return lambda q, k, v, *segments: kernel(q, k, v, splash.SegmentIds(*segments))
+
+
+def _mesh() -> jax.sharding.AbstractMesh | None:
+    """The mesh over which arrays are divided here: none on one device, or inside a `shard_map`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
+
+
+def _divisions() -> tuple[int, int]:
+    """In how many parts rows and heads are divided."""
+    mesh = _mesh()
+    if mesh is None:
+        return 1, 1
+    names = nn.logical_to_mesh_axes(("batch", "act_heads"))
+    rows, heads = ((axes,) if isinstance(axes, str) else axes or () for axes in names)
+    return math.prod(mesh.shape[axis] for axis in rows), math.prod(mesh.shape[axis] for axis in heads)
