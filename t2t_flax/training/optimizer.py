@@ -76,6 +76,14 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return optax.chain(*parts)
 
 
+def has_bounded_updates(o: Optimizer) -> bool:
+    """Whether finite gradients move each parameter by at most a small multiple of the learning rate: Lion by its sign, Adam
+    by m / sqrt(v), which by Cauchy and Schwarz is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before the correction of
+    both biases.
+    """
+    return o.name == "lion" or (o.name in ("adam", "adamw") and o.b1**2 < o.b2)
+
+
 def decayed(params: Any) -> Any:
     """True for each parameter that weight decay applies to: matrices and tables; no vector, bias or norm of any shape (a
     bias of attention is [heads, width]).

@@ -15,8 +15,11 @@ from t2t_flax.models.embeddings import DEVICE_COPIES
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.device_copies import device_copies
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
+from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, parameter_shardings
+
+_LARGEST_RATE = 1e9
 
 
 def loss_sums(
@@ -57,8 +60,11 @@ def train_step(
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
+    Where updates are bounded, and no moving average reads them anyway, a learning rate below _LARGEST_RATE stands for the
+    parameters: to check those, the compiler would compute all updates twice, from state that is read twice.
     """
     rate = learning_rate_schedule(config.optimizer, config.model.d_model)
+    bounded = has_bounded_updates(config.optimizer) and not config.optimizer.ema_decay
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -85,10 +91,11 @@ def train_step(
         decay = config.optimizer.ema_decay
         ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
         norm = optax.tree.norm(grads)
+        learning_rate = rate(state.step + 1)
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
-        finite = functools.reduce(
-            jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves((loss, norm, params)))
-        )
+        checked = (loss, norm) if bounded else (loss, norm, params)
+        finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked)))
+        finite = finite & (jnp.abs(learning_rate) < _LARGEST_RATE) if bounded else finite
         params, ema, opt_state = (
             _where_finite(finite, new, old)
             for new, old in ((params, state.params), (ema, state.ema), (opt_state, state.opt_state))
@@ -96,7 +103,7 @@ def train_step(
         metrics = means(sums) | {
             "tokens": tokens,
             "grad_norm": norm,
-            "learning_rate": rate(state.step + 1),
+            "learning_rate": learning_rate,
             "finite": finite.astype(jnp.float32),
         }
         return TrainState(state.step + 1, params, opt_state, ema), metrics

@@ -16,7 +16,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dense import FEED_FORWARDS
 from t2t_flax.models.mixers import MIXERS
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.optimizer import OPTIMIZERS, decayed, make_optimizer, matrix_axes
+from t2t_flax.training.optimizer import OPTIMIZERS, decayed, has_bounded_updates, make_optimizer, matrix_axes
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import init_state, make_model
@@ -30,6 +30,30 @@ CONFIGS = {
     "lion": Optimizer(name="lion", weight_decay=0.1, **SCHEDULE | dict(peak_lr=1e-3)),
     "muon": Optimizer(name="muon", **SCHEDULE),
 }
+
+
+@pytest.mark.parametrize(
+    ("o", "bounded"),
+    [
+        (Optimizer(schedule="constant", peak_lr=1.0, warmup_steps=1), True),
+        (Optimizer(schedule="constant", peak_lr=1.0, warmup_steps=1, b1=0.9087, b2=0.9199), True),
+        (Optimizer(name="lion", schedule="constant", peak_lr=1.0, warmup_steps=1), True),
+        (Optimizer(schedule="constant", peak_lr=1.0, warmup_steps=1, b1=0.99, b2=0.9), False),
+    ],
+)
+def test_updates_that_count_as_bounded_stay_within_a_few_learning_rates(o, bounded):
+    """Gradients that grow, shrink, vanish and return: 300 updates, the hardest of which end in zeros."""
+    time = np.arange(300)
+    shapes = [
+        1.05**time,
+        0.9**time,
+        np.where(time < 50, 1e15, 0.0),
+        np.sin(time) * 1e-15,
+        np.where(time % 40, 0.0, 1e10),
+    ]
+    gradients = [{"w": jnp.asarray(row, jnp.float32)} for row in np.stack(shapes, 1)]
+    largest = max(float(jnp.abs(u["w"]).max()) for u in updates(o, gradients, {"w": jnp.ones(len(shapes))}))
+    assert has_bounded_updates(o) == bounded == (largest < 5)
 
 
 def updates(o: Optimizer, grads: list, params=None) -> list:
