@@ -171,18 +171,19 @@ def check_read_once(*names: str | None) -> None:
             )
 
 
-def check_output(flag: str, name: str) -> None:
-    """Raises UserError if no file can be created where `name` is to be written, before any work is done. Standard output,
-    pipes, devices and object stores are not checked. Raises OSError for a full disk or a missing permission.
+def check_output(flag: str, name: str, *, folder: bool = False) -> None:
+    """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
+    Standard output, pipes, devices, object stores and folders that exist are not checked. Raises OSError for a full disk or
+    a missing permission.
     """
     path = Path(name).absolute()
-    if name == "-" or is_remote(name) or (path.exists() and not path.is_file() and not path.is_dir()):
+    if name == "-" or is_remote(name) or (path.exists() and not path.is_file() and folder == path.is_dir()):
         return
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        folder = next(parent for parent in path.parents if parent.exists())
-        with tempfile.TemporaryFile(dir=folder):
+        if path.exists() and folder != path.is_dir():
+            number = errno.EISDIR if path.is_dir() else errno.EEXIST
+            raise OSError(number, os.strerror(number))
+        with tempfile.TemporaryFile(dir=next(parent for parent in path.parents if parent.exists())):
             pass
     except OSError as error:
         if is_write_refused(error):

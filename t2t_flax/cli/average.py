@@ -34,6 +34,7 @@ def run(argv: list[str]) -> int:
             "--best."
         )
 
+    arguments.check_output("--output", args.output, folder=True)
     from t2t_flax.evaluation.checkpoint_average import average
     from t2t_flax.evaluation.restore import stored_config
 

@@ -20,6 +20,7 @@ def run(argv: list[str]) -> int:
 
     from t2t_flax import jobs
 
+    arguments.check_output("--workdir", args.workdir, folder=True)
     corpus = jobs.prepare(config_lib.load_config(args.config, overrides), epath.Path(args.workdir))
     for name, store in (("train", corpus.train), ("valid", corpus.valid)):
         if store is not None:

@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     config = config_lib.load_config(args.config, overrides)
     workdir = epath.Path(args.workdir)
     check_workdir(workdir)
+    arguments.check_output("--workdir", args.workdir, folder=True)
     notes = prepare_process(config)
     return run_job(
         config.distributed, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks"

@@ -63,3 +63,27 @@ def test_impossible_path_is_a_user_error(number, monkeypatch, capsys):
     monkeypatch.setattr(explain, "run", run)
     assert main(["explain"]) == 2
     assert "what it says: 'a.en/below'. Give another path." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["translate", "--workdir=w", "--input=lines", "--output={}"],
+        ["score", "--workdir=w", "--source=lines", "--target=lines", "--output={}"],
+        ["attend", "--workdir=w", "--source=a", "--output={}"],
+        ["attend", "--workdir=w", "--source=a", "--output=a.npz", "--picture={}"],
+        ["average", "--workdir=w", "--average=2", "--output={}"],
+        ["evaluate", "--workdir=w", "--workdir=v", "--table={}"],
+        ["prepare", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir={}"],
+        ["train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir={}"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+@pytest.mark.parametrize("path", ["/proc/out.png", "/proc/no/such/folder/out.png", "lines/out.png"])
+def test_output_where_nothing_can_be_created_is_a_user_error(command, path, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines").write_text("a\n")
+    assert main([word.format(path) for word in command]) == 2
+    err = capsys.readouterr().err
+    assert f"={path} cannot be written: " in err and "Give another path." in err
+    assert [each.name for each in tmp_path.iterdir()] == ["lines"]
