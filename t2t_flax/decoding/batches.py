@@ -66,10 +66,17 @@ def plan_batches(
         if stop - start < full:
             rows = min(full, shards * _power_of_four(math.ceil((stop - start) / shards)))
         for first in range(start, stop, rows):
-            indices = tuple(order[first : min(first + rows, stop)])
-            batches.append(Batch(indices, rows, length, prefix_length))
+            indices = order[first : min(first + rows, stop)]
+            batches.append(Batch(_dealt(indices, rows, shards), rows, length, prefix_length))
         start = stop
     return batches
+
+
+def _dealt(indices: list[int], rows: int, shards: int) -> tuple[int, ...]:
+    """A full batch, sorted by length, dealt out to the shards, so that none gets all the long sentences."""
+    if len(indices) < rows:
+        return tuple(indices)
+    return tuple(i for shard in range(shards) for i in indices[shard::shards])
 
 
 def _rows_per_shard(length: int, config: Decode) -> int:

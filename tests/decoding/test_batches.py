@@ -21,7 +21,17 @@ def test_each_sentence_is_in_one_batch_with_room_for_it(count, shards):
     for batch in batches:
         assert 0 < len(batch.indices) <= batch.rows and batch.rows % shards == 0
         assert max(lengths[i] for i in batch.indices) <= batch.source_length
-    assert [lengths[i] for i in planned] == sorted(n for n in lengths if n)
+    longest = [max(lengths[i] for i in batch.indices) for batch in batches]
+    shortest = [min(lengths[i] for i in batch.indices) for batch in batches]
+    assert all(a <= b for a, b in zip(longest, shortest[1:], strict=False))
+
+
+def test_the_shards_of_a_full_batch_get_equal_shares_of_long_sentences():
+    lengths = np.random.default_rng(1).permutation(np.arange(1, 33)).tolist()
+    (batch,) = plan_batches(lengths, Decode(batch_size=8), shards=4)
+    for shard in range(4):
+        mine = [lengths[i] for i in batch.indices[8 * shard : 8 * shard + 8]]
+        assert mine == list(range(1 + shard, 33, 4))
 
 
 def test_no_sentences_give_no_batches():
