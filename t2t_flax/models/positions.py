@@ -44,7 +44,12 @@ def sinusoid_halves(position: jax.Array, d_model: int) -> jax.Array:
 
 def _fixed(vectors: Callable[[jax.Array, int], jax.Array]) -> PositionScheme:
     def shifted(module, position):
-        return vectors(position + module.config.position_offset, module.config.d_model)
+        offset, d_model = module.config.position_offset, module.config.d_model
+        if position.ndim < 2:
+            return vectors(position + offset, d_model)
+        # Sines once for each position of a row [..., T], where they are below T, and not for each token.
+        table = vectors(jnp.arange(position.shape[-1]) + offset, d_model)
+        return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
 
     return PositionScheme(vectors=shifted)
 
