@@ -127,7 +127,9 @@ class MultiHeadAttention(nn.Module):
     def _fused_kernel(self, noise: Noise | None) -> Kernel | None:
         """None where scores are no product, or weights must exist: to be collected or dropped."""
         c = self.config
-        dropped = noise is not None and c.dropout_attention != 0.0  # not >: vectorized runs have a `Rate`
+        dropped = (
+            noise is not None and c.dropout_attention != 0.0
+        )  # not >: vectorized runs have a `Rate`, and no kernel
         weights_needed = dropped or self.is_mutable_collection("intermediates")
         return None if c.attention_score == "additive" or weights_needed else KERNELS.get(c.attention_kernel)
 

@@ -1,5 +1,6 @@
 """The real train step and decode step, compiled ahead of time for devices that need not be there."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -111,17 +112,23 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
 
 
 def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
-    """What the compiler says about one target token of beam search, all sentences and beams at once."""
+    """What the compiler says about one target token of beam search, all sentences and beams at once; and
+    `least_hbm_bytes`: weights and caches read once.
+    """
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
     config, params = run.config.decode, run.state.params
     facts = _facts(run, lambda: compile_search(run.model, params, run.mesh, config, **lengths)[1])
+    if facts["fits"]:  # in the loop, parameters have the compute type; all other arguments are caches and a few numbers
+        sizes, bytes_of_weight = facts["argument_bytes"], run.model.dtype.itemsize
+        facts["least_hbm_bytes"] = sum(sizes.values()) - sizes.get("float32", 0) * (4 - bytes_of_weight) // 4
     return facts | {"source_length": SOURCE_LENGTH, "cache_length": CACHE_LENGTH}
 
 
 def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dict[str, Any]:
-    """`fits`; `memory`: bytes on a device; `hbm_bytes`: memory traffic of a run; `collectives`: see
-    `DeviceLayout.summary`; `custom_calls`: kernels that XLA calls. A program that the TPU compiler refuses has only
-    `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses nothing: there, `fits` compares the peak.
+    """`fits`; `memory`: bytes on a device; `argument_bytes`: of the arguments by type, without what layouts add;
+    `hbm_bytes`: memory traffic of a run; `collectives`: see `DeviceLayout.summary`; `custom_calls`: kernels that XLA calls.
+    A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses
+    nothing: there, `fits` compares the peak.
     """
     start = time.perf_counter()
     try:
@@ -143,11 +150,22 @@ def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dic
     return {
         "fits": True,
         "memory": memory,
+        "argument_bytes": _argument_bytes(compiled),
         "hbm_bytes": hlo.hbm_traffic(program),
         "collectives": layout.summary(hlo.collectives(program, run.mesh.size)),
         "custom_calls": hlo.custom_calls(program),
         "compile_seconds": round(seconds, 1),
     }
+
+
+def _argument_bytes(compiled: jax.stages.Compiled) -> dict[str, int]:
+    arguments, structure = jax.tree.flatten(compiled.args_info)
+    shardings = structure.flatten_up_to(compiled.input_shardings)  # None: the program has no use for the argument
+    sizes: collections.Counter[str] = collections.Counter()
+    for argument, sharding in zip(arguments, shardings, strict=True):
+        count = math.prod(sharding.shard_shape(argument.shape)) if sharding else 0
+        sizes[str(argument.dtype)] += count * argument.dtype.itemsize
+    return dict(sizes)
 
 
 def matrix_products(jaxpr: Any) -> list[dict[str, Any]]:

@@ -178,6 +178,8 @@ def _decode(plan: dict[str, Any]) -> list[str]:
         f"cache of {decode['cache_length']} tokens",
         f"  peak {m['peak'] / MIB:,.1f} MiB of a device (arguments {m['argument'] / MIB:,.1f}, temporaries "
         f"{m['temp'] / MIB:,.1f}), from the compiler",
+        f"  memory traffic {decode['hbm_bytes'] / MIB:,.1f} MiB, {decode['hbm_bytes'] / decode['least_hbm_bytes']:.1f} times "
+        f"the weights and caches read once ({decode['least_hbm_bytes'] / MIB:,.1f} MiB)",
         *_collectives(decode["collectives"], "  collectives of one token"),
     ]
     if p:

@@ -2,7 +2,6 @@
 axis of runs that is sharded over the devices.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -53,8 +52,6 @@ class VectorizedProgram:
 
         def step_of_one(state: TrainState, values: dict[str, Any], batch: dict[str, jax.Array]):
             own = with_scalars(config, values)
-            # The model's own choice of a kernel is not the config's, and kernels were not tried under `vmap`.
-            own = dataclasses.replace(own, model=dataclasses.replace(own.model, attention_kernel="einsum"))
             return train_step(own, runs[0].model.clone(config=own.model), make_optimizer(own))(state, batch)
 
         step = jax.jit(

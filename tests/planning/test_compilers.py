@@ -29,7 +29,7 @@ def plan(tmp_path_factory):
             file = tmp_path_factory.mktemp("plan") / "plan.json"
             keys = SMALL | {f"mesh.{name}": value for name, value in mesh.items()}
             overrides = [f"--config.{name}={value}" for name, value in keys.items()]
-            argv = ["plan", "--config=aiayn_base", f"--topology={topology}", f"--json={file}", *flags, *overrides]
+            argv = ["plan", "--config=aiayn_base", f"--topology={topology}", f"--json={file}", *overrides, *flags]
             assert main(argv) == 0
             (records[key],) = json.loads(file.read_text())
         return records[key]

@@ -91,6 +91,20 @@ def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices()
     assert (row["count"], row["flops"]) == (2, 2 * 2 * q.size * 128)
 
 
+def test_least_traffic_of_a_decode_step_is_its_weights_and_caches():
+    config = config_of(
+        decode=dict(batch_size=3, beam_size=2), model=dict(num_decoder_layers=2), train=dict(precision="bfloat16")
+    )
+    run = runs.abstract_run(config, parse("cpu:2"))
+    facts = runs.compile_decode_step(run)
+    width, tokens = config.model.d_model, 3 * (2 * facts["cache_length"] + facts["source_length"])
+    caches = 2 * 2 * tokens * width * 2  # layers, keys and values, bytes
+    used = {name: tree for name, tree in run.state.params.items() if not name.startswith("encoder")}
+    weights = resident_bytes(used) // 2
+    assert facts["least_hbm_bytes"] == pytest.approx(weights + caches, rel=0.2)
+    assert facts["least_hbm_bytes"] > weights + caches
+
+
 def test_ideal_time_is_the_larger_of_compute_and_state_pass():
     v5e = parse("v5e-8")
     assert ideal(v5e, 197e12, 0)["seconds"] == pytest.approx(1.0)
