@@ -13,7 +13,8 @@ PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
 def test_recorded_programs_fit_in_memory_with_their_state(plan):
     train = plan["train"]
     assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
-    assert train["memory"]["argument"] == pytest.approx(plan["state_bytes"], rel=1e-3)
+    padded = 1.001 if plan["mesh"]["fsdp"] == 1 else 1.5  # parts of arrays are padded to whole tiles
+    assert 1 <= train["memory"]["argument"] / plan["state_bytes"] < padded
     assert plan["prediction"]["seconds"] > plan["ideal"]["seconds"] > 0
 
 
