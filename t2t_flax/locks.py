@@ -333,7 +333,9 @@ def _lock_removable(path: Path, command: str) -> FileLock | None:
 
 
 def _remove_lock(path: Path, lock: FileLock | None) -> None:
-    path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that the file was removed
+    # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        path.unlink()
     if lock:
         lock.release()
 

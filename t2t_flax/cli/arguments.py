@@ -227,4 +227,17 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
     require_single_process("this command")
     prepare_process(stored_config(args.workdir, overrides))
+    _require_single_host()
     return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
+
+
+def _require_single_host() -> None:
+    """Raises UserError on a TPU slice of several hosts, which JAX joins by itself."""
+    import jax
+
+    if jax.process_count() > 1:
+        raise UserError(
+            f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one. To "
+            "share a file between them, `translate` needs T2T_NUM_PROCESSES, T2T_PROCESS_ID and JAX_COORDINATOR_ADDRESS "
+            "(launch/README.md)."
+        )

@@ -41,6 +41,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--no-decode", action="store_true", help="leave out the decode step")
     parser.add_argument("--json", default="", metavar="FILE", help="write the plans to this file as well")
     args, overrides = arguments.parse(parser, argv)
+    if args.json:
+        arguments.check_output("--json", args.json)
     config = load_config(args.config, overrides)
     machines = topology.parse_all(args.topology)
     if not machines:

@@ -68,8 +68,9 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     group = supervisor.group
     check_shared(group, epath.Path(args.workdir), "--workdir")
     check_shared(group, epath.Path(args.output).absolute().parent, "--output")
-    files = {name: os.path.getsize(name) for name in (args.input, args.prefix) if name}
-    _check_same(group, "the sizes of the input", files, "bytes")
+    files = {"--input": args.input, "--prefix": args.prefix}
+    sizes = {flag: os.path.getsize(name) if name else 0 for flag, name in files.items()}
+    _check_same(group, "the sizes of the input", sizes, "bytes")
     lines = arguments.iterate_lines(args.input)
     prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
@@ -85,10 +86,11 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 output.skip(own)
                 windows = full_windows(own, window_size(loaded))
                 translate_windows(loaded, windows, output, scores=args.scores, say=supervisor.say)
-                _check_same(group, "the input", {args.input: counter.lines}, "lines")
+                _check_same(group, "the input", {"--input": counter.lines}, "lines")
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]
-                    join(parts, Path(args.output), share.turn * loaded.config.decode.n_best)
+                    n_best = loaded.config.decode.n_best
+                    join(parts, Path(args.output), share.turn * n_best, counter.lines * n_best)
             except UserError as error:
                 raise UserError(f"{error} ({advice})" if output.done else str(error)) from None
             group.barrier("the outputs are joined")
@@ -120,10 +122,11 @@ def _check_same(group: ProcessGroup, what: str, values: dict[str, int], unit: st
                 )
 
 
-def join(parts: Sequence[Path], output: Path, turn: int) -> None:
+def join(parts: Sequence[Path], output: Path, turn: int, total: int) -> None:
     """Writes `turn` lines of each part in turn to a file that gets the name `output` at the end, until all are at their
-    end.
+    end. Raises UserError if that makes another number of lines than `total`.
     """
+    written = 0
     partial = output.with_name(f"{output.name}.partial-joined")
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(part, "rb")) for part in parts]
@@ -131,11 +134,18 @@ def join(parts: Sequence[Path], output: Path, turn: int) -> None:
         for file in itertools.cycle(files):
             lines = list(itertools.islice(file, turn))
             joined.writelines(lines)
+            written += len(lines)
             if len(lines) < turn:
                 break
         left = [part for part, file in zip(parts, files, strict=True) if file.read(1)]
-    if left:
-        raise UserError(f"{', '.join(map(str, left))}: longer than its share. Is the folder of --output shared by all?")
+    if left or written != total:
+        partial.unlink()
+        what = (
+            f"{', '.join(map(str, left))}: longer than its share"
+            if left
+            else f"the parts hold {written} of {total} lines"
+        )
+        raise UserError(f"{what}. Is the folder of --output shared by all?")
     fsync_file(partial)
     partial.replace(output)
     fsync_folder(output.absolute().parent)

@@ -31,6 +31,8 @@ def compile_search(
     options = beam_search.BeamOptions(
         config.beam_size, config.alpha, config.n_best, config.length_penalty, config.early_stopping
     )
+    cast = jax.eval_shape(lambda p: translator.in_compute_type(model, p), params)
+    params = jax.tree.map(lambda new, old: with_sharding(new, old.sharding), cast, params)
     with mesh_lib.use(mesh):
         source = ints(rows, source_length)
         encode = translator.start_search.lower(model, params, source, config.beam_size, length).compile()

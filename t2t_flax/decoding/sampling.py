@@ -22,7 +22,7 @@ from t2t_flax.decoding.search_loop import (
     make_sentences,
     run_stages,
 )
-from t2t_flax.decoding.top_k import top_k
+from t2t_flax.decoding.top_k import log_sum_exp, top_k
 from t2t_flax.errors import UserError
 
 _GROUP = 128
@@ -128,7 +128,7 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
     forced_B = forced_tokens(sentences, position)
     if forced_B is not None:
         tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
-    log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - jax.nn.logsumexp(logits_BxKxV, axis=-1)
+    log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
 
     ended_BxK = state.ended_BxK | (tokens_BxK == options.eos_id)
     tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)

@@ -26,8 +26,8 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
 # tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are [B, K, ...] and are reordered with the
-# hypotheses, or `Slots`, which are not (attention). Those with three or more axes have time on axis 2, except under a
-# key "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
+# hypotheses, or `Slots` (attention), which are not where they are shared. Others with three or more axes have time on
+# axis 2, except under a key "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 # advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
 # token, and the hypothesis that each one continues (None: itself).
@@ -99,7 +99,8 @@ def run_stages(
     given cache; later stages follow `lengths`. Equal shapes, functions and options compile once.
     """
     leaves = jax.tree.leaves_with_path(cache["self"], is_leaf=_is_slots)
-    first = {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
+    first = {leaf.length for _, leaf in leaves if _is_slots(leaf)}
+    first = first | {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
     if len(first) > 1:
         raise ValueError(f"the time axes of cache['self'] have different lengths: {sorted(first)}")
     length = first.pop()
@@ -146,6 +147,10 @@ def _is_slots(x: Any) -> bool:
     return isinstance(x, Slots)
 
 
+def _is_shared(x: Any) -> bool:
+    return _is_slots(x) and x.shared
+
+
 def _has_time(path: tuple, leaf: Any) -> bool:
     return not _is_slots(leaf) and leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
 
@@ -153,7 +158,8 @@ def _has_time(path: tuple, leaf: Any) -> bool:
 def hypotheses_of(cache: Cache) -> set[int]:
     """The numbers of hypotheses K that `cache["self"]` has room for: one, if its parts agree."""
     leaves = jax.tree.leaves(cache["self"], is_leaf=_is_slots)
-    return {leaf.beams if _is_slots(leaf) else leaf.shape[1] for leaf in leaves}
+    arrays = [leaf.array if _is_slots(leaf) else leaf for leaf in leaves if not _is_shared(leaf)]
+    return {array.shape[1] for array in arrays} | {leaf.beams for leaf in leaves if _is_shared(leaf)}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))
@@ -202,7 +208,11 @@ def _independent_rows() -> PartitionSpec | None:
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
     pick = jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))
-    return jax.tree.map(lambda x: x if _is_slots(x) else pick(x, parents_BxK), self_cache, is_leaf=_is_slots)
+
+    def reorder(leaf):
+        return leaf if _is_shared(leaf) else jax.tree.map(lambda x: pick(x, parents_BxK), leaf)
+
+    return jax.tree.map(reorder, self_cache, is_leaf=_is_slots)
 
 
 def _keep_done(old: Any, new: Any) -> Any:

@@ -30,7 +30,7 @@ def top_k(x: jax.Array, k: int, group: int = GROUP) -> tuple[jax.Array, jax.Arra
 
 
 def log_sum_exp(x: jax.Array, group: int = GROUP) -> jax.Array:
-    """log(sum(exp(x))) over the last axis, which is kept with size 1; finite for finite x, float32 [..., 1]."""
+    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x."""
     groups, rest = _in_groups(x, group)
     if x.shape[-1] < group:
         return jax.nn.logsumexp(x, axis=-1, keepdims=True)

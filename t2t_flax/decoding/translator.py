@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -104,6 +105,7 @@ class Translator:
         sources = [ids[:limit] + self._eos if ids else [] for ids in sources]
         forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
         translations = [self._translate_empty(ids) for ids in forced]
+        params = in_compute_type(self._model, params)
         shards = mesh_lib.batch_shards(self._mesh)
         lengths = list(map(len, sources))
         done, total = 0, sum(n > 0 for n in lengths)
@@ -186,6 +188,18 @@ class DecodeStep:
 
     def __call__(self, params, tokens_BxK, position, cache):
         return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")
+
+
+def in_compute_type(model: Transformer, params: Any) -> Any:
+    """The parameters with all matrices in the model's compute type, once instead of in every decoding step. The model rounds
+    each of them to it wherever it reads them, so that nothing else changes.
+    """
+    return params if model.dtype == jnp.float32 else _cast(model.dtype, params)
+
+
+@jax.jit(static_argnums=0)
+def _cast(dtype: jnp.dtype, params: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, params)
 
 
 @jax.jit(static_argnums=(0, 3, 4))

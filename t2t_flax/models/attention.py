@@ -21,7 +21,7 @@ from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax, windo
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
 from t2t_flax.models.products import product_with_float32_result
-from t2t_flax.models.slots import Slots, decoding_layout, from_decoding_layout
+from t2t_flax.models.slots import SHARED_BEAMS, Slots, decoding_layout, from_decoding_layout
 
 Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
 
@@ -127,9 +127,8 @@ class MultiHeadAttention(nn.Module):
     def _fused_kernel(self, noise: Noise | None) -> Kernel | None:
         """None where scores are no product, or weights must exist: to be collected or dropped."""
         c = self.config
-        dropped = (
-            noise is not None and c.dropout_attention != 0.0
-        )  # not >: vectorized runs have a `Rate`, and no kernel
+        # Not >: vectorized runs have a `Rate`, and no kernel.
+        dropped = noise is not None and c.dropout_attention != 0.0
         weights_needed = dropped or self.is_mutable_collection("intermediates")
         return None if c.attention_score == "additive" or weights_needed else KERNELS.get(c.attention_kernel)
 
@@ -193,35 +192,43 @@ class SelfAttention(MultiHeadAttention):
         return self.out(attend(q, k, v, mask, inputs.positions, inputs.positions))
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
-        """To be filled by `step`: keys [B, G, d_k, T * K] and values [B, G, T * K, d_v] of all beams, and ancestors
-        [B, K, T], the beam in whose slots a hypothesis finds its own. Reordering the hypotheses moves these alone.
+        """To be filled by `step`: the `Slots` of keys and values, and with shared ones ancestors [B, K, T], the beam in whose
+        slot a hypothesis finds its own. Reordering the hypotheses then moves these alone.
         """
         heads, (d_k, d_v) = self.config.key_heads, self.config.head_widths
-        keys = jnp.zeros((batch, heads, d_k, length * beams), self.dtype)
-        values = jnp.zeros((batch, heads, length * beams, d_v), self.dtype)
-        ancestors = jnp.zeros((batch, beams, length), jnp.int32)
-        return {"key": Slots(keys, 3, beams), "value": Slots(values, 2, beams), "ancestors": ancestors}
+        rows, width = ((batch,), beams) if 1 < beams <= SHARED_BEAMS else ((batch, beams), 1)
+        cache = {
+            "key": Slots(jnp.zeros((*rows, heads, d_k, length * width), self.dtype), -1, width),
+            "value": Slots(jnp.zeros((*rows, heads, length * width, d_v), self.dtype), -2, width),
+        }
+        return cache | ({"ancestors": jnp.zeros((batch, beams, length), jnp.int32)} if width > 1 else {})
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
         """One decoding step: writes the keys and values at `position` and attends up to it.
 
-        The beams of a sentence attend together, over all its slots, each masked to its own: products over the cache as it
-        lies in memory. Returns ([B, K, D], the new cache).
+        Beams that share slots attend together, each masked to its own: products over the cache as it lies in memory.
+        Returns ([B, K, D], the new cache).
         """
-        batch, beams, length = cache["ancestors"].shape
-        here_K, positions_T = jnp.full(beams, position), jnp.arange(length)
-        k, v = self.keys_values(x_BxKxD)
-        q, k = (self.rotation(y, here_K) for y in (self.query(x_BxKxD), k))
+        slots = cache["key"]
+        x = (
+            x_BxKxD if slots.shared else x_BxKxD[:, :, None]
+        )  # the queries of a row of slots: those of all beams, or one
+        here, positions_T = jnp.full(slots.beams, position), jnp.arange(slots.length)
+        k, v = self.keys_values(x)
+        q, k = (self.rotation(y, here) for y in (self.query(x), k))
         new_key, new_value = decoding_layout(k, v)
-        keys, values = cache["key"].write(new_key, position), cache["value"].write(new_value, position)
-        own_BxKx1 = jnp.broadcast_to(jnp.arange(beams)[:, None], (batch, beams, 1))
-        ancestors_BxKxT = jax.lax.dynamic_update_slice_in_dim(cache["ancestors"], own_BxKx1, position, axis=2)
-        seen_T = (positions_T <= position) & (positions_T >= position - self._reach(length))
-        mask_BxKxTxK = (ancestors_BxKxT[..., None] == jnp.arange(beams)) & seen_T[:, None]
-        mask = mask_BxKxTxK.reshape(batch, 1, beams, length * beams)
-        bias = self.position_bias(here_K, jnp.repeat(positions_T, beams))
-        out = self.attend(q, *from_decoding_layout(keys.array, values.array), mask, bias=bias)
-        return self.out(out), {"key": keys, "value": values, "ancestors": ancestors_BxKxT}
+        cache = cache | {"key": slots.write(new_key, position), "value": cache["value"].write(new_value, position)}
+        mask = (positions_T <= position) & (positions_T >= position - self._reach(slots.length))
+        if slots.shared:
+            batch, beams, length = cache["ancestors"].shape
+            own_BxKx1 = jnp.broadcast_to(jnp.arange(beams)[:, None], (batch, beams, 1))
+            ancestors_BxKxT = jax.lax.dynamic_update_slice_in_dim(cache["ancestors"], own_BxKx1, position, axis=2)
+            mask_BxKxTxK = (ancestors_BxKxT[..., None] == jnp.arange(beams)) & mask[:, None]
+            mask = mask_BxKxTxK.reshape(batch, 1, beams, length * beams)
+            cache = cache | {"ancestors": ancestors_BxKxT}
+        bias = self.position_bias(here, jnp.repeat(positions_T, slots.beams))
+        out = self.attend(q, *from_decoding_layout(cache["key"].array, cache["value"].array), mask, bias=bias)
+        return (self.out(out) if slots.shared else self.out(out)[:, :, 0]), cache
 
     def _reach(self, length: int) -> int:
         return (self.config.attention_window - 1) // 2 if self.config.attention_window else length

@@ -22,9 +22,10 @@ def attention_kernel(wanted: str, platform: str, dtype: jnp.dtype) -> str:
 
 def cudnn_takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
     """Whether the kernel and its backward pass take rows of these shapes: [B, T, N, H], [B, S, G, H], [B, S, G, H]."""
-    if q.ndim != 4:  # blocks of a window, and beams
+    if q.ndim != 4:  # blocks of a window, and beams with slots of their own
         return False
-    if not isinstance(mask, SegmentMask) and mask.shape[-2] != q.shape[1]:  # beams over the source
+    # An array is the window of short rows, or of beams in decoding: their keys lie in another order than the kernel reads.
+    if not isinstance(mask, SegmentMask) and not q.shape[1] == k.shape[1] == mask.shape[-2]:
         return False
     width = q.shape[-1]
     return width == v.shape[-1] and width % 8 == 0 and width <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0

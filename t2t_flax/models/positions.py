@@ -16,7 +16,7 @@ from t2t_flax.config import Model
 
 
 class PositionScheme(NamedTuple):
-    """`vectors(module, position)`: int32 [...] -> [..., D], added to the embeddings.
+    """`vectors(module, position)`: int32 [...] -> [..., D], added to the embeddings. Positions of rows [..., T] are below T.
     `rotate(module, x, position)`: queries or keys of self-attention [..., T, N, H], position [..., T].
     `bias(module, query_position, key_position)`: int32 [..., T] and [..., S] -> float32 [..., N, T, S],
     added to the scores of self-attention.

@@ -118,9 +118,8 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
     config, params = run.config.decode, run.state.params
     facts = _facts(run, lambda: compile_search(run.model, params, run.mesh, config, **lengths)[1])
-    if facts["fits"]:  # in the loop, parameters have the compute type; all other arguments are caches and a few numbers
-        sizes, bytes_of_weight = facts["argument_bytes"], run.model.dtype.itemsize
-        facts["least_hbm_bytes"] = sum(sizes.values()) - sizes.get("float32", 0) * (4 - bytes_of_weight) // 4
+    if facts["fits"]:  # all arguments are weights, caches and a few numbers
+        facts["least_hbm_bytes"] = sum(facts["argument_bytes"].values())
     return facts | {"source_length": SOURCE_LENGTH, "cache_length": CACHE_LENGTH}
 
 

@@ -11,6 +11,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batches, Shape, shape_of
 from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.models.slots import SHARED_BEAMS
 from t2t_flax.monitoring.flops import Tokens, forward_flops
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
@@ -74,11 +75,14 @@ def ideal(topology: Topology, flops: float, state_bytes: int) -> dict[str, float
 
 
 def _decode(run: AbstractRun) -> dict[str, Any]:
-    """One target token of every sentence; all beams attend to the whole cache, as in the compiled loop."""
+    """One target token of every sentence. As in the compiled loop, each beam attends to the whole cache, of all beams that
+    share one.
+    """
     facts, config = compile_decode_step(run), run.config
     sentences = config.decode.batch_size * run.shards
     beams = float(sentences * config.decode.beam_size)
-    tokens = Tokens(0.0, beams, 0.0, beams * facts["cache_length"], beams * facts["source_length"])
+    entries = facts["cache_length"] * (config.decode.beam_size if config.decode.beam_size <= SHARED_BEAMS else 1)
+    tokens = Tokens(0.0, beams, 0.0, beams * entries, beams * facts["source_length"])
     flops = forward_flops(config.model, config.data.vocab_size, tokens) / run.mesh.size
     line = roofline(run.topology, flops, facts["hbm_bytes"], facts["collectives"]) if facts["fits"] else None
     prediction = line and line.as_dict() | {"tokens_per_second": sentences / line.seconds}

@@ -77,11 +77,11 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def has_bounded_updates(o: Optimizer) -> bool:
-    """Whether finite gradients move each parameter by at most a small multiple of the learning rate: Lion by its sign, Adam
-    by m / sqrt(v), which by Cauchy and Schwarz is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before the correction of
-    both biases.
+    """Whether finite gradients move each parameter by at most a multiple of the learning rate that depends on the betas: Lion
+    by its sign, Adam by m / sqrt(v), which by Cauchy and Schwarz is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before
+    the correction of both biases. Not with weight decay, which moves a parameter by a multiple of itself.
     """
-    return o.name == "lion" or (o.name in ("adam", "adamw") and o.b1**2 < o.b2)
+    return not o.weight_decay and (o.name == "lion" or (o.name in ("adam", "adamw") and o.b1**2 < o.b2))
 
 
 def decayed(params: Any) -> Any:

@@ -53,7 +53,9 @@ def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform
     default JAX's own. It chooses the kernel of attention.
     """
     dtype = compute_dtype(config.train.precision)
-    kernel = attention_kernel(config.model.attention_kernel, platform or jax.default_backend(), dtype)
+    kernel = config.model.attention_kernel
+    if kernel != "einsum":  # nothing else here starts a backend
+        kernel = attention_kernel(kernel, platform or jax.default_backend(), dtype)
     return Transformer(
         dataclasses.replace(config.model, attention_kernel=kernel),
         source_vocab,

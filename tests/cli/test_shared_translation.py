@@ -10,7 +10,7 @@ from helpers.thread_groups import run_processes
 from t2t_flax.__main__ import main
 from t2t_flax.cli import shared_translation
 from t2t_flax.cli.line_windows import full_windows, paired
-from t2t_flax.cli.shared_translation import Share
+from t2t_flax.cli.shared_translation import Share, join
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
@@ -155,3 +155,17 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, f
         monkeypatch.setenv(name, value)
     assert main(["translate", "--workdir=w", *flags]) == 2
     assert "translate on several hosts needs --input=FILE and --output=FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("second", ["", "c\n", "c\nd\ne\nf\n"])
+def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, second):
+    """As of a folder that is not the same for all: 2 and 2 lines in turns of 2 are the 4 lines of the input."""
+    parts = [tmp_path / "out.partial-0-of-2", tmp_path / "out.partial-1-of-2"]
+    parts[0].write_text("a\nb\n")
+    parts[1].write_text(second)
+    with pytest.raises(UserError, match="Is the folder of --output shared by all"):
+        join(parts, tmp_path / "out", 2, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [part.name for part in parts]
+    parts[1].write_text("c\nd\n")
+    join(parts, tmp_path / "out", 2, 4)
+    assert (tmp_path / "out").read_text() == "a\nb\nc\nd\n"

@@ -5,15 +5,16 @@ import dataclasses
 from unittest.mock import Mock, call
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.config import Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
-from t2t_flax.decoding.translator import Translator
+from t2t_flax.decoding.translator import Translator, in_compute_type
 from t2t_flax.errors import UserError
 
 SMALL = dict(d_model=32, d_ff=64, num_encoder_layers=1, num_decoder_layers=1)
@@ -206,3 +207,28 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
         calls = Mock()
         translator.translate(params, ["", *lines[:9], " "], progress=calls)
         assert calls.mock_calls == [call(done, 9) for done in (*range(batch_size, 9, batch_size), 9)]
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, dict(position="learned", num_kv_heads=2), dict(mixer="lstm", tie_embeddings="none")]
+)
+def test_matrices_in_bfloat16_give_the_same_logits(keys):
+    """Bit for bit: the model rounds them to its compute type wherever it reads them."""
+    config = small_config(model=SMALL | dict(num_heads=4, attention_bias=True) | keys, train=dict(precision="bfloat16"))
+    model, _, state, _ = model_and_state(config)
+    sources = rows_alone(random_pairs(2, longest=12), 16)["source"]
+
+    @jax.jit
+    def logits(params):
+        cache = model.apply({"params": params}, sources, 2, 8, method="start_cache")
+        outputs = []
+        for position in range(3):
+            tokens = np.full((2, 2), 5 + position)
+            out, cache = model.apply({"params": params}, tokens, jnp.int32(position), cache, method="decode_step")
+            outputs.append(out)
+        return outputs
+
+    cast = in_compute_type(model, state.params)
+    matrices = [x.dtype for x in jax.tree.leaves(cast) if x.ndim > 1]
+    assert set(matrices) == {np.dtype(model.dtype)} and model.dtype != np.float32
+    jax.tree.map(np.testing.assert_array_equal, logits(state.params), logits(cast))

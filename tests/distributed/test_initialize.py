@@ -25,8 +25,8 @@ def test_sweep_trial_ignores_the_cluster(monkeypatch):
 
 def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
     set_environment(monkeypatch, index="1")
-    with pytest.raises(UserError, match="translate runs as one process, this is process 1 of 2"):
-        require_single_process("translate")
+    with pytest.raises(UserError, match="score runs as one process, this is process 1 of 2"):
+        require_single_process("score")
 
 
 def test_failed_initialization_names_its_cause(monkeypatch):

@@ -74,3 +74,22 @@ def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):
     noise = Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32))
     jax.eval_shape(*loss_of("cudnn", noise=noise, **keys))
     assert len(calls) == fused
+
+
+@pytest.mark.parametrize("beams", [1, 4, 12])
+def test_decoding_stays_with_einsum(calls, beams):
+    """The kernel reads keys in another order than the cache holds them: each step would transpose the cache."""
+    config = small_config(model=dict(num_heads=2, attention_kernel="auto"), train=dict(precision="bfloat16"))
+    _, _, state, _ = model_and_state(config)
+    model = make_model(config, VOCAB, VOCAB, platform="gpu")
+    assert model.config.attention_kernel == "cudnn"
+
+    def decode(params, source, tokens):
+        cache = model.apply({"params": params}, source, beams, 8, method="start_cache")
+        encoder = len(calls)
+        out = model.apply({"params": params}, tokens, jnp.int32(0), cache, method="decode_step")
+        assert len(calls) == encoder
+        return out
+
+    jax.eval_shape(decode, state.params, np.ones((2, 12), np.int32), np.ones((2, beams), np.int32))
+    assert calls == [(2, 12, 2, 8)]  # the encoder

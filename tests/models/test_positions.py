@@ -7,6 +7,7 @@ import pytest
 
 from t2t_flax.config import Model
 from t2t_flax.models import positions
+from t2t_flax.models.positions import PositionVectors
 
 
 def test_sinusoids_have_the_papers_values():
@@ -59,3 +60,15 @@ def test_alibi_slopes_for_any_number_of_heads():
     for heads in range(1, 40):
         slopes = positions.alibi_slopes(heads)
         assert len(np.unique(slopes)) == heads and (0 < slopes).all() and (slopes < 1).all()
+
+
+@pytest.mark.parametrize("scheme", ["sinusoid_interleaved", "sinusoid_halves"])
+def test_sinusoids_of_rows_equal_those_of_single_positions(scheme):
+    """A row [..., T] has positions below T; one that is not becomes NaN, and not the vector of another position."""
+    module = PositionVectors(Model(d_model=8, position=scheme, position_offset=2))
+    rows = jnp.array([[0, 1, 2, 0, 1], [4, 3, 2, 1, 0]])
+    vectors = module.apply({}, rows)
+    for row in range(2):
+        for t in range(5):
+            np.testing.assert_allclose(vectors[row, t], module.apply({}, rows[row, t]), rtol=1e-6, atol=1e-6)
+    assert jnp.isnan(module.apply({}, jnp.array([[0, 3, 1]]))).any(-1).tolist() == [[False, True, False]]

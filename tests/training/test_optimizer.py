@@ -56,6 +56,13 @@ def test_updates_that_count_as_bounded_stay_within_a_few_learning_rates(o, bound
     assert has_bounded_updates(o) == bounded == (largest < 5)
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_updates_with_weight_decay_do_not_count_as_bounded(name):
+    """With lr * weight_decay > 2 parameters grow geometrically, whatever the gradients."""
+    o = Optimizer(name=name, weight_decay=3.0, schedule="constant", peak_lr=1.0, warmup_steps=1)
+    assert not has_bounded_updates(o) and has_bounded_updates(dataclasses.replace(o, name="lion", weight_decay=0.0))
+
+
 def updates(o: Optimizer, grads: list, params=None) -> list:
     """The updates for a sequence of gradients, at fixed parameters."""
     tx = make_optimizer(dataclasses.replace(Config(), optimizer=o))
