@@ -18,7 +18,7 @@ ALLOWED_IMPORTS = {
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
-    "interop": {"config", "errors", "data", "models"},
+    "interop": {"config", "errors", "filesystem", "data", "models"},
     "training": {
         "config",
         "errors",

@@ -1,1 +1,1 @@
-"""Importers of trained models from other codebases."""
+"""Models for other programs, and of other toolkits: export and import."""

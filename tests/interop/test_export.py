@@ -1,0 +1,149 @@
+"""Exported models: the same log-probabilities and translations in CTranslate2, files that are whole, and what is refused."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
+
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.translator import DecodeStep, start_search
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.interop.ctranslate2_export import check_exportable, write_ctranslate2
+from t2t_flax.interop.safetensors_file import flatten, read_safetensors, write_safetensors
+
+VOCAB = 37
+WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, VOCAB))]
+VARIANTS = {
+    "paper": {},
+    "pre": dict(norm_placement="pre", attention_bias=True, output_bias=True, activation="gelu", norm_eps=1e-5),
+    "gated": dict(feed_forward="gated", activation="swish", norm_type="rmsnorm", position="learned", max_positions=64),
+    "untied": dict(tie_embeddings="none", decoder_start_token="bos", position="sinusoid_halves", position_offset=1),
+    "start": dict(tie_embeddings="decoder", decoder_start_token="eos", embed_scale="none", logit_scale="rsqrt_d"),
+    "scores": dict(
+        attention_score="dot", decoder_start_token="pad", position="none", norm_placement="pre", final_norm="none"
+    ),
+}
+SLOW = ("start", "scores")
+VARIANT_PARAMS = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in VARIANTS]
+
+
+def random_model(name):
+    """A variant with random parameters in which no bias or scale is 0 or 1, and outputs end."""
+    config = small_config(model=VARIANTS[name] | dict(dropout=0.0, d_model=32, num_decoder_layers=2))
+    model, _, state, _ = model_and_state(config, vocab=VOCAB)
+    keys = iter(jax.random.split(jax.random.key(1), 200))
+    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(keys), x.shape), state.params)
+    return config, model, params
+
+
+def sentences(count, seed):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB, rng.integers(2, 14)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=VARIANT_PARAMS)
+def exported(request, tmp_path_factory):
+    """(config, model, parameters, CTranslate2's translator)."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, model, params = random_model(request.param)
+    folder = tmp_path_factory.mktemp("exported")
+    write_ctranslate2(folder, config.model, params, (WORDS, WORDS), source_eos=True)
+    return config, model, params, ctranslate2.Translator(str(folder), intra_threads=1)
+
+
+def test_log_probabilities_equal_ours(exported):
+    """Of each token of given targets and of EOS."""
+    _, model, params, translator = exported
+    pairs = list(zip(sentences(6, 0), sentences(6, 1), strict=True))
+    batch = rows_alone([(source + [1], target + [1]) for source, target in pairs], 16)
+    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.apply({"params": p}, batch)[..., :VOCAB]))(params)
+    gold = np.take_along_axis(np.asarray(log_p), batch["target"][..., None], -1)[..., 0]
+    scored = translator.score_batch(*([[WORDS[i] for i in ids] for ids in side] for side in zip(*pairs, strict=True)))
+    for row, result in zip(gold, scored, strict=True):
+        np.testing.assert_allclose(row[: len(result.log_probs)], result.log_probs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_translations_equal_ours(exported, beams):
+    """Under CTranslate2's rules: the divisor length^alpha, an end once `beams` hypotheses have finished."""
+    _, model, params, translator = exported
+    sources, cap = sentences(12, 2), 20
+    arrays = rows_alone([(source + [1], [1]) for source in sources], 16)["source"]
+    options = BeamOptions(beams, 0.6, 1, "power", "beam_full")
+    with mesh_lib.use(devices_mesh()):
+        cache = start_search(model, params, arrays, beams, 32)
+        ours = beam_search(DecodeStep(model), params, cache, options, caps_B=[cap] * len(sources), lengths=(32,))
+    theirs = translator.translate_batch(
+        [[WORDS[i] for i in ids] for ids in sources], beam_size=beams, length_penalty=0.6, max_decoding_length=cap,
+        min_decoding_length=0, suppress_sequences=[["<pad>"]], return_scores=True,
+    )  # fmt: skip
+    for row, length, result in zip(ours.tokens[:, 0], ours.lengths[:, 0], theirs, strict=True):
+        tokens = [WORDS[i] for i in row[:length] if i != 1]
+        assert tokens == result.hypotheses[0]
+    if beams > 1:
+        np.testing.assert_allclose(ours.scores[:, 0], [result.scores[0] for result in theirs], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("mixer", "lstm"),
+        ("attention_score", "additive"),
+        ("attention_window", 5),
+        ("num_kv_heads", 2),
+        ("d_k", 3),
+        ("position", "rotary"),
+        ("position", "alibi"),
+        ("final_norm", "both"),
+    ],
+)
+def test_models_of_another_kind_are_refused_by_key(key, value):
+    model = dataclasses.replace(small_config().model, **{key: value})
+    with pytest.raises(UserError, match=rf"model\.{key} = {value} cannot be exported to CTranslate2"):
+        check_exportable(model)
+
+
+def test_the_missing_package_is_named(monkeypatch, tmp_path):
+    config, _, params = small_config(), None, {}
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(UserError, match=r"pip install 't2t-flax\[ctranslate2\]'"):
+        write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(UserError, match=r"pip install 't2t-flax\[hf\]'"):
+        write_safetensors(tmp_path / "m.safetensors", params, {})
+
+
+def test_safetensors_return_the_parameters_and_the_config(tmp_path):
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    _, _, params = random_model("paper")
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, params, {"model": {"d_model": 32}})
+    read, config = read_safetensors(path)
+    assert config == {"model": {"d_model": 32}} and flatten(read).keys() == flatten(params).keys()
+    jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, params))
+    write_safetensors(path, params, {}, dtype="float16")
+    halves, _ = read_safetensors(path)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2), halves, jax.tree.map(np.asarray, params))
+    assert path.stat().st_size < 0.6 * sum(x.nbytes for x in jax.tree.leaves(params))
+    for content in (b"", b"not a model" * 99, path.read_bytes()[:500]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a readable safetensors file"):
+            read_safetensors(path)
+
+
+def test_safetensors_are_readable_without_jax(tmp_path):
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    write_safetensors(tmp_path / "m.safetensors", {"a": {"kernel": np.arange(3.0)}}, {"step": 1})
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "from safetensors.numpy import load_file\n"
+        f"print(load_file({str(tmp_path / 'm.safetensors')!r})['a/kernel'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [0.0, 1.0, 2.0]
