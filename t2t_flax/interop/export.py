@@ -86,8 +86,8 @@ def _ctranslate2_usage(tokenizers: TokenizerPair, config: Config) -> str:
     if d.length_penalty != "none":
         search += f", length_penalty={d.alpha}"
     note = (
-        "CTranslate2 divides a score by length^alpha; t2t_flax does so with decode.length_penalty=power, and stops as CTranslate2 "
-        "does with decode.early_stopping=beam_full."
+        "CTranslate2 divides a score by length^alpha and stops once beam_size hypotheses have finished: in t2t_flax that is "
+        "decode.length_penalty=power and decode.early_stopping=beam_full."
     )
     source, target = ("tokenizer/tokenizer.model",) * 2
     if not tokenizers.joint:
