@@ -15,7 +15,7 @@ COMMANDS = {
     "score": "log-probability of given pairs",
     "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
     "average": "write the mean of checkpoints as a workdir of its own",
-    "export": "write a trained model for CTranslate2, or as safetensors",
+    "export": "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
     "sweep": "train many variants of a config, and compare their results in a table",
     "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
     "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",

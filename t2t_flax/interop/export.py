@@ -1,6 +1,7 @@
 """A trained model as a folder for other programs: the model, its tokenizers, and a README that says how to use them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory
-from t2t_flax.interop import ctranslate2_export, safetensors_file
+from t2t_flax.interop import ctranslate2_export, marian_export, safetensors_file
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,
+    "huggingface": safetensors_file.DTYPES,
     "safetensors": safetensors_file.DTYPES,
 }
 """The formats, and what --quantization may be for each."""
@@ -30,6 +32,8 @@ def check_export(config: Config, kind: str, quantization: str | None) -> None:
         raise UserError(f"data.task = {config.data.task} can be exported with --format=safetensors only.")
     if kind == "ctranslate2":
         ctranslate2_export.check_exportable(config.model)
+    elif kind == "huggingface":
+        marian_export.check_exportable(config)
 
 
 def export(
@@ -41,12 +45,15 @@ def export(
     *,
     quantization: str | None = None,
     origin: str = "",
+    scores: Sequence[str] = (),
 ) -> None:
-    """Writes a new folder, whole or not at all. params: a tree of arrays. origin: the checkpoint, named in the README.
+    """Writes a new folder, whole or not at all. params: a tree of arrays. origin, scores: the checkpoint and lines about its
+    evaluations, for the README.
 
-    Raises UserError as `check_export`, and if the package that the format needs is not installed.
+    Raises UserError as `check_export`, for tokenizers that the format cannot hold, and if its package is not installed.
     """
     check_export(config, kind, quantization)
+    dtype = quantization or "float32"
     with atomic_directory(folder) as path:
         path = Path(path)
         if kind == "ctranslate2":
@@ -54,35 +61,52 @@ def export(
             ctranslate2_export.write_ctranslate2(
                 path, config.model, params, vocabularies, source_eos=config.data.source_eos, quantization=quantization
             )
+        elif kind == "huggingface":
+            marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
         else:
             stored = json.loads(json.dumps(to_config_dict(config).to_dict()))
-            dtype = quantization or "float32"
             safetensors_file.write_safetensors(path / MODEL_FILE, params, stored, dtype=dtype)
-        tokenizers.save(path / "tokenizer")
-        (path / "README.md").write_text(_readme(kind, config, tokenizers, quantization, origin), encoding="utf-8")
+        if kind != "huggingface":
+            tokenizers.save(path / "tokenizer")
+        usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
+        heading = f"# {config.data.source_language}-{config.data.target_language} model, {kind} {dtype}"
+        parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
+        parts += ["\n".join(f"- {line}" for line in scores)] if scores else []
+        parts.append(usage(tokenizers, config))
+        head = _model_card(config) if kind == "huggingface" else ""
+        (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _readme(kind: str, config: Config, tokenizers: TokenizerPair, quantization: str | None, origin: str) -> str:
-    heading = f"# {config.data.source_language}-{config.data.target_language} model, {kind} {quantization or 'float32'}"
-    parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
-    if kind == "safetensors":
-        parts.append(
-            f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. `python -m t2t_flax import "
-            "--from=THIS_FOLDER --workdir=RUN` makes it a run. Without JAX:"
-        )
-        parts.append(
-            "```python\nfrom safetensors.numpy import load_file\n\n"
-            f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array, ...}}\n```'
-        )
-    else:
-        parts.append(_ctranslate2_usage(tokenizers, config))
-    return "\n\n".join(parts) + "\n"
+def _model_card(config: Config) -> str:
+    """The front matter of a model card. The licence is the author's to choose."""
+    languages = "".join(f"- {code}\n" for code in (config.data.source_language, config.data.target_language))
+    return (
+        f"---\nlanguage:\n{languages}license: unknown\npipeline_tag: translation\nlibrary_name: transformers\n---\n\n"
+    )
 
 
-def _ctranslate2_usage(tokenizers: TokenizerPair, config: Config) -> str:
-    pad = tokenizers.target.pieces([0])[0]
+def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
+    return (
+        f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. Without JAX:\n\n"
+        "```python\nfrom safetensors.numpy import load_file\n\n"
+        f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array, ...}}\n```'
+    )
+
+
+def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
+    return (
+        "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+        'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")\n'
+        'batch = tokenizer(["It is late."], return_tensors="pt", padding=True)\n'
+        "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))\n```\n\n"
+        "The order of the model's features is Marian's: sines before cosines. Its norms have an epsilon of 1e-5 "
+        f"(trained with {config.model.norm_eps:g}), and padding has no probability."
+    )
+
+
+def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
     d = config.decode
-    search = f'beam_size={d.beam_size}, suppress_sequences=[["{pad}"]]'
+    search = f'beam_size={d.beam_size}, suppress_sequences=[["{tokenizers.target.pieces([0])[0]}"]]'
     if d.length_penalty != "none":
         search += f", length_penalty={d.alpha}"
     note = (

@@ -55,6 +55,19 @@ def test_ctranslate2_gives_the_same_tokens(workdir, tmp_path):
     assert [side.pieces(tokens) for tokens in ours] == [result.hypotheses[0] for result in theirs]
 
 
+@pytest.mark.torch
+def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", reason="loads the folder with Hugging Face's library")
+    folder = export(workdir, tmp_path, "--format=huggingface")
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith("---\nlanguage:\n- en\n- de\nlicense: unknown\n")
+    code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("['"), done.stderr
+
+
 def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
     pytest.importorskip("safetensors", reason="needs the extra hf")
     from t2t_flax.interop.safetensors_file import flatten, read_safetensors

@@ -14,6 +14,7 @@ from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.interop import marian_export
 from t2t_flax.interop.ctranslate2_export import check_exportable, write_ctranslate2
 from t2t_flax.interop.safetensors_file import flatten, read_safetensors, write_safetensors
 
@@ -88,6 +89,49 @@ def test_translations_equal_ours(exported, beams):
         assert tokens == result.hypotheses[0]
     if beams > 1:
         np.testing.assert_allclose(ours.scores[:, 0], [result.scores[0] for result in theirs], atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "keys", [{}, dict(activation="swish", attention_bias=True, output_bias=True, decoder_start_token="eos")]
+)
+def test_marian_has_the_same_logits(keys, tmp_path):
+    """Hugging Face's model, whose features are in another order and whose norms have eps = 1e-5."""
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="compares with Hugging Face's Marian")
+    config = small_config(model=keys | dict(dropout=0.0, d_model=32, num_decoder_layers=2, norm_eps=1e-5))
+    model, _, state, _ = model_and_state(config, vocab=VOCAB)
+    random = iter(jax.random.split(jax.random.key(1), 200))
+    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params)
+    tensors = marian_export._tensors(config.model, params, VOCAB)
+    start = 1 if config.model.decoder_start_token == "eos" else 0
+    marian = transformers.MarianConfig(**marian_export._config(config, VOCAB, "float32"), decoder_start_token_id=start,
+                                       pad_token_id=0, eos_token_id=1)  # fmt: skip
+    theirs = transformers.MarianMTModel(marian).eval()
+    missing, unexpected = theirs.load_state_dict({k: torch.tensor(x) for k, x in tensors.items()}, strict=False)
+    assert not unexpected and all("embed" in name or "lm_head" in name for name in missing)
+    theirs.tie_weights()
+    pairs = list(zip(sentences(6, 0), sentences(6, 1), strict=True))
+    batch = rows_alone([(source + [1], target + [1]) for source, target in pairs], 16)
+    ours = jax.jit(lambda p: model.apply({"params": p}, batch)[..., 1:VOCAB])(params)
+    shifted = np.pad(batch["target"], ((0, 0), (1, 0)), constant_values=start)[:, :-1]
+    source = torch.tensor(batch["source"]).long()
+    with torch.no_grad():
+        logits = theirs(source, (source > 0).long(), decoder_input_ids=torch.tensor(shifted).long()).logits
+    for row, (_, target) in enumerate(pairs):
+        count = len(target) + 1
+        np.testing.assert_allclose(ours[row, :count], logits[row, :count, 1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("norm_placement", "pre"), ("position", "learned"), ("tie_embeddings", "none"), ("decoder_start_token", "bos")],
+)
+def test_marian_refuses_models_of_another_kind_by_key(key, value):
+    config = small_config(model={key: value})
+    with pytest.raises(UserError, match=rf"model\.{key} = {value} cannot be exported to Hugging Face's Marian"):
+        marian_export.check_exportable(config)
 
 
 @pytest.mark.parametrize(
