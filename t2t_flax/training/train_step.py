@@ -19,7 +19,7 @@ from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, parameter_shardings
 
-_LARGEST_RATE = 1e9
+_LARGEST_RATE = 1e32  # a million updates of a few times this are finite
 
 
 def loss_sums(
