@@ -15,7 +15,7 @@ from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError
 from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
 
-INSTALL = "pip install 't2t-flax[ctranslate2]' (or: pip install ctranslate2)"
+INSTALL = "pip install -e '.[ctranslate2]' (or: pip install ctranslate2)"
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 POSITIONS = 2048
 """Rows of the table of sinusoids: the longest source or translation in tokens."""

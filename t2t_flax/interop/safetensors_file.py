@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 
-INSTALL = "pip install 't2t-flax[hf]' (or: pip install safetensors)"
+INSTALL = "pip install -e '.[hf]' (or: pip install safetensors)"
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"
 

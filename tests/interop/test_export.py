@@ -170,10 +170,10 @@ def test_models_of_another_kind_are_refused_by_key(key, value):
 def test_the_missing_package_is_named(monkeypatch, tmp_path):
     config, _, params = small_config(), None, {}
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(UserError, match=r"pip install 't2t-flax\[ctranslate2\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[ctranslate2\]'"):
         write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(UserError, match=r"pip install 't2t-flax\[hf\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[hf\]'"):
         write_safetensors(tmp_path / "m.safetensors", params, {})
 
 
