@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engines.child import main
-from benchmarks.engines.weights import unflatten
 from benchmarks.models import EOS, read_json
 from t2t_flax.config import Config, Model
+from t2t_flax.interop.safetensors_file import unflatten
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.version import source_digest
 

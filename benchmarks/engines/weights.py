@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.engines.child import main
 from benchmarks.models import PAD
+from t2t_flax.interop.safetensors_file import flatten
 
 SAME_AS_PAPER = (
     "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale", "logit_scale", "output_bias",
@@ -20,27 +21,6 @@ SAME_AS_PAPER = (
     "d_k", "d_v", "norm_type", "final_norm", "attention_window",
 )  # fmt: skip
 """Keys of the model that must have their defaults: the other engines read only this form."""
-
-
-def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """{path: array} of a tree of dicts."""
-    if not hasattr(params, "items"):
-        return {prefix: np.asarray(params, np.float32)}
-    return {
-        path: x for name, tree in params.items() for path, x in flatten(tree, f"{prefix}/{name}".strip("/")).items()
-    }
-
-
-def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The tree that `flatten` flattened."""
-    tree: dict[str, Any] = {}
-    for path, x in arrays.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = x
-    return tree
 
 
 def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError
+from t2t_flax.interop.supported_keys import require_supported
 from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
 
 INSTALL = "pip install -e '.[ctranslate2]' (or: pip install ctranslate2)"
@@ -25,25 +26,14 @@ _NEVER = -1e9  # bias of a class that is not one of the model's
 
 def check_exportable(config: Model) -> None:
     """Raises UserError, naming the key, for a model that CTranslate2's Transformer cannot express."""
-    width = config.d_model // config.num_heads
-    required: dict[str, tuple[Any, ...]] = {
+    supported = {
         "mixer": ("attention",),
         "attention_score": ("scaled_dot", "dot"),
         "attention_window": (0,),
-        "num_kv_heads": (0, config.num_heads),
-        "d_k": (0, width),
-        "d_v": (0, width),
         "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
         "final_norm": ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none"),
     }
-    for key, values in required.items():
-        value = getattr(config, key)
-        if value not in values:
-            allowed = " or ".join(dict.fromkeys(map(str, values)))
-            raise UserError(
-                f"model.{key} = {value} cannot be exported to CTranslate2, which takes {allowed} there. "
-                "--format=safetensors exports every model."
-            )
+    require_supported(config, supported, "CTranslate2", "--format=safetensors exports every model.")
 
 
 def write_ctranslate2(

@@ -16,10 +16,11 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.interop.safetensors_file import INSTALL
+from t2t_flax.interop.supported_keys import require_supported
 
 POSITIONS = 1024
 _NEVER = -1e9  # bias of padding, which is never predicted
-_REQUIRED: dict[str, tuple[Any, ...]] = {
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
     "attention_score": ("scaled_dot",),
     "attention_window": (0,),
@@ -38,16 +39,8 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_pytorch_tanh", "swish": "swish"}
 
 def check_exportable(config: Config) -> None:
     """Raises UserError, naming the key, for a model that Marian's architecture cannot express."""
-    model, width = config.model, config.model.d_model // config.model.num_heads
-    own = {"num_kv_heads": (0, model.num_heads), "d_k": (0, width), "d_v": (0, width)}
-    for key, values in (_REQUIRED | own).items():
-        value = getattr(model, key)
-        if value not in values:
-            allowed = " or ".join(dict.fromkeys(map(str, values)))
-            raise UserError(
-                f"model.{key} = {value} cannot be exported to Hugging Face's Marian, which takes {allowed} there. "
-                "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
-            )
+    advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
+    require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
 
 
 def write_marian(

@@ -210,9 +210,8 @@ class SelfAttention(MultiHeadAttention):
         Returns ([B, K, D], the new cache).
         """
         slots = cache["key"]
-        x = (
-            x_BxKxD if slots.shared else x_BxKxD[:, :, None]
-        )  # the queries of a row of slots: those of all beams, or one
+        # The queries of a row of slots: those of all beams, or one.
+        x = x_BxKxD if slots.shared else x_BxKxD[:, :, None]
         here, positions_T = jnp.full(slots.beams, position), jnp.arange(slots.length)
         k, v = self.keys_values(x)
         q, k = (self.rotation(y, here) for y in (self.query(x), k))
