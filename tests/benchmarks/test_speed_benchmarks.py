@@ -12,6 +12,7 @@ from benchmarks.engines.ours_training import config_of, packed_arrays, row_array
 from benchmarks.environments import DEFAULT_FOLDER, Environments, Unavailable
 from benchmarks.models import EOS, SIZES, load_batches, save_batches, training_batches
 from t2t_flax.config import Model
+from t2t_flax.interop.safetensors_file import unflatten
 
 MINI = SIZES["mini"]
 PEERS = os.environ.get("T2T_FLAX_PEERS", DEFAULT_FOLDER)
@@ -91,7 +92,7 @@ def test_weights_are_stored_by_path_and_other_models_refused(tmp_path):
     tree = {"shared_embedding": {"table": np.ones((4, 2))}, "encoder_0": {"feed_forward": {"bias": np.arange(3)}}}
     weights.save(tmp_path, tree, Model(), 3)
     with np.load(tmp_path / "weights.npz") as arrays:
-        restored = weights.unflatten(dict(arrays))
+        restored = unflatten(dict(arrays))
     np.testing.assert_array_equal(restored["encoder_0"]["feed_forward"]["bias"], np.arange(3))
     assert json.loads((tmp_path / "model.json").read_text())["vocab"] == 3
     with pytest.raises(ValueError, match=r"model.norm_placement = 'pre': this benchmark takes the paper's form only"):
