@@ -156,10 +156,10 @@ def read_if_exists(path: epath.PathLike) -> str | None:
         return None
 
 
-def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
+def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = True) -> None:
     """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves the old
-    content. Creates parent folders. On local disk the file is written under a temporary name, synced and renamed; an object
-    in a store appears whole by itself.
+    content. Creates parent folders unless not `parents`. On local disk the file is written under a temporary name, synced and
+    renamed; an object in a store appears whole by itself.
     """
     path = epath.Path(path)
     data = data.encode() if isinstance(data, str) else data
@@ -167,7 +167,8 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
         store, name = _store_of(path)
         store.pipe_file(name, data)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     try:
         partial.write_bytes(data)

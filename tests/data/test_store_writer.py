@@ -111,7 +111,7 @@ def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
 
 def test_many_processes_replace_a_store_at_once(tmp_path):
     """Without locks, each with its own digest: the final store is one of theirs, and complete."""
-    writers = [start(write, tmp_path / "s", value, f"digest {value}", False) for value in range(5)]
+    writers = [start(write, tmp_path / "s", value, f"digest {value}", False, 20) for value in range(5)]
     for process in writers:
         process.join(60)
     assert [process.exitcode for process in writers] == [0] * 5

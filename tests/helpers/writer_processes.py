@@ -36,12 +36,13 @@ def side(value, pairs=3):
     return np.full(2 * pairs, value, np.int32), np.full(pairs, 2)
 
 
-def write(folder, value=7, digest="", locks=True):
+def write(folder, value=7, digest="", locks=True, times=1):
     if not locks:
         remove_locks()
-    with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
-        writer.write(side(value), side(value))
-        writer.meta["digest"] = digest
+    for _ in range(times):
+        with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
+            writer.write(side(value), side(value))
+            writer.meta["digest"] = digest
 
 
 def write_and_wait(folder, written, go_on, locks=True):

@@ -56,9 +56,9 @@ def verify(folder: Path, meta: dict[str, Any]) -> None:
     for side in SIDES:
         _verify_side(folder, side, meta)
     try:
-        atomic_write(folder / VERIFIED, json.dumps(state))
+        atomic_write(folder / VERIFIED, json.dumps(state), parents=False)
     except OSError:
-        pass  # a store that this account may only read is verified by every process
+        pass  # this account may only read the store, or another process has moved it away meanwhile
 
 
 def _identity(path: Path) -> list[int]:

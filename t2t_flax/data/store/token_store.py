@@ -137,18 +137,18 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
     Raises UserError if it is not a store.
     """
-    inode = _inode(folder)
+    before = _folder_state(folder)
     try:
         if is_remote(folder):
             if not (folder / "meta.json").exists():
                 return None
-        elif not inode or folder.is_dir() and not any(folder.iterdir()):
+        elif not before or folder.is_dir() and not any(folder.iterdir()):
             return None
         meta = json.loads((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
         return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # `cut` in older stores
     except (OSError, ValueError, KeyError, TypeError):
-        if _inode(folder) != inode:  # another process has replaced the store meanwhile
+        if _folder_state(folder) != before:  # another process has replaced the store meanwhile
             return read_meta(folder)
         raise UserError(
             f"{folder} is not a token store, or a damaged one (no readable meta.json); "
@@ -156,8 +156,10 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
         ) from None
 
 
-def _inode(folder: Path | epath.Path) -> int:
+def _folder_state(folder: Path | epath.Path) -> tuple[int, int] | None:
+    """Inode and change time of a local folder, which tell a folder from the one that replaced it: inodes alone are reused."""
     try:
-        return 0 if is_remote(folder) else os.stat(folder).st_ino
+        stat = None if is_remote(folder) else os.stat(folder)
     except FileNotFoundError:
-        return 0
+        return None
+    return stat and (stat.st_ino, stat.st_ctime_ns)

@@ -107,5 +107,5 @@ def is_intact(folder: Path, digest: str) -> bool:
     """Whether `folder` is an intact store of this digest."""
     try:
         return TokenStore.open(folder).digest == digest != ""
-    except UserError:
+    except (UserError, FileNotFoundError):  # replaced by another process while it was read
         return False
