@@ -110,6 +110,7 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     from t2t_flax.training.loop import train as train_loop
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.trainable import split
 
     task, group, say = task_of(config), supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
@@ -119,10 +120,11 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
+    trained, frozen = (count_params(part, config, *sizes) for part in split(config, run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
         f"{config.data.train}: {corpus.train.describe()}\n"
-        f"model: {count_params(run.abstract.params, config, *sizes):,} parameters, vocabulary "
+        f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "
         f"epoch, shapes {describe_shapes(run.batches.shapes)}\n"

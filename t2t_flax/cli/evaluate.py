@@ -126,10 +126,10 @@ def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Evaluates each run in its own process: settings that JAX reads when it starts differ between runs."""
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.distributed.initialize import require_single_process
-    from t2t_flax.evaluation.checkpoint_selection import Choice
     from t2t_flax.evaluation.compare import COLUMNS, check_runs, compare_runs
     from t2t_flax.evaluation.evaluate import existing_record
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.training.checkpoint_selection import Choice
 
     require_single_process("an evaluation of several runs")
     configs = [(workdir, stored_config(workdir, overrides)) for workdir in args.workdir]

@@ -68,6 +68,15 @@ class Train:
         mutable=True,
     )
     init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
+    init_checkpoint: str = key(
+        "newest",
+        "checkpoint of train.init_from: newest, best, the number of an update, or average:N = mean of the last N",
+    )
+    freeze: str = key(
+        "",
+        "parameters that are not trained: glob patterns of their paths, separated by spaces (encoder_* shared_embedding); "
+        "empty = none",
+    )
     cpu_allocator: bool = key(
         True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
         mutable=True,

@@ -1,5 +1,6 @@
 """Checks combinations of config values, one function per group of keys."""
 
+from t2t_flax.config.fine_tuning import check_fine_tuning
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
@@ -13,6 +14,7 @@ def check_combinations(c: Config) -> None:
     _check_model(c.model)
     _check_data(c)
     check_optimizer(c.optimizer)
+    check_fine_tuning(c.train)
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)

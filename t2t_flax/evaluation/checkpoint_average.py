@@ -13,10 +13,10 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
 from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.training.checkpoint_selection import Choice, Part, mean
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.resume import report_full_disk

@@ -20,13 +20,13 @@ from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice
 from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
 from t2t_flax.evaluation.restore import Loaded, stored_config
 from t2t_flax.evaluation.significance import confidence_interval
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
+from t2t_flax.training.checkpoint_selection import Choice
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest

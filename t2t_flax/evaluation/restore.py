@@ -15,11 +15,11 @@ from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice, Part, mean, restore_parts
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
+from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.train_state import abstract_params, make_model
 

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.distributed.coordination import ProcessGroup, broken_connection
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import check_same_model, config_changes, format_changes, stored_config
-from t2t_flax.training.damage import DamagedCheckpoint
+from t2t_flax.training.config_changes import config_changes, format_changes, stored_config
 from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainState, init_state
 
@@ -74,28 +73,11 @@ def restore_or_init(
         return state, progress
     state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
     if setup.config.train.init_from:
-        params = pretrained_params(setup, epath.Path(setup.config.train.init_from), checkpoints.group)
+        params = pretrained_params(setup, checkpoints.group, say)
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))
-        say(f"parameters start from {setup.config.train.init_from}")
     return state, TrainProgress()
-
-
-def pretrained_params(setup: TrainingSetup, workdir: epath.Path, group: ProcessGroup | None = None) -> Any:
-    """The newest parameters in another run's workdir. Raises UserError for another model, and where there are none."""
-    checkpoints = Checkpoints(workdir / "checkpoints", group=group)
-    steps = checkpoints.steps()
-    if not steps:
-        raise UserError(f"config.train.init_from = {workdir}: no checkpoint there.")
-    try:
-        meta = checkpoints.meta(steps[-1])
-        stored = stored_config(meta)
-        check_same_model(stored, setup.config, f"config.train.init_from = {workdir}")
-        item = "ema" if stored.optimizer.ema_decay else "params"
-        return checkpoints.restore_params(steps[-1], setup.abstract.params, item)
-    except DamagedCheckpoint as damage:
-        raise UserError(f"config.train.init_from = {workdir}: checkpoint {steps[-1]} is damaged: {damage}") from damage
 
 
 def save(

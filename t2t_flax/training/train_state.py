@@ -17,6 +17,7 @@ from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.fused_attention import attention_kernel
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.training.trainable import split
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
     import optax
@@ -93,7 +94,7 @@ def init_state(
 
     def rest(params):
         ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
-        return jnp.zeros((), jnp.int32), tx.init(params), ema
+        return jnp.zeros((), jnp.int32), tx.init(split(config, params)[0]), ema
 
     param_shapes = _unboxed(_boxed_shapes(model))
     with mesh_lib.use(mesh):

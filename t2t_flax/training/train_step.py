@@ -18,6 +18,7 @@ from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero
 from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, parameter_shardings
+from t2t_flax.training.trainable import join, split
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
 
@@ -56,7 +57,8 @@ def train_step(
 
     batch: int32 [A, B, L] arrays. Gradients and sums are added up over the A microbatches and divided once by the real
     target tokens of the update. metrics: float32 scalars: loss, nll and token metrics per token, tokens, grad_norm,
-    learning_rate, finite. moments: shardings of the optimizer's moments; with ZeRO-1 the gradients are divided like them.
+    learning_rate, finite. Frozen parameters have no gradient, also not in grad_norm. moments: shardings of the optimizer's
+    moments of the trained parameters; with ZeRO-1 the gradients are divided like them.
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
@@ -69,27 +71,29 @@ def train_step(
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
         count, rows, _ = batch["target"].shape
+        trained, frozen = split(config, state.params)
 
         def micro(part, a):
             noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
-            loss = lambda params: loss_sums(config, model, params, part, noise, shards)  # noqa: E731
+            loss = lambda trained: loss_sums(config, model, join(trained, frozen), part, noise, shards)  # noqa: E731
             with products(model.matmul_precision):  # its custom_vjp is traced here
-                (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+                (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
             return grads, {"loss": loss} | others
 
         if count == 1:  # a loop over one microbatch costs a tenth of the step
             grads, sums = micro(jax.tree.map(lambda x: x[0], batch), 0)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params), zero_sums()
+            zeros = jax.tree.map(jnp.zeros_like, trained), zero_sums()
             add = lambda total, xs: (jax.tree.map(jnp.add, total, micro(*xs)), None)  # noqa: E731
             (grads, sums), _ = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
         loss, tokens = sums["loss"], sums["tokens"]
         grads = jax.tree.map(lambda g: g / tokens, grads)
         grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = tx.update(grads, state.opt_state, trained)
+        params = optax.apply_updates(trained, updates)
         decay = config.optimizer.ema_decay
-        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
+        old_ema, frozen_ema = split(config, state.ema) if decay else (None, {})
+        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, old_ema, params) if decay else None
         norm = optax.tree.norm(grads)
         learning_rate = rate(state.step + 1)
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
@@ -98,7 +102,7 @@ def train_step(
         finite = finite & (jnp.abs(learning_rate) < _LARGEST_RATE) if bounded else finite
         params, ema, opt_state = (
             _where_finite(finite, new, old)
-            for new, old in ((params, state.params), (ema, state.ema), (opt_state, state.opt_state))
+            for new, old in ((params, trained), (ema, old_ema), (opt_state, state.opt_state))
         )
         metrics = means(sums) | {
             "tokens": tokens,
@@ -106,7 +110,8 @@ def train_step(
             "learning_rate": learning_rate,
             "finite": finite.astype(jnp.float32),
         }
-        return TrainState(state.step + 1, params, opt_state, ema), metrics
+        ema = join(ema, frozen_ema) if decay else None
+        return TrainState(state.step + 1, join(params, frozen), opt_state, ema), metrics
 
     return step
 
@@ -120,7 +125,7 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
     """`train_step` jitted on the mesh; the state is donated."""
-    moments = parameter_shardings(config.mesh, model, mesh, optimizer=True)
+    moments, _ = split(config, parameter_shardings(config.mesh, model, mesh, optimizer=True))
     step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)

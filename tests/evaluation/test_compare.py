@@ -14,12 +14,12 @@ from sacrebleu.significance import PairedTest
 from t2t_flax.__main__ import main
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice
 from t2t_flax.evaluation.compare import compare, describe
 from t2t_flax.evaluation.evaluate import evaluate, existing_record
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.tasks import task_of
 from t2t_flax.tasks.translation.metrics import METRICS, recipe
+from t2t_flax.training.checkpoint_selection import Choice
 
 REFERENCES = [
     f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)

@@ -14,11 +14,11 @@ from t2t_flax.__main__ import main
 from t2t_flax.data.dataset import sets_of, split_source
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_selection import Choice
 from t2t_flax.evaluation.evaluate import evaluate, existing_record, path_of, planned_path, summary
 from t2t_flax.evaluation.restore import load, read_config, stored_config
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
+from t2t_flax.training.checkpoint_selection import Choice
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
 QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0, samples=0), decode=dict(beam_size=1, max_length_offset=2))

@@ -24,11 +24,12 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import task_of
-from t2t_flax.training import loop, resume
+from t2t_flax.training import loop
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.workdir import adopt_config
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +275,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
-    assert_same_state(resume.pretrained_params(run, epath.Path(first)), uninterrupted[1].state.params)
+    assert_same_state(pretrained_params(run), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", train=dict(init_from=str(first)), model=dict(d_model=32))

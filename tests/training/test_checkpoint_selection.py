@@ -10,10 +10,10 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
-from t2t_flax.evaluation.checkpoint_selection import Part, mean
 from t2t_flax.evaluation.restore import load
 from t2t_flax.locks import machine_tag
 from t2t_flax.training import loop
+from t2t_flax.training.checkpoint_selection import Part, mean
 from t2t_flax.training.checkpoints import Checkpoints
 
 HERE = {"mesh.data": "-1"}  # all simulated devices

@@ -1,0 +1,41 @@
+"""What the keys of fine-tuning accept: a checkpoint of train.init_from, and patterns of parameters."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from t2t_flax.errors import UserError
+
+if TYPE_CHECKING:
+    from t2t_flax.config.schema import Train
+
+
+def parse_init_checkpoint(text: str) -> dict[str, Any]:
+    """The fields of a `checkpoint_selection.Choice` that train.init_checkpoint names: `best` is {"best": True}. Raises
+    UserError for any other text.
+    """
+    if text == "newest":
+        return {}
+    if text == "best":
+        return {"best": True}
+    match = re.fullmatch(r"(average:)?([1-9][0-9]{0,8})", text)
+    if not match:
+        raise UserError(
+            f"config.train.init_checkpoint = {text!r}: expected newest, best, the number of an update (1800), or average:N, "
+            "the mean of the last N."
+        )
+    return {"average" if match[1] else "step": int(match[2])}
+
+
+def patterns_of(text: str) -> list[str]:
+    """The patterns in a key such as train.freeze, separated by spaces or commas."""
+    return text.replace(",", " ").split()
+
+
+def check_fine_tuning(t: "Train") -> None:
+    """Raises UserError for a value that is none, and for a key without the one that it belongs to."""
+    parse_init_checkpoint(t.init_checkpoint)
+    if not t.init_from and t.init_checkpoint != type(t).init_checkpoint:
+        raise UserError(
+            f"config.train.init_checkpoint = {t.init_checkpoint} chooses a checkpoint of another run: name its workdir in "
+            "config.train.init_from."
+        )

@@ -1,0 +1,41 @@
+"""The parameters that a new run starts from: those of another run, see config.train.init_from."""
+
+from collections.abc import Callable
+from typing import Any
+
+from etils import epath
+
+from t2t_flax.config.fine_tuning import parse_init_checkpoint
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.errors import UserError
+from t2t_flax.training.checkpoint_selection import Choice, mean, restore_parts
+from t2t_flax.training.config_changes import check_same_model
+from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.train_state import abstract_params
+from t2t_flax.training.workdir import read_config
+
+
+def pretrained_params(
+    setup: TrainingSetup, group: ProcessGroup | None = None, say: Callable[[str], None] = print
+) -> Any:
+    """The parameters that train.init_from and train.init_checkpoint name, on the run's devices. Raises UserError for another
+    model, and where there are none.
+    """
+    config, workdir = setup.config, epath.Path(setup.config.train.init_from)
+    stored = read_config(workdir)
+    if stored is None:
+        raise UserError(f"config.train.init_from = {workdir} holds no run: it has no config.json.")
+    check_same_model(stored, config, f"config.train.init_from = {workdir}")
+    tokenizers = TokenizerPair.load(workdir / "tokenizer")
+    abstract = abstract_params(config.mesh, setup.model, setup.mesh)
+    choice = Choice(**parse_init_checkpoint(config.train.init_checkpoint))
+    try:
+        part = mean(restore_parts(workdir, stored, choice, abstract, tokenizers.digest, group))
+    except UserError as error:
+        raise UserError(f"config.train.init_checkpoint = {config.train.init_checkpoint}: {error}") from None
+    steps = (
+        f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
+    )
+    say(f"parameters start from {workdir}, {steps}")
+    return part.params
