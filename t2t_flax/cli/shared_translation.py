@@ -24,6 +24,7 @@ from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import OK, UserError
 from t2t_flax.filesystem import fsync_file, fsync_folder, is_remote
+from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
@@ -66,7 +67,8 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     from t2t_flax.evaluation.restore import load
 
     group = supervisor.group
-    check_shared(group, epath.Path(args.workdir), "--workdir")
+    if not is_pretrained(args.workdir):
+        check_shared(group, epath.Path(args.workdir), "--workdir")
     check_shared(group, epath.Path(args.output).absolute().parent, "--output")
     files = {"--input": args.input, "--prefix": args.prefix}
     sizes = {flag: os.path.getsize(name) if name else 0 for flag, name in files.items()}

@@ -104,7 +104,35 @@ _MLPERF_BIG = {
     "checkpoint.every_steps": 250,
 }
 
+_TOY = {
+    "data.train": "toy:train",
+    "data.valid": "toy:valid",
+    "data.test": "toy:test",
+    "data.vocab_size": 2000,
+    "data.byte_fallback": False,
+    "data.split_digits": True,
+    "data.max_length": 64,
+    "data.pack_length": 64,
+    "data.batch_tokens": 896,
+    "model.num_encoder_layers": 2,
+    "model.num_decoder_layers": 2,
+    "model.d_model": 128,
+    "model.d_ff": 512,
+    "model.num_heads": 4,
+    "model.dropout": 0.0,
+    "optimizer.schedule": "inverse_sqrt",
+    "optimizer.peak_lr": 3e-3,
+    "optimizer.warmup_steps": 300,
+    "train.steps": 1800,
+    "eval.every_steps": 450,
+    "checkpoint.every_steps": 450,
+    "checkpoint.keep_last": 3,
+    "log.every_steps": 50,
+    "mesh.cpu_devices": 2,
+}
+
 PRESETS: dict[str, Preset] = {
+    "toy": Preset("this project's built-in English-German corpus with a small model", _TOY),
     "aiayn_base": Preset("the paper, 5 and 6.1", _BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_base_enfr": Preset("the paper, 5 and 6.1", _BASE | _ENFR, "38.1 paper BLEU on newstest2014 (Table 2)"),

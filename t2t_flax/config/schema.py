@@ -67,7 +67,7 @@ class Train:
         "measured). CPU and TPU are always deterministic",
         mutable=True,
     )
-    init_from: str = key("", "workdir of a finished run whose parameters and tokenizer this run starts from")
+    init_from: str = key("", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from")
     init_checkpoint: str = key(
         "newest",
         "checkpoint of train.init_from: newest, best, the number of an update, or average:N = mean of the last N",

@@ -21,6 +21,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
+from t2t_flax.pretrained import run_folder
 
 log = logging.getLogger("t2t_flax")
 
@@ -221,7 +222,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     cache = epath.Path(_cache(config, workdir))
     if config.train.init_from:
         # A resumed run needs only its own folder: the run that it was initialized from may have been deleted.
-        initial = epath.Path(config.train.init_from) / "tokenizer"
+        initial = run_folder(config.train.init_from) / "tokenizer"
         pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
     elif data.tokenizer == "subword_nmt":
         codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)

@@ -16,6 +16,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
 from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.pretrained import run_folder
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model
@@ -49,7 +50,7 @@ def average(
     first = open_run(workdirs[0], overrides)
     for workdir in workdirs[1:]:
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
-        if TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest != first.tokenizers.digest:
+        if TokenizerPair.load(run_folder(workdir) / "tokenizer").digest != first.tokenizers.digest:
             raise UserError(
                 f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be averaged."
             )
@@ -57,7 +58,7 @@ def average(
     averaged: list[tuple[str, int]] = []
 
     def parts() -> Iterator[Part]:
-        for workdir in map(epath.Path, workdirs):
+        for workdir in map(run_folder, workdirs):
             for choice in choices:
                 run = dataclasses.replace(first, workdir=workdir, stored=stored_config(workdir))
                 for part in run.parts(choice):

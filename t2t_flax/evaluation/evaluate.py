@@ -24,6 +24,7 @@ from t2t_flax.evaluation.records import read_record, record_name, task_of_record
 from t2t_flax.evaluation.restore import Loaded, stored_config
 from t2t_flax.evaluation.significance import confidence_interval
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.pretrained import run_folder
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
 from t2t_flax.training.checkpoint_selection import Choice
@@ -157,11 +158,11 @@ def existing_record(
     Requires the same code, config, tokenizer, package versions and text, the same choice among the same
     checkpoints, and intact texts of the record. Raises UserError if the folder holds no run.
     """
-    config = stored_config(workdir, overrides)
+    config, workdir = stored_config(workdir, overrides), run_folder(workdir)
     requested, digest = choice.as_json(workdir), split_source(task_of(config), split).fingerprint()
-    tokenizer = TokenizerPair.load(epath.Path(workdir) / "tokenizer").digest
+    tokenizer = TokenizerPair.load(workdir / "tokenizer").digest
     expected = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
-    for path in sorted((epath.Path(workdir) / "eval").glob(f"{split}-*.json")):
+    for path in sorted((workdir / "eval").glob(f"{split}-*.json")):
         try:
             record = read_record(path)
             texts(record, path)
@@ -192,6 +193,8 @@ def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
     if loaded.metric is not None:
         name = loaded.config.eval.metric
         entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
+    if loaded.weights != "float32":
+        entry["weights"] = f"rounded to {loaded.weights}"
     return entry | ({"why": why} if why else {})
 
 

@@ -1,4 +1,4 @@
-"""Restores a trained run from its workdir, on the devices of this machine."""
+"""Restores a trained run from its workdir, or an exported model from its folder, on the devices of this machine."""
 
 import dataclasses
 import logging
@@ -17,6 +17,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.pretrained import run_folder
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
@@ -36,7 +37,7 @@ class Loaded:
 
     choice: the requested checkpoints and those it chose from (`Choice.as_json`). metric: of a best checkpoint, higher is
     better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
-    checkpoint (`training.config_changes`).
+    checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
     """
 
     workdir: epath.Path
@@ -50,6 +51,7 @@ class Loaded:
     metric: float | None = None
     stored: Config | None = None
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    weights: str = "float32"
 
     def translate(
         self,
@@ -128,11 +130,14 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
 
 
 def read_config(workdir: str | epath.Path) -> Config:
-    """The config of a run as stored. Raises UserError if the folder holds no run."""
+    """The config of a run or of an exported model, as stored. Raises UserError if the folder holds neither."""
     check_workdir(workdir)
-    stored = workdir_lib.read_config(workdir)
+    stored = workdir_lib.read_model_config(run_folder(workdir))
     if stored is None:
-        raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
+        raise UserError(
+            f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command, or the folder of an "
+            "`export --format=safetensors`."
+        )
     return stored
 
 
@@ -183,7 +188,7 @@ def open_run(
     """Reads a run without its parameters. local: see `load`. Raises UserError for a folder without a run and overrides that
     change the model.
     """
-    workdir = epath.Path(workdir)
+    workdir = run_folder(workdir)
     stored = stored_config(workdir)
     config = _override(stored, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
@@ -232,6 +237,7 @@ def load(
         metric=part.metric,
         stored=run.stored,
         config_changes=list(part.config_changes),
+        weights=part.dtype,
     )
 
 

@@ -1,17 +1,17 @@
 """A trained model as a folder for other programs: the model, its tokenizers, and a README that says how to use them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.config import Config, to_config_dict
+from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory
 from t2t_flax.interop import ctranslate2_export, marian_export, safetensors_file
+from t2t_flax.interop.model_folder import MODEL_FILE, write_model
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,
@@ -19,7 +19,6 @@ FORMATS = {
     "safetensors": safetensors_file.DTYPES,
 }
 """The formats, and what --quantization may be for each."""
-MODEL_FILE = "model.safetensors"
 
 
 def check_export(config: Config, kind: str, quantization: str | None) -> None:
@@ -43,12 +42,13 @@ def export(
     params: Any,
     tokenizers: TokenizerPair,
     *,
+    steps: Sequence[int],
     quantization: str | None = None,
     origin: str = "",
     scores: Sequence[str] = (),
 ) -> None:
-    """Writes a new folder, whole or not at all. params: a tree of arrays. origin, scores: the checkpoint and lines about its
-    evaluations, for the README.
+    """Writes a new folder, whole or not at all. params: a tree of arrays, the mean of the checkpoints `steps`.
+    origin, scores: the checkpoint and lines about its evaluations, for the README.
 
     Raises UserError as `check_export`, for tokenizers that the format cannot hold, and if its package is not installed.
     """
@@ -64,14 +64,14 @@ def export(
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
         else:
-            stored = json.loads(json.dumps(to_config_dict(config).to_dict()))
-            safetensors_file.write_safetensors(path / MODEL_FILE, params, stored, dtype=dtype)
+            write_model(path, config, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest)
         if kind != "huggingface":
             tokenizers.save(path / "tokenizer")
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
         heading = f"# {config.data.source_language}-{config.data.target_language} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
-        parts += ["\n".join(f"- {line}" for line in scores)] if scores else []
+        before = "" if dtype == "float32" else f", before the conversion to {dtype}"
+        parts += ["\n".join(f"- {line}{before}" for line in scores)] if scores else []
         parts.append(usage(tokenizers, config))
         head = _model_card(config) if kind == "huggingface" else ""
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
@@ -87,7 +87,9 @@ def _model_card(config: Config) -> str:
 
 def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
     return (
-        f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. Without JAX:\n\n"
+        f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. This folder is a `--workdir` "
+        "for every command of t2t_flax that reads a run:\n\n"
+        '```\necho "..." | python -m t2t_flax translate --workdir=FOLDER\n```\n\nWithout JAX:\n\n'
         "```python\nfrom safetensors.numpy import load_file\n\n"
         f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array, ...}}\n```'
     )

@@ -15,7 +15,7 @@ from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.interop.safetensors_file import INSTALL
+from t2t_flax.interop.safetensors_file import save
 from t2t_flax.interop.supported_keys import require_supported
 
 POSITIONS = 1024
@@ -46,22 +46,16 @@ def check_exportable(config: Config) -> None:
 def write_marian(
     folder: Path, config: Config, params: Any, tokenizers: TokenizerPair, *, dtype: str = "float32"
 ) -> None:
-    """Writes the model and its tokenizer to an existing folder. Raises UserError for models and tokenizers of another kind,
-    and if the package safetensors is not installed.
-    """
+    """Writes the model and its tokenizer to an existing folder. Raises UserError for models and tokenizers of another kind."""
     check_exportable(config)
     if not isinstance(tokenizers.source, SentencePieceTokenizer):
         raise UserError(
             f"data.tokenizer = {config.data.tokenizer} cannot be exported to Hugging Face's Marian, whose tokenizer is "
             "SentencePiece: expected bpe or unigram."
         )
-    try:
-        from safetensors.numpy import save_file
-    except ModuleNotFoundError:
-        raise UserError(f"--format=huggingface needs the package safetensors: {INSTALL}") from None
     vocab = tokenizers.target.vocab_size
     tensors = {name: np.ascontiguousarray(x, dtype) for name, x in _tensors(config.model, params, vocab).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save(folder / "model.safetensors", tensors, {"format": "pt"})
     start = EOS if config.model.decoder_start_token == "eos" else PAD
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
     _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from t2t_flax.errors import UserError
 
-INSTALL = "pip install -e '.[hf]' (or: pip install safetensors)"
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"
 
@@ -34,25 +35,43 @@ def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return tree
 
 
-def write_safetensors(path: Path, params: Any, config: dict[str, Any], *, dtype: str = "float32") -> None:
-    """Writes the parameters by their paths; the file's metadata holds `config` as JSON.
-
-    Raises UserError if the package safetensors is not installed.
+def write_safetensors(
+    path: Path,
+    params: Any,
+    config: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    checkpoint: dict[str, Any] | None = None,
+) -> None:
+    """Writes the parameters by their paths; the file's metadata holds `config` and `checkpoint` (where the parameters come
+    from) as JSON.
     """
-    try:
-        from safetensors.numpy import save_file
-    except ModuleNotFoundError:
-        raise UserError(f"--format=safetensors needs the package safetensors: {INSTALL}") from None
     arrays = {name: np.ascontiguousarray(x, dtype) for name, x in flatten(params).items()}
-    save_file(arrays, path, metadata={"format": _FORMAT, "config": json.dumps(config)})
+    metadata = {"format": _FORMAT, "config": json.dumps(config), "checkpoint": json.dumps(checkpoint or {})}
+    save(path, arrays, metadata)
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """A file of tensors that others may read as other new files: `save_file` itself gives it to its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path, metadata=metadata)
+    path.chmod(mode)
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError:
-        raise UserError(f"{path} needs the package safetensors: {INSTALL}") from None
+    metadata, arrays = _read(path, with_arrays=True)
+    return unflatten(arrays), json.loads(metadata["config"])
+
+
+def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config, checkpoint) of a file of `write_safetensors`, without its parameters. Raises UserError for any other file."""
+    metadata, _ = _read(path, with_arrays=False)
+    return json.loads(metadata["config"]), json.loads(metadata.get("checkpoint", "{}"))
+
+
+def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -60,7 +79,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 raise UserError(
                     f"{path} was not written by `export --format=safetensors`: its metadata lacks the config."
                 )
-            arrays = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}
+            names = file.keys() if with_arrays else ()
+            return metadata, {name: file.get_tensor(name).astype(np.float32) for name in names}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
-    return unflatten(arrays), json.loads(metadata["config"])

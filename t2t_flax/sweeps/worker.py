@@ -21,6 +21,7 @@ from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
+from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps import child_process
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, STOPPED, Folder, code_version
@@ -278,7 +279,8 @@ def relative_paths(config: Config) -> dict[str, str]:
     """The config keys that hold relative paths, with their values."""
 
     def is_relative(path: str) -> bool:
-        return bool(path.strip()) and not is_remote(path) and not os.path.isabs(os.path.expanduser(path.strip()))
+        elsewhere = is_remote(path) or is_pretrained(path) or os.path.isabs(os.path.expanduser(path.strip()))
+        return bool(path.strip()) and not elsewhere
 
     data, train = config.data, config.train
     paths = {"data.root": data.root, "data.cache": data.cache, "train.init_from": train.init_from}

@@ -15,6 +15,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
+from t2t_flax.interop.model_folder import ModelFolder, open_model_folder
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
@@ -38,22 +39,27 @@ class Choice:
             raise UserError("--best cannot be combined with --step or --average: give one or the other.")
 
     def as_json(self, workdir: str | epath.Path) -> dict[str, Any]:
-        """The choice and the checkpoints it chose from, as JSON values: equal entries mean equal parameters."""
+        """The choice and the checkpoints it chose from, as JSON values: equal entries mean equal parameters. Of an
+        exported model, the digest of its file stands for the checkpoints.
+        """
         entry: dict[str, Any] = {"step": self.step, "average": self.average}
-        entry["of"] = list_numbers(epath.Path(workdir) / "checkpoints")
+        model = open_model_folder(workdir)
+        entry["of"] = [model.digest] if model else list_numbers(epath.Path(workdir) / "checkpoints")
         return entry | {name: True for name in ("best", "at_most") if getattr(self, name)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
-    better. config_changes: changes of optimization keys during the run (`training.config_changes`).
+    better. config_changes: changes of optimization keys during the run (`training.config_changes`). dtype: to which the
+    parameters were rounded when they were exported.
     """
 
     params: Any
     steps: tuple[int, ...]
     metric: float | None = None
     config_changes: tuple[dict[str, Any], ...] = ()
+    dtype: str = "float32"
 
 
 def restore_parts(
@@ -65,6 +71,9 @@ def restore_parts(
     All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied, at the
     latest when the iterator ends.
     """
+    if model := open_model_folder(workdir):
+        yield _exported(model, choice, abstract, tokenizer)
+        return
     folder, item = workdir / "checkpoints", "ema" if config.optimizer.ema_decay else "params"
     if not folder.exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
@@ -118,6 +127,21 @@ def restore_parts(
     raise UserError(
         f"cannot average {choice.average} checkpoints: {workdir} has {sorted(restored)}{left_out}. Choose a smaller number."
     )
+
+
+def _exported(model: ModelFolder, choice: Choice, abstract: Any, tokenizer: str) -> Part:
+    """The parameters of an exported model, if they satisfy the choice. Raises UserError."""
+    if choice.step not in (None, *model.steps[:1]) or not choice.at_most and (choice.best or choice.average > 1):
+        raise UserError(
+            f"{model.path} is an exported model of step {' and '.join(map(str, model.steps))}, not a run with checkpoints: leave "
+            "out --step, --average and --best."
+        )
+    if model.tokenizer != tokenizer:
+        raise UserError(
+            f"{model.path / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
+            f"{model.tokenizer[:12]}): export the model again."
+        )
+    return Part(model.params(abstract), model.steps, dtype=model.dtype)
 
 
 class _RegularCheckpoints:
@@ -200,7 +224,7 @@ def mean(parts: Iterable[Part]) -> Part:
     """
     parts = iter(parts)
     first = next(parts)
-    steps, metric, count, changes = first.steps, first.metric, 1, first.config_changes
+    steps, metric, count, changes, dtype = first.steps, first.metric, 1, first.config_changes, first.dtype
     total, structure = jax.tree.flatten(first.params)
     del first
     for part in parts:
@@ -215,7 +239,8 @@ def mean(parts: Iterable[Part]) -> Part:
         del leaves
     if count > 1:
         total = [_divide(x, len(steps)) for x in total]
-    return Part(jax.tree.unflatten(structure, total), steps, metric if count == 1 else None, changes)
+    params = jax.tree.unflatten(structure, total)
+    return Part(params, steps, metric, changes, dtype) if count == 1 else Part(params, steps, None, changes)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -1,19 +1,18 @@
-"""The parameters that a new run starts from: those of another run, see config.train.init_from."""
+"""The parameters that a new run starts from: those of another run or an exported model, see config.train.init_from."""
 
 from collections.abc import Callable
 from typing import Any
-
-from etils import epath
 
 from t2t_flax.config.fine_tuning import parse_init_checkpoint
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.pretrained import run_folder
 from t2t_flax.training.checkpoint_selection import Choice, mean, restore_parts
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import abstract_params
-from t2t_flax.training.workdir import read_config
+from t2t_flax.training.workdir import read_model_config
 
 
 def pretrained_params(
@@ -22,8 +21,8 @@ def pretrained_params(
     """The parameters that train.init_from and train.init_checkpoint name, on the run's devices. Raises UserError for another
     model, and where there are none.
     """
-    config, workdir = setup.config, epath.Path(setup.config.train.init_from)
-    stored = read_config(workdir)
+    config, workdir = setup.config, run_folder(setup.config.train.init_from)
+    stored = read_model_config(workdir)
     if stored is None:
         raise UserError(f"config.train.init_from = {workdir} holds no run: it has no config.json.")
     check_same_model(stored, config, f"config.train.init_from = {workdir}")

@@ -25,9 +25,11 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
+from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.pretrained import check_writable
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
@@ -40,6 +42,7 @@ _UNOWNED = (LOCK, ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err
 
 def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
+    check_writable(workdir, f"give a new folder, and --config.train.init_from={workdir} to start from its parameters")
     if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"{what}={workdir} is a file: give a folder.")
     names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
@@ -66,6 +69,14 @@ def read_config(workdir: epath.PathLike) -> Config | None:
         raise UserError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: {config_lib.NOT_A_CONFIG} ({error}).") from None
+
+
+def read_model_config(folder: epath.PathLike) -> Config | None:
+    """The config stored in the workdir of a run, or with an exported model; None if there is neither."""
+    stored = read_config(folder)
+    if stored is None and (model := open_model_folder(folder)):
+        return model.config
+    return stored
 
 
 @contextlib.contextmanager

@@ -74,7 +74,6 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
 
 
 def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
-    pytest.importorskip("safetensors", reason="needs the extra hf")
     from t2t_flax.interop.safetensors_file import flatten, read_safetensors
 
     folder = export(workdir, tmp_path, "--format=safetensors")

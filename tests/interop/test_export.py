@@ -111,7 +111,6 @@ def test_beams_equal_ours(exported):
 )
 def test_marian_has_the_same_logits(keys, tmp_path):
     """Hugging Face's model, whose features are in another order and whose norms have eps = 1e-5."""
-    pytest.importorskip("safetensors", reason="needs the extra hf")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", reason="compares with Hugging Face's Marian")
     config = small_config(model=keys | dict(dropout=0.0, d_model=32, num_decoder_layers=2, norm_eps=1e-5))
@@ -172,13 +171,9 @@ def test_the_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(UserError, match=r"pip install -e '.\[ctranslate2\]'"):
         write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(UserError, match=r"pip install -e '.\[hf\]'"):
-        write_safetensors(tmp_path / "m.safetensors", params, {})
 
 
 def test_safetensors_return_the_parameters_and_the_config(tmp_path):
-    pytest.importorskip("safetensors", reason="needs the extra hf")
     _, _, params = random_model("paper")
     path = tmp_path / "model.safetensors"
     write_safetensors(path, params, {"model": {"d_model": 32}})
@@ -196,7 +191,6 @@ def test_safetensors_return_the_parameters_and_the_config(tmp_path):
 
 
 def test_safetensors_are_readable_without_jax(tmp_path):
-    pytest.importorskip("safetensors", reason="needs the extra hf")
     write_safetensors(tmp_path / "m.safetensors", {"a": {"kernel": np.arange(3.0)}}, {"step": 1})
     code = (
         "import sys; sys.modules['jax'] = None\n"
