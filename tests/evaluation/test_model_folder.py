@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.runs import start, tiny_run
-from t2t_flax.evaluation.checkpoint_selection import Choice
 
 import t2t_flax
 from t2t_flax import pretrained
@@ -22,6 +21,7 @@ from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.training import loop, resume
+from t2t_flax.training.checkpoint_selection import Choice
 
 LINES = ["It is late.", "The house is red."]
 SHORT = {"decode.max_length_offset": "4"}
