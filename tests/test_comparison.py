@@ -56,8 +56,7 @@ def test_own_sources_exist(number):
     assert not name or f"def {name}(" in file.read_text(), f"[{number}]: no test {name} in {path}"
 
 
-def test_sources_elsewhere_are_of_a_fixed_commit_or_a_thread():
+def test_sources_elsewhere_are_of_a_fixed_commit_a_version_or_a_thread():
+    fixed = r"https://(github\.com/.+(/(blob|tree)/[0-9a-f]{40}.*|/(issues|pull)/\d+|/releases)|pypi\.org/project/.+/[\d.]+)"
     for number, link in LINKS.items():
-        if not number.startswith("X"):
-            fixed = r"/(blob|tree)/[0-9a-f]{40}|/(issues|pull)/\d+$|/releases$"
-            assert link.startswith("https://github.com/") and re.search(fixed, link), f"[{number}]: {link}"
+        assert number.startswith("X") or re.fullmatch(fixed, link), f"[{number}]: {link}"
