@@ -34,8 +34,9 @@ def patterns_of(text: str) -> list[str]:
 def check_fine_tuning(t: "Train") -> None:
     """Raises UserError for a value that is none, and for a key without the one that it belongs to."""
     parse_init_checkpoint(t.init_checkpoint)
-    if not t.init_from and t.init_checkpoint != type(t).init_checkpoint:
-        raise UserError(
-            f"config.train.init_checkpoint = {t.init_checkpoint} chooses a checkpoint of another run: name its workdir in "
-            "config.train.init_from."
-        )
+    for name in ("init_checkpoint", "init_vocabulary"):
+        if not t.init_from and getattr(t, name) != getattr(type(t), name):
+            raise UserError(
+                f"config.train.{name} = {getattr(t, name)} is about the run to start from: name its workdir in "
+                "config.train.init_from."
+            )

@@ -68,6 +68,12 @@ class Train:
         mutable=True,
     )
     init_from: str = key("", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from")
+    init_vocabulary: str = key(
+        "same",
+        "same = the tokenizer of train.init_from; by_piece = this run's own tokenizer: rows of pieces that both know are copied, "
+        "those of new pieces start near the mean of all",
+        choices=("same", "by_piece"),
+    )
     init_checkpoint: str = key(
         "newest",
         "checkpoint of train.init_from: newest, best, the number of an update, or average:N = mean of the last N",

@@ -220,7 +220,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     config = task.config
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
-    if config.train.init_from:
+    if config.train.init_from and config.train.init_vocabulary == "same":
         # A resumed run needs only its own folder: the run that it was initialized from may have been deleted.
         initial = run_folder(config.train.init_from) / "tokenizer"
         pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)

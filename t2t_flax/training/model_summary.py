@@ -49,7 +49,8 @@ def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
 
 def _start(config: Config) -> list[str]:
     t = config.train
-    return ["start", f"  parameters of {t.init_from}, checkpoint {t.init_checkpoint}"]
+    rows = {"same": "its tokenizer", "by_piece": "another tokenizer, rows by piece"}[t.init_vocabulary]
+    return ["start", f"  parameters of {t.init_from}, checkpoint {t.init_checkpoint}, {rows}"]
 
 
 def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str]:

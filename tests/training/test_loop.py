@@ -275,7 +275,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
-    assert_same_state(pretrained_params(run), uninterrupted[1].state.params)
+    assert_same_state(pretrained_params(run, {}), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", train=dict(init_from=str(first)), model=dict(d_model=32))

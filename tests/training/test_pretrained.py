@@ -1,19 +1,25 @@
-"""What train.init_from takes from another run: the chosen checkpoint."""
+"""What train.init_from takes from another run: the chosen checkpoint, and rows by piece for another vocabulary."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+from helpers.configs import devices_mesh, small_config
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.fine_tuning import parse_init_checkpoint
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
+from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.vocabulary import rows_by_piece, tables_by_piece
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,7 @@ def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
 )
 def test_init_checkpoint_chooses_what_load_chooses(first, tuned, text, choice, reported):
     said = []
-    params = pretrained_params(with_checkpoint(tuned, text), say=said.append)
+    params = pretrained_params(with_checkpoint(tuned, text), {}, say=said.append)
     expected = load(first, overrides={"mesh.data": "-1"}, **choice).params
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(expected))
     assert said == [f"parameters start from {first}, {reported}"]
@@ -59,9 +65,9 @@ def test_a_checkpoint_that_is_not_there_is_refused(tuned):
     with pytest.raises(
         UserError, match=r"config.train.init_checkpoint = 7: .* no checkpoint of step 7: it has \[1, 2, 3, 4\]"
     ):
-        pretrained_params(with_checkpoint(tuned, "7"))
+        pretrained_params(with_checkpoint(tuned, "7"), {})
     with pytest.raises(UserError, match="cannot average 5 checkpoints"):
-        pretrained_params(with_checkpoint(tuned, "average:5"))
+        pretrained_params(with_checkpoint(tuned, "average:5"), {})
 
 
 @pytest.mark.parametrize("text", ["", "last", "0", "-1", "average:0", "average:", "average:2.5", "best:3"])
@@ -70,6 +76,71 @@ def test_other_texts_are_refused(text):
         parse_init_checkpoint(text)
 
 
-def test_init_checkpoint_needs_init_from():
-    with pytest.raises(UserError, match="name its workdir in config.train.init_from"):
-        config_lib.load_config("aiayn_base", {"train.init_checkpoint": "best"})
+@pytest.mark.parametrize(("key", "value"), [("init_checkpoint", "best"), ("init_vocabulary", "by_piece")])
+def test_keys_about_the_first_run_need_one(key, value):
+    with pytest.raises(UserError, match=f"config.train.{key} = {value} .* name its workdir in config.train.init_from"):
+        config_lib.load_config("aiayn_base", {f"train.{key}": value})
+
+
+OLD = TokenizerPair(*(SymbolTokenizer.of([text]) for text in ("a b c d", "p q r")))
+NEW = TokenizerPair(*(SymbolTokenizer.of([text]) for text in ("d x b y z a", "r s p t u v w")))
+
+
+@pytest.mark.parametrize(("tie", "shape"), [("decoder", (1, 1, 1)), ("none", (2, 2, 2))])
+def test_rows_follow_their_pieces(tie, shape):
+    """Oracle: a loop over the pieces of each side, with NumPy."""
+    config = small_config(model=dict(tie_embeddings=tie, output_bias=True), data=dict(joint_vocabulary=False))
+    mesh = devices_mesh(*shape)
+    (old_model, old_params), (model, own) = (initial(config, pair, mesh) for pair in (OLD, NEW))
+    old_params = jax.tree.map(lambda x: x + 0.25, old_params)
+    params, counts = tables_by_piece(model, own, old_params, OLD, NEW)
+    assert counts == ["6 of 9 source pieces known, 3 new", "5 of 10 target pieces known, 5 new"]
+    tables = {
+        name: ("source" if name.startswith("source") else "target") for name in params if name.endswith("_embedding")
+    }
+    assert len(tables) == (3 if tie == "none" else 2)
+    for name, side in (tables | {"output_bias": "target"}).items():
+        before, after, start = (np.asarray(jax.tree.leaves(tree[name])[0]) for tree in (old_params, params, own))
+        old, new = getattr(OLD, side), getattr(NEW, side)
+        for i, piece in enumerate(new.pieces(range(new.vocab_size))):
+            row = old.ids.get(piece)
+            mean = before[: old.vocab_size].astype(np.float64).mean(0)
+            expected = mean + 0.1 * start[i] if row is None else before[row]
+            np.testing.assert_allclose(after[i], expected, rtol=0, atol=1e-6 if row is None else 0)
+        assert jax.tree.leaves(params[name])[0].sharding == jax.tree.leaves(own[name])[0].sharding
+    unchanged = [name for name in params if name not in tables and name != "output_bias"]
+    assert all(params[name] is old_params[name] for name in unchanged) and len(unchanged) == 2
+
+
+def initial(config, pair, mesh):
+    model = make_model(config, *pair.vocab_sizes)
+    return model, init_state(config, model, make_optimizer(config), mesh)[0].params
+
+
+def test_vocabularies_without_a_common_piece_are_refused():
+    with pytest.raises(UserError, match="no piece is in both vocabularies"):
+        rows_by_piece(SymbolTokenizer.of(["a b"]), SymbolTokenizer.of(["c d"]))
+
+
+@pytest.mark.slow
+def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
+    """A larger joint vocabulary, tied tables: known pieces have their rows, and the run's own tokenizer is used."""
+    keys = dict(init_from=str(first), init_vocabulary="by_piece")
+    data = dict(vocab_size=340, train="toy:train:400")
+    run = start(tiny_run(tmp_path, steps=2, train=keys, data=data), tmp_path, cache)
+    old, new = TokenizerPair.load(first / "tokenizer").source, run.corpus.tokenizers.source
+    assert (old.vocab_size, new.vocab_size) == (300, 340)
+    own = init_state(run.config, run.model, run.tx, run.mesh)[0].params
+    said = []
+    params = pretrained_params(run, own, say=said.append)
+    table, old_table = (np.asarray(p["shared_embedding"]["table"]) for p in (params, load(first).params))
+    common = set(old.pieces(range(300))) & set(new.pieces(range(340)))
+    assert (
+        said[1] == f"vocabulary: {len(common)} of 340 pieces known, {340 - len(common)} new" and 150 < len(common) < 340
+    )
+    ids = {piece: i for i, piece in enumerate(old.pieces(range(300)))}
+    for i, piece in enumerate(new.pieces(range(340))):
+        if piece in ids:
+            np.testing.assert_array_equal(table[i], old_table[ids[piece]])
+    outcome = loop.train(run, score=None)
+    assert outcome.step == 2 and TokenizerPair.load(tmp_path / "tokenizer").digest == run.corpus.tokenizers.digest
