@@ -3,7 +3,7 @@
 # usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
 #   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--dry-run] [-- COMMAND...]
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
-# --hosts: per slice; --chips: per host. The image contains this repository, installed with [tpu].
+# --hosts: per slice; --chips: per host. The image: docker build --build-arg ACCELERATOR=tpu (launch/README.md).
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20

@@ -3,7 +3,8 @@
 # usage: launch/xpk.sh create|run|logs|resume|delete --cluster=CLUSTER --name=NAME [--tpu-type=v5litepod-16] [--slices=1]
 #   [--zone=ZONE] [--project=PROJECT] [--image=IMAGE] [--capacity=on-demand|spot] [--restarts=20] [--everything=yes]
 #   [--dry-run] [-- COMMAND...]
-# The image contains this repository, installed with [tpu]. `delete --everything=yes` removes the cluster too.
+# The image: docker build --build-arg ACCELERATOR=tpu --build-arg RUN_AS=root (launch/README.md).
+# `delete --everything=yes` removes the cluster too.
 source "$(dirname "$0")/shared.sh"
 cluster='' name='' tpu_type=v5litepod-16 slices=1 zone='' project='' image='' capacity=on-demand restarts=20 everything=''
 parse "cluster name tpu_type slices zone project image capacity restarts everything" "$@"
