@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": "decode and score a split with a trained run; writes a record",
     "translate": "translate lines of text with a trained run",
     "prepare": "train the tokenizer and tokenise the data of a config before training",
+    "serve": "translate over HTTP: LibreTranslate's API, a page, metrics",
     "score": "log-probability of given pairs",
     "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
     "average": "write the mean of checkpoints as a workdir of its own",

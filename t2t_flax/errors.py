@@ -19,6 +19,7 @@ _OPTIONAL = {
     "gcs": "gcsfs",
     "s3": "s3fs",
     "sweep": "optuna submitit",
+    "serve": "fastapi prometheus-client pydantic uvicorn",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",
 }

@@ -51,6 +51,17 @@ ALLOWED_IMPORTS = {
         "version",
     },
     "tasks": {"config", "errors", "filesystem", "data"},
+    "serving": {
+        "config",
+        "errors",
+        "data",
+        "distributed",
+        "process_setup",
+        "decoding",
+        "evaluation",
+        "tasks",
+        "version",
+    },
     "sweeps": {
         "config",
         "errors",

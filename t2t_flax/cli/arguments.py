@@ -221,14 +221,21 @@ def _check_checkpoint(args: argparse.Namespace) -> None:
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
+    from t2t_flax.evaluation.restore import load
+
+    prepare_to_load(args.workdir, overrides)
+    return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
+
+
+def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
+    """Applies a run's process settings. Raises UserError if this is one of several processes, or the folder holds no run."""
     from t2t_flax.distributed.initialize import require_single_process
-    from t2t_flax.evaluation.restore import load, stored_config
+    from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 
     require_single_process("this command")
-    prepare_process(stored_config(args.workdir, overrides))
+    prepare_process(stored_config(workdir, overrides))
     _require_single_host()
-    return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
 
 
 def _require_single_host() -> None:

@@ -194,7 +194,9 @@ def in_compute_type(model: Transformer, params: Any) -> Any:
     """The parameters with all matrices in the model's compute type, once instead of in every decoding step. The model rounds
     each of them to it wherever it reads them, so that nothing else changes.
     """
-    return params if model.dtype == jnp.float32 else _cast(model.dtype, params)
+    if model.dtype == jnp.float32 or all(x.dtype == model.dtype for x in jax.tree.leaves(params) if x.ndim > 1):
+        return params
+    return _cast(model.dtype, params)
 
 
 @jax.jit(static_argnums=0)

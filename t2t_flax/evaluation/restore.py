@@ -114,9 +114,14 @@ class Loaded:
     def _encode_preprocessed(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> "list[PairIds]":
         from t2t_flax.decoding.scoring import encode_pairs
 
+        eos, limit = self.config.data.source_eos, self.max_source_length
+        return encode_pairs(self.tokenizers, pairs, source_eos=eos, limit=limit, where=where)
+
+    @property
+    def max_source_length(self) -> int:
+        """Tokens of the longest source that is not truncated, EOS included."""
         limit, model = self.config.decode.max_source_length, self.config.model
-        limit = min(limit, model.max_positions) if model.position == "learned" else limit
-        return encode_pairs(self.tokenizers, pairs, source_eos=self.config.data.source_eos, limit=limit, where=where)
+        return min(limit, model.max_positions) if model.position == "learned" else limit
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:

@@ -1,0 +1,99 @@
+"""LibreTranslate's API: GET /languages and POST /translate."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from t2t_flax.serving import schemas
+from t2t_flax.serving.errors import RequestError
+from t2t_flax.serving.languages import language_name
+from t2t_flax.serving.model import ServedModel
+from t2t_flax.serving.service import Service
+from t2t_flax.serving.text import check_text, join_lines, split_lines
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": schemas.Error} for code in (400, 408, 413, 422, 429, 500, 503, 504)
+}
+
+
+def router(service: Service) -> APIRouter:
+    """The routes for the runs of data.task = translation."""
+    routes = APIRouter(tags=["LibreTranslate"])
+
+    @routes.get("/languages", response_model=list[schemas.Language])
+    async def languages() -> Any:
+        """The languages, and those into which each can be translated."""
+        pairs = list(dict.fromkeys(model.languages for model in _translation_models(service)))
+        codes = sorted(dict.fromkeys(code for pair in pairs for code in pair))
+        return [
+            {
+                "code": code,
+                "name": language_name(code),
+                "targets": [target for source, target in pairs if source == code],
+            }
+            for code in codes
+        ]
+
+    @routes.post(
+        "/translate",
+        response_model=schemas.LibreTranslateAnswer,
+        responses=_ERRORS,
+        openapi_extra=schemas.request_schema(schemas.LibreTranslateRequest, form=True),
+    )
+    async def translate(request: Request) -> Response:
+        """Translates each line of a text, or of several texts. `source: "auto"` chooses by the target language."""
+        body = await service.read(request, schemas.LibreTranslateRequest, form=True)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        check_text("q", texts, service.limits.max_text_length)
+        if not any(text.strip() for text in texts):
+            raise RequestError(400, "q has no text.")
+        if body.format != "text":
+            raise RequestError(400, f'format = {body.format[:50]!r} is not supported: send "text".')
+        model = _find(service, body.source, body.target)
+        n_best = min(1 + body.alternatives, model.max_n_best)
+        lines = [line for text in texts for line in split_lines(text)]
+        results = iter(await service.wait(request, service.submit(model.translate, lines, [""] * len(lines), n_best)))
+        answers = [_answers(text, [next(results) for _ in split_lines(text)], n_best) for text in texts]
+        one = isinstance(body.q, str)
+        content: dict[str, Any] = {"translatedText": answers[0][0] if one else [answer[0] for answer in answers]}
+        if body.alternatives:
+            content["alternatives"] = answers[0][1:] if one else [answer[1:] for answer in answers]
+        if body.source == "auto":  # not detected: it is what the model translates from
+            detected = {"language": model.languages[0], "confidence": 0}
+            content["detectedLanguage"] = detected if one else [detected] * len(texts)
+        return JSONResponse(content)
+
+    return routes
+
+
+def _translation_models(service: Service) -> Sequence[ServedModel]:
+    service.require_ready()
+    return [model for model in service.models if model.config.data.task == "translation"]
+
+
+def _find(service: Service, source: str, target: str) -> ServedModel:
+    """The first model from one language to the other. Raises RequestError."""
+    models = _translation_models(service)
+    fitting = [model for model in models if target == model.languages[1] and source in ("auto", model.languages[0])]
+    if not fitting:
+        pairs = ", ".join(dict.fromkeys(f"{model.languages[0]} to {model.languages[1]}" for model in models))
+        raise RequestError(
+            400, f"{source[:20]} to {target[:20]} is not supported; this server has {pairs or 'nothing'}."
+        )
+    sources = sorted({model.languages[0] for model in fitting})
+    if len(sources) > 1:
+        raise RequestError(400, f"source = auto is ambiguous: name one of {', '.join(sources)}.")
+    return fitting[0]
+
+
+def _answers(text: str, lines: Sequence[list[dict[str, Any]]], n_best: int) -> list[str]:
+    """Different translations of a text, best first: the i-th is made of the i-th of each line that has as many."""
+    ranked = [
+        join_lines(
+            text, [hypotheses[min(rank, len(hypotheses) - 1)]["text"] if hypotheses else "" for hypotheses in lines]
+        )
+        for rank in range(n_best)
+    ]
+    return list(dict.fromkeys(ranked))

@@ -1,0 +1,72 @@
+"""Runs the application: a listening socket, the models' threads, and an end in order."""
+
+import errno
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+from fastapi import FastAPI
+
+from t2t_flax.errors import UserError
+from t2t_flax.process_setup import on_stop_signal
+from t2t_flax.serving.model import ServedModel
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises UserError if the address cannot be used."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} of {host} is in use: stop the program that has it, or give --port=N."
+            ) from None
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {error.strerror}. Give another --host or --port."
+        ) from None
+    except UnicodeError:
+        raise UserError(f"--host={host} is not the name or address of a host.") from None
+
+
+def url(listening: socket.socket) -> str:
+    """The address of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """uvicorn without its logs; models are started and stopped by the caller."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
+        )
+    )
+
+
+def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket) -> None:
+    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and returns. Raises what a model
+    raised while it was loaded.
+    """
+    server = make_server(app)
+
+    def end() -> None:
+        server.should_exit = True
+
+    def ready(model: ServedModel) -> None:
+        steps = " and ".join(map(str, model.describe()["steps"]))
+        print(f"{model.name}: ready (step {steps})", file=sys.stderr, flush=True)
+
+    try:
+        for model in models:
+            model.start(ready, end)
+        # uvicorn passes the signals on when it has stopped: here, where they only set the same flag again.
+        with on_stop_signal(end):
+            server.run([listening])
+    finally:
+        for model in models:
+            model.stop()
+    for model in models:
+        if model.error:
+            raise model.error

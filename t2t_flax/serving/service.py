@@ -1,0 +1,104 @@
+"""What all routes share: the models and their names, reading a request within its limits, waiting for its result."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+
+from t2t_flax.errors import UserError
+from t2t_flax.serving.batching import Closed, Job, QueueFull
+from t2t_flax.serving.errors import RequestError
+from t2t_flax.serving.model import ServedModel
+from t2t_flax.serving.schemas import Shape, parse_body, read_body
+
+CLIENT_GONE = 499
+"""Status in the metrics of a request whose client closed the connection."""
+_RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """max_body_bytes: of a request. max_text_length: characters of a request. timeout: seconds for a request, reading it
+    included.
+    """
+
+    max_body_bytes: int = 2**20
+    max_text_length: int = 20_000
+    timeout: float = 60.0
+
+
+class Service:
+    """The models of a server, by name and by languages."""
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits):
+        self.models, self.limits = models, limits
+
+    @property
+    def ready(self) -> bool:
+        return all(model.ready for model in self.models)
+
+    def require_ready(self) -> None:
+        """Raises RequestError while models are loaded."""
+        if not self.ready:
+            raise RequestError(503, "the models are being loaded: try again in some seconds.", _RETRY_LATER)
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of that name, or the first. Raises RequestError."""
+        self.require_ready()
+        for model in self.models:
+            if name in (None, model.name):
+                return model
+        names = ", ".join(model.name for model in self.models)
+        raise RequestError(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
+
+    async def read(self, request: Request, shape: type[Shape], *, form: bool = False) -> Shape:
+        """The request's body. Raises RequestError."""
+        self.require_ready()
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                body = await read_body(request, self.limits.max_body_bytes)
+        except TimeoutError:
+            raise RequestError(
+                408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
+            ) from None
+        return parse_body(body, request.headers.get("content-type", ""), shape, form=form)
+
+    async def wait(self, request: Request, job: Job[Any]) -> list[Any]:
+        """The results of a job. Takes it out of the queue when time is up or the client has gone. Raises RequestError."""
+        result = asyncio.wrap_future(job.future)
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({result, gone}, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
+                if gone.done():
+                    raise RequestError(CLIENT_GONE, "the client closed the connection.")
+                raise RequestError(504, f"no result within {self.limits.timeout:g} s.", _RETRY_LATER)
+            if result.cancelled():
+                raise Closed
+            return result.result()
+        except Closed:
+            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
+        finally:
+            gone.cancel()
+            result.cancel()
+
+    def submit(self, submit: Any, *arguments: Any) -> Job[Any]:
+        """`submit(*arguments)`, one of a model's methods. Raises RequestError, also where the queue is full or closed."""
+        try:
+            return submit(*arguments)
+        except QueueFull:
+            raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
+        except Closed:
+            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns once the client has closed the connection; call it after the body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,66 @@
+"""The real HTTP server of `serve` in a thread, on a free port. Needs the extra `serve` and httpx."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+
+import httpx
+
+from t2t_flax.serving.app import create_app
+from t2t_flax.serving.batching import Batcher
+from t2t_flax.serving.metrics import Metrics
+from t2t_flax.serving.model import ServedModel
+from t2t_flax.serving.server import listen, make_server, url
+from t2t_flax.serving.service import Limits
+
+
+@contextlib.contextmanager
+def serving(runs, *, limits=None, max_batch=4, wait=0.02, max_queue=64, ready=True):
+    """A running server of `{name: run}`; with `ready`, once its models are warmed up."""
+    metrics, failed, all_ready = Metrics(), threading.Event(), threading.Semaphore(0)
+    models = [
+        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, Batcher(max_batch, wait, max_queue), 1, metrics)
+        for name, loaded in runs.items()
+    ]
+    server = make_server(create_app(models, limits or Limits(timeout=50), metrics))
+    listening = listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    running = Running(url(listening), server, thread, models, failed)
+    thread.start()
+    try:
+        for model in models:
+            model.start(lambda _: all_ready.release(), failed.set)
+        for _ in models if ready else ():
+            assert all_ready.acquire(timeout=120), [model.error for model in models]
+        yield running
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(60)
+        for model in models:
+            model.stop()
+
+
+@dataclasses.dataclass
+class Running:
+    url: str
+    server: object
+    thread: threading.Thread
+    models: list
+    failed: threading.Event
+
+    def end(self):
+        self.server.should_exit = True
+
+    def get(self, path, **keys):
+        return httpx.get(self.url + path, timeout=60, **keys)
+
+    def post(self, path, json=None, **keys):
+        return httpx.post(self.url + path, json=json, timeout=60, **keys)
+
+
+def wait_for(condition, what, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} after {seconds} s"
+        time.sleep(0.01)
