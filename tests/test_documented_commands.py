@@ -86,6 +86,8 @@ def shortened(command: str) -> str:
         flags = " ".join(re.findall(r"--\w+", command))
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
     name = re.search(r"t2t_flax (\w+)", command)[1]
+    if name == "serve":
+        return with_its_requests(f"{command} --max-batch=1")
     if name == "plan":  # the compilers have tests of their own
         command = re.sub(r"--topology=\S+", "--topology=cpu:2", re.sub(r" --json=\S+", "", command))
         command = re.sub(r"mesh\.fsdp=\d+", "mesh.fsdp=2", command)
@@ -99,6 +101,15 @@ def shortened(command: str) -> str:
     if name == "sweep" and (config or "--sweep=" in command):
         return f"{command} --dry-run"
     return command
+
+
+def with_its_requests(command: str) -> str:
+    """Starts the server, sends what docs/serve.md shows, and ends it."""
+    requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serve.md").read_text(), re.M)
+    assert len(requests) == 6
+    wait = "until curl -sf http://127.0.0.1:8000/ready; do kill -0 $server; sleep 0.2; done"
+    sent = [request.replace("curl ", "curl -sS --fail-with-body ") for request in requests]
+    return "\n".join([f"{command} & server=$!", wait, *sent, "kill $server; wait $server"])
 
 
 @pytest.fixture(scope="module")
