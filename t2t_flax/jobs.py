@@ -7,12 +7,13 @@ import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -101,6 +102,16 @@ def _stored_result(workdir: epath.Path) -> TrainResult:
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
+def _describe_mixtures(mixtures: Mapping[int, Mixture | None]) -> str:
+    """A line for each phase of data.mixture; "" for a corpus in which every pair occurs once."""
+    lines = (
+        f"mixture from update {start:,}: {mixture.describe() if mixture else 'every pair once'}\n"
+        for start, mixture in mixtures.items()
+        if mixture or len(mixtures) > 1
+    )
+    return "".join(lines)
+
+
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     import jax
 
@@ -124,7 +135,7 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     trained, frozen = (count_params(part, config, *sizes) for part in split(config, run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
-        f"{config.data.train}: {corpus.train.describe()}\n"
+        f"{config.data.train}: {corpus.train.describe()}\n{_describe_mixtures(run.batches.mixtures)}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "

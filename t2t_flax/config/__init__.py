@@ -1,6 +1,7 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
 from t2t_flax.config.load import from_python_file, load_config
+from t2t_flax.config.named_sources import parse_test_sets, parse_train_sources
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     SCHEMA_VERSION,
@@ -31,7 +32,6 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
-from t2t_flax.config.test_sets import parse_test_sets
 
 __all__ = [
     "NOT_A_CONFIG",
@@ -60,6 +60,7 @@ __all__ = [
     "load_config",
     "override",
     "parse_test_sets",
+    "parse_train_sources",
     "resolve",
     "to_config_dict",
     "to_json",

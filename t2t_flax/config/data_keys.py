@@ -12,8 +12,24 @@ class Data:
         "translation: pairs of sentences, scored by BLEU; parsing: constituency trees in bracket files, scored by F1 (6.3)",
     )
     train: str = key(
-        "", "training pairs: 'SRC,TGT' files (plain or .gz), 'FILE.tsv', 'FILE.jsonl', 'tfds:NAME:SPLIT', 'toy:SPLIT'"
+        "",
+        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', 'tfds:NAME:SPLIT', "
+        "'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
+    mixture: str = key(
+        "",
+        "share of each source of data.train in the pairs of every update, as 'NAME=3, NAME=1'; from an update on other "
+        "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see mixture_temperature",
+    )
+    mixture_temperature: float = key(
+        1.0, "shares are (pairs of the source)^(1/T): 1 = every pair equally often, larger = small sources more often",
+        low=1.0,
+        high=1e6,
+    )  # fmt: skip
+    tags: str = key(
+        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
+    )
+    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
     valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
     test: str = key(
         "",

@@ -1,10 +1,11 @@
 """Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.fine_tuning import check_fine_tuning
+from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
+from t2t_flax.config.named_sources import parse_test_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
-from t2t_flax.config.test_sets import parse_test_sets
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
 
@@ -116,6 +117,12 @@ def _check_data(c: Config) -> None:
             f"config.data.max_length = {d.max_length}."
         )
     parse_test_sets(d.test)
+    check_mixture(d)
+    if len(parse_mixture(d)) > 1 and (c.eval.every_epochs or c.checkpoint.every_epochs):
+        raise UserError(
+            f"config.data.mixture = {d.mixture!r} changes the length of an epoch: use config.eval.every_steps and "
+            "config.checkpoint.every_steps instead of every_epochs."
+        )
 
 
 def _check_eval(c: Config) -> None:

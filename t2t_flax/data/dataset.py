@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets
-from t2t_flax.config.test_sets import FORM
-from t2t_flax.data.batching.layouts import Layouts
+from t2t_flax.config import Config, parse_test_sets, parse_train_sources
+from t2t_flax.config.mixture_keys import parse_limits, parse_tags
+from t2t_flax.config.named_sources import FORM
+from t2t_flax.data.batching.layouts import phase_layouts
 from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of
 from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources.joined import JoinedSource, SourcePart
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -85,7 +87,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     check_reachable(_cache(config, workdir))
     tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
     train = _split_store(task, workdir, "train", tokenizers, progress)
-    Layouts(train, config.data, config.seed.data)  # caches the update counts beside the store, which every start needs
+    phase_layouts(train, config.data, config.seed.data)  # caches the update counts, which every start needs
     valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
     return [train, valid]
 
@@ -123,12 +125,14 @@ def sets_of(config: Config, split: str) -> list[str]:
 
 
 def split_source(task: DataTask, split: str) -> Source:
-    """The source that config.data.train, .valid or .test names; of several test sets the one named `split`. Raises
-    UserError if there is none, or for training text with several references.
+    """The source that config.data.train, .valid or .test names, for training all its sources joined; of several test sets the
+    one named `split`. Raises UserError if there is none, or for training text with several references.
     """
+    if split == "train":
+        return _training_source(task)
     key, spec = _spec(task.config, split)
     try:
-        source = task.open_source(spec, seed=task.config.seed.data, key=key)
+        return task.open_source(spec, seed=task.config.seed.data, key=key)
     except UserError as error:
         if key.startswith("config.data.test") and ";" in spec:
             raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
@@ -136,12 +140,22 @@ def split_source(task: DataTask, split: str) -> Source:
             hint = f"{split!r} is read as the name of a test set; write a path that begins this way as ./{split}=..."
             raise UserError(f"{error}. ({hint})") from None
         raise
-    if split == "train" and source.reference_count > 1:
-        raise UserError(
-            f"config.data.train = {spec!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
-            "references are for config.data.valid and config.data.test."
-        )
-    return source
+
+
+def _training_source(task: DataTask) -> Source:
+    key, spec = _spec(task.config, "train")
+    data = task.config.data
+    tags, limits, parts = parse_tags(data), parse_limits(data), []
+    for name, one in parse_train_sources(spec).items():
+        source = task.open_source(one, seed=task.config.seed.data, key=key)
+        if source.reference_count > 1:
+            raise UserError(
+                f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
+                "references are for config.data.valid and config.data.test."
+            )
+        changed = name in tags or name in limits
+        parts.append(SourcePart(source, tag=tags.get(name, ""), limit=limits.get(name, 0)) if changed else source)
+    return parts[0] if len(parts) == 1 else JoinedSource(spec, parts)
 
 
 def _spec(config: Config, split: str) -> tuple[str, str]:

@@ -89,9 +89,15 @@ def prepare_split(
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             encoder = _Encoder(tokenizers, policies)
-            counts = _write(writer, _encode_all(encoder, source.pairs(), num_workers), source, progress)
-            _require_nonempty(source, counts, policies)
+            counts, pairs = dict.fromkeys(COUNTS, 0), []
+            for part in source.parts:
+                chunks = _encode_all(encoder, part.pairs(), num_workers)
+                of_part = _write(writer, chunks, part, progress, source, counts["pairs_read"])
+                _require_nonempty(part, of_part, policies)
+                pairs.append(of_part["pairs_read"] - of_part["dropped"])
+                counts = {name: count + of_part[name] for name, count in counts.items()}
             writer.meta.update(digest=digest, recipe=recipe, **counts)
+            writer.meta.update({"pairs_of_sources": pairs} if len(pairs) > 1 else {})
         store = TokenStore.open(local, epath.Path(folder))
         upload(local, folder)
     return store
@@ -117,7 +123,12 @@ class _Chunk:
 
 
 def _write(
-    writer: StoreWriter, chunks: Iterator[_Chunk], source: Source, progress: ProgressCallback | None
+    writer: StoreWriter,
+    chunks: Iterator[_Chunk],
+    source: Source,
+    progress: ProgressCallback | None,
+    whole: Source,
+    done: int,
 ) -> dict[str, int]:
     counts = dict.fromkeys(COUNTS, 0)
     with contextlib.closing(chunks):
@@ -131,7 +142,7 @@ def _write(
             for name, count in chunk.counts.items():
                 counts[name] += count
             if progress:
-                progress(counts["pairs_read"], source.count)
+                progress(done + counts["pairs_read"], whole.count)
     return counts
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from t2t_flax import errors
-from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.config import Config, parse_test_sets, parse_train_sources
 from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, read_if_exists
@@ -290,7 +290,8 @@ def relative_paths(config: Config) -> dict[str, str]:
     relative = {key: path for key, path in paths.items() if is_relative(path)}
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)
-        specs = parse_test_sets(value).values() if key == "test" else [value]
+        parse = {"train": parse_train_sources, "test": parse_test_sets}.get(key)
+        specs = parse(value).values() if parse else [value]
         files = [file for spec in specs for file in files_of(spec)]
         if any(map(is_relative, files)):
             relative[f"data.{key}"] = value

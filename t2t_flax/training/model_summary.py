@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config.mixture_keys import parse_mixture
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import flops
 from t2t_flax.training.optimizer import make_optimizer
@@ -98,6 +99,21 @@ def _batches(config: Config) -> list[str]:
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")
     lines.append(f"  {config.train.steps:,} updates, {config.train.steps * d.batch_tokens:,} tokens per side")
+    return lines + _sources(config)
+
+
+def _sources(config: Config) -> list[str]:
+    d, names = config.data, list(parse_train_sources(config.data.train))
+    if len(names) < 2:
+        return []
+    lines = [f"  sources: {', '.join(names)}"]
+    for start, weights in parse_mixture(d):
+        if weights is None:
+            rule = "every pair equally often" if d.mixture_temperature == 1 else f"pairs^(1/{d.mixture_temperature:g})"
+            shares = f"by size ({rule})"
+        else:
+            shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
+        lines.append(f"  shares from update {start:,}: {shares}")
     return lines
 
 

@@ -103,6 +103,8 @@ PREPARED = {
     "data.max_length": (64, 24, {}),
     "data.source_eos": (True, False, {}),
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
+    "data.tags": ("", "train=<bt>", {}),
+    "data.limits": ("", "train=100", {}),
 }
 
 # Keys covered by tests in other files.
@@ -119,6 +121,7 @@ ELSEWHERE = {
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
+    "data/test_mixture.py": "data.mixture data.mixture_temperature",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
     "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",

@@ -151,7 +151,7 @@ def test_damaged_gzip_is_reported_or_harmless(content, offset, damage, byte):
             if not list(lines(path)):
                 assert not content or not broken, "only an empty file has no lines"
         except UserError as error:
-            assert str(error).startswith((f"{path}: damaged gzip data", f"{path} line ")), (
+            assert str(error).startswith((f"{path}: damaged .gz data", f"{path} line ")), (
                 "a damaged byte may not be UTF-8"
             )
         assert len(file_sha256(path)) == 64

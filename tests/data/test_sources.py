@@ -1,12 +1,14 @@
 import gzip
 import hashlib
 import itertools
+import lzma
 import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from t2t_flax.cli import prepare
@@ -24,25 +26,34 @@ PAIRS = [
 ]
 
 
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
+}
+
+
 def open_en_de(spec, root="", **kwargs):
     return open_source(spec, root=str(root), source_language="en", target_language="de", **kwargs)
 
 
 def write(path, lines, end="\n"):
     data = (end.join(lines) + end).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    path.write_bytes(COMPRESS[path.suffix](data) if path.suffix in COMPRESS else data)
 
 
 @pytest.fixture
 def corpora(tmp_path):
-    for suffix in ("", ".gz"):
+    for suffix in ("", *COMPRESS):
         write(tmp_path / f"t.en{suffix}", [source for source, _ in PAIRS])
         write(tmp_path / f"t.de{suffix}", [target for _, target in PAIRS])
         write(tmp_path / f"t.tsv{suffix}", ["\t".join(pair) for pair in PAIRS])
     return tmp_path
 
 
-@pytest.mark.parametrize("spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en,t.de.gz", "t.tsv", "t.tsv.gz"])
+@pytest.mark.parametrize(
+    "spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en.zst,t.de.xz", "t.tsv", "t.tsv.gz", "t.tsv.xz", "t.tsv.zst"]
+)
 def test_pairs_are_read_in_order_repeatedly(corpora, spec):
     source = open_en_de(spec, corpora)
     assert source.count is None
@@ -96,12 +107,18 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({"a.tsv": b"x\ty\nno tab\n"}, "a.tsv", r"a\.tsv line 2: expected source TAB target, found 0 TABs"),
         ({"a.tsv": b"x\ty\tz\n"}, "a.tsv", r"a\.tsv line 1: .* found 2 TABs"),
         ({"a": b"", "b": b""}, "a,b", r"the corpus is empty \(0 sentence pairs\)"),
-        ({"a.tsv.gz": b"plain text"}, "a.tsv.gz", r"a\.tsv\.gz: damaged gzip data after line 0"),
+        ({"a.tsv.gz": b"plain text"}, "a.tsv.gz", r"a\.tsv\.gz: damaged \.gz data after line 0"),
         (
             {"a.tsv.gz": gzip.compress(b"x\ty\n" * 9)[:-12]},
             "a.tsv.gz",
-            r"damaged gzip data after line \d+ .*end-of-stream",
+            r"damaged \.gz data after line \d+ .*end-of-stream",
         ),
+        ({"a.tsv.xz": b"plain text"}, "a.tsv.xz", r"damaged \.xz data after line 0"),
+        ({"a.tsv.xz": COMPRESS[".xz"](b"x\ty\n" * 9)[:-12]}, "a.tsv.xz", r"damaged \.xz data"),
+        ({"a.tsv.zst": b"plain text"}, "a.tsv.zst", r"damaged \.zst data after line 0"),
+        ({"a.tsv.zst": COMPRESS[".zst"](b"x\ty\n" * 9)[:-3]}, "a.tsv.zst", r"damaged \.zst data .*[Tt]runcated"),
+        ({"a.parquet": b"plain text"}, "a.parquet", r"a\.parquet is not a Parquet file"),
+        ({}, "parquet:a-*.parquet", r"no file matches a-\*\.parquet"),
         ({}, "", r"'' has no known form. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
         ({"a": b"x"}, "a", r"'a' has no known form"),
         ({"a": b"x"}, "a,a,", r"'a,a,' has no known form"),
@@ -173,6 +190,36 @@ def test_malformed_json_is_reported_with_its_line(tmp_path, line, message):
     (tmp_path / "t.jsonl").write_text(f"{JSON_LINES[0]}\n{line}\n")
     with pytest.raises(UserError, match=message):
         list(open_en_de("t.jsonl", tmp_path).pairs())
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Two files with columns of their own, and one with the columns below "translation"."""
+    rows = [{"en": en, "de": de, "score": 0.5} for en, de in PAIRS[:2] + PAIRS[3:]]
+    for name, part in (("p-0", rows[:1]), ("p-1", rows[1:]), ("nested", [{"translation": row} for row in rows])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{name}.parquet")
+    return tmp_path
+
+
+def test_parquet_files_are_read_in_order_of_their_names(tables):
+    expected = PAIRS[:2] + PAIRS[3:]
+    for spec in ("parquet:p-*.parquet", "nested.parquet"):
+        source = open_en_de(spec, tables)
+        assert source.count == 3 and list(source.pairs()) == list(source.pairs()) == expected
+    source = open_en_de("parquet:p-?.parquet", tables)
+    assert source.where(0).endswith("p-0.parquet row 1") and source.where(2).endswith("p-1.parquet row 2")
+    backward = open_source("p-1.parquet", root=str(tables), source_language="de", target_language="en")
+    assert list(backward.pairs()) == [pair[::-1] for pair in expected[1:]]
+
+
+def test_parquet_without_the_languages_is_refused(tables):
+    with pytest.raises(
+        UserError, match=r"has the columns en, de, score: expected en and fr \(config.data.source_language"
+    ):
+        open_source("p-0.parquet", root=str(tables), source_language="en", target_language="fr")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": None}]), tables / "n.parquet")
+    with pytest.raises(UserError, match=r"n\.parquet row 1: expected a text for each language"):
+        list(open_en_de("n.parquet", tables).pairs())
 
 
 def test_unknown_source_form_error_lists_every_form(tmp_path):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
 from t2t_flax.errors import UserError
@@ -42,7 +43,7 @@ class BatchSampler:
     `source_lengths`, `target_lengths`: int arrays [N], EOS included. Each update holds at most `batch_tokens` real
     tokens of each side. `by_length` puts pairs of similar length together (5.1), so that an update with one pair in a
     row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, if
-    known.
+    known. `mixture`: the pairs of an epoch; without it, each pair once.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class BatchSampler:
         by_length: bool,
         seed: int,
         mean_length: float | None = None,
+        mixture: Mixture | None = None,
     ):
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
-        self._size = len(source_lengths)
+        self.mixture, self._size = mixture, mixture.size if mixture else len(source_lengths)
         mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
         self.windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
         self._bounds = np.linspace(0, self._size, self.windows + 1).astype(np.int64)
@@ -99,7 +101,8 @@ class BatchSampler:
 
     def _members(self, window: int) -> np.ndarray:
         index = np.arange(self._bounds[window], self._bounds[window + 1])
-        return bijection(index, self._size, key_of(self._seed, 2)) if len(self._bounds) > 2 else index
+        index = bijection(index, self._size, key_of(self._seed, 2)) if len(self._bounds) > 2 else index
+        return self.mixture.pairs_at(index) if self.mixture else index
 
     def _order(self, window: int, key: int) -> np.ndarray:
         members = self._members(window)

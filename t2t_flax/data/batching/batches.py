@@ -4,8 +4,10 @@ A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. 
 data.microbatch_tokens. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
 """
 
+import bisect
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
-from t2t_flax.data.batching.layouts import Layouts
+from t2t_flax.data.batching.layouts import phase_layouts
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.store.token_store import TokenStore
 
@@ -99,33 +101,33 @@ def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Sha
 class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
-    `shapes`: the closed list, ascending; every batch has one of them.
+    `shapes`: the closed list, ascending; every batch has one of them. `mixtures`: by the first update of each phase of
+    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first phase.
     """
 
     def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
-        self._store = store
-        self._layouts = Layouts(store, config, seed)
-        self._sampler = self._layouts.sampler
-        self.updates_per_epoch = self._sampler.updates_per_epoch
+        phases = phase_layouts(store, config, seed)
+        self.mixtures = {start: layouts.sampler.mixture for start, layouts in phases.items()}
+        self._store, self._starts, self._layouts = store, list(phases), list(phases.values())
+        self.updates_per_epoch = self._layouts[0].sampler.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._layouts.counts.sizes]
-        self.shapes = list(dict.fromkeys(self._shapes))
+        self._shapes = [
+            [shape_of(*size, config.microbatch_tokens, shards) for size in layouts.counts.sizes]
+            for layouts in self._layouts
+        ]
+        self.shapes = sorted(dict.fromkeys(itertools.chain(*self._shapes)))
         store.release()
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
         if k % WINDOW_UPDATES == 0:
             self._store.release()
-        epoch, window, piece = self._sampler.locate(k)
-        layout = self._layouts.of(epoch, window)[piece]
-        return Batch(
-            self._store,
-            self._shapes[self._layouts.size_of(layout.needed)],
-            layout.pairs,
-            layout.row,
-            layout.starts,
-            epoch,
-        )
+        phase = bisect.bisect_right(self._starts, k) - 1
+        layouts = self._layouts[phase]
+        epoch, window, piece = layouts.sampler.locate(k - self._starts[phase])
+        layout = layouts.of(epoch, window)[piece]
+        shape = self._shapes[phase][layouts.size_of(layout.needed)]
+        return Batch(self._store, shape, layout.pairs, layout.row, layout.starts, epoch)
 
 
 def validation_batches(

@@ -12,6 +12,7 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.renamed import original_value
+from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.filesystem import atomic_write
@@ -34,10 +35,15 @@ class UpdateCounts(NamedTuple):
 
 
 def load_or_count(
-    store: TokenStore, config: Data, seed: int, windows: int, count: Callable[[], UpdateCounts]
+    store: TokenStore,
+    config: Data,
+    seed: int,
+    windows: int,
+    count: Callable[[], UpdateCounts],
+    mixture: Mixture | None = None,
 ) -> UpdateCounts:
     """The counts of an earlier run with the same keys, or those of `count()`, which are then cached."""
-    if store.num_pairs < MIN_CACHED_PAIRS:
+    if (mixture.size if mixture else store.num_pairs) < MIN_CACHED_PAIRS:
         return count()
     keys = [
         VERSION,
@@ -49,6 +55,7 @@ def load_or_count(
         config.batch_groups,
     ]
     keys += [config.pack_length] if config.batching == "packed" else []
+    keys += [mixture.slots.tolist()] if mixture else []
     name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
     path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
     try:

@@ -11,9 +11,11 @@ import numpy as np
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import BatchSampler
 from t2t_flax.data.batching.count_cache import UpdateCounts, load_or_count
+from t2t_flax.data.batching.mixture import Mixture, mixtures
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.batching.padded_sampler import PaddedBatchSampler
 from t2t_flax.data.batching.shape_list import Size, closed_list, smallest_fitting
+from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
 
@@ -41,12 +43,12 @@ class Layouts:
     Raises UserError for a pair that does not fit into a row.
     """
 
-    def __init__(self, store: TokenStore, config: Data, seed: int):
+    def __init__(self, store: TokenStore, config: Data, seed: int, mixture: Mixture | None = None):
         self._store, self._config = store, config
         self._packed = config.batching == "packed"
-        self.sampler = make_sampler(store, config, seed)
+        self.sampler = make_sampler(store, config, seed, mixture)
         self._preferred = functools.lru_cache(maxsize=2)(lambda epoch, window: self._cut(epoch, window, 0))
-        self.counts = load_or_count(store, config, seed, self.sampler.windows, self._count)
+        self.counts = load_or_count(store, config, seed, self.sampler.windows, self._count, mixture)
         self.sampler.counts = self.counts.updates
         self.of = functools.lru_cache(maxsize=2)(self._of)
 
@@ -109,7 +111,15 @@ class Layouts:
         return Layout(pairs, row, starts, (self._config.pack_length, int(row.max()) + 1))
 
 
-def make_sampler(store: TokenStore, config: Data, seed: int) -> BatchSampler:
+def phase_layouts(store: TokenStore, config: Data, seed: int) -> dict[int, Layouts]:
+    """The layouts of each phase of data.mixture by its first update; a single phase without a mixture."""
+    return {
+        start: Layouts(store, config, key_of(seed, 7, phase) if phase else seed, mixture)
+        for phase, (start, mixture) in enumerate(mixtures(store, config))
+    }
+
+
+def make_sampler(store: TokenStore, config: Data, seed: int, mixture: Mixture | None = None) -> BatchSampler:
     """The sampler of a store's updates. Raises UserError for a pair that does not fit into a row."""
     if config.batching == "packed" and store.longest > config.pack_length:
         raise UserError(
@@ -117,7 +127,7 @@ def make_sampler(store: TokenStore, config: Data, seed: int) -> BatchSampler:
             f"{config.pack_length}: a pair must fit into one packed row. Raise config.data.pack_length, or lower "
             "config.data.max_length."
         )
-    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length)
+    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length, mixture=mixture)
     if config.batch_size_counts == "padded_tokens":
         return PaddedBatchSampler(*store.lengths, groups=config.batch_groups, **settings)
     return BatchSampler(*store.lengths, by_length=config.batching == "buckets", **settings)

@@ -43,6 +43,11 @@ class Source(abc.ABC):
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
 
+    @property
+    def parts(self) -> tuple["Source", ...]:
+        """The sources of which this one consists, in order: several for `joined.JoinedSource`, else itself."""
+        return (self,)
+
     def references(self) -> Iterator[tuple[str, ...]]:
         """All target sides of each pair, in order."""
         return ((target,) for _, target in self.pairs())

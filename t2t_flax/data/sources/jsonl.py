@@ -10,6 +10,7 @@ import json
 from etils import epath
 
 from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
+from t2t_flax.data.sources.compression import without_suffix
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 
@@ -17,7 +18,7 @@ _PREFIX = "jsonl"
 
 
 class JsonLinesSource(Source):
-    """The pairs of one file, plain or .gz."""
+    """The pairs of one file, plain or compressed."""
 
     def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str]):
         super().__init__(spec)
@@ -50,7 +51,7 @@ class JsonLinesSource(Source):
 
 
 def _matches(spec: str) -> bool:
-    return has_prefix(_PREFIX)(spec) or "," not in spec and spec.strip().endswith((".jsonl", ".jsonl.gz"))
+    return has_prefix(_PREFIX)(spec) or "," not in spec and without_suffix(spec.strip()).endswith(".jsonl")
 
 
 def _files(spec: str) -> list[str]:
@@ -62,7 +63,7 @@ def _open(spec: str, context: Context) -> JsonLinesSource:
 
 
 FORM = Form(
-    "'FILE.jsonl', 'FILE.jsonl.gz' or 'jsonl:FILE' (an object a line, with language keys)",
+    "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys)",
     _matches,
     _open,
     _files,

@@ -1,18 +1,15 @@
-"""Text files as sources: 'SRC,TGT' with one sentence a line, and 'FILE.tsv'; plain or .gz."""
+"""Text files as sources: 'SRC,TGT' with one sentence a line, and 'FILE.tsv'; plain or compressed."""
 
 import codecs
-import contextlib
-import gzip
 import hashlib
 import itertools
 import os
-import zlib
 from collections.abc import Iterator
-from typing import IO
 
 from etils import epath
 
 from t2t_flax.data.sources.base import Context, Form, Source
+from t2t_flax.data.sources.compression import is_damage, opened, without_suffix
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 
@@ -93,14 +90,14 @@ def _open_text(spec: str, context: Context) -> TextSource:
 
 
 TEXT_FORM = Form(
-    "'SRC,TGT' (two text files, plain or .gz), 'SRC,REF1,REF2' (several references, for validation and test text)",
+    "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test text)",
     lambda spec: len(_names(spec)) >= 2 and all(_names(spec)),
     _open_text,
     _names,
 )
 TSV_FORM = Form(
-    "'FILE.tsv' or 'FILE.tsv.gz' (source TAB target)",
-    lambda spec: "," not in spec and spec.strip().endswith((".tsv", ".tsv.gz")),
+    "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)",
+    lambda spec: "," not in spec and without_suffix(spec.strip()).endswith(".tsv"),
     lambda spec, context: TsvSource(spec, existing_file(spec.strip(), context)),
     _names,
 )
@@ -120,15 +117,15 @@ def existing_file(name: str, context: Context) -> epath.Path:
 
 
 def lines(path: epath.Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or .gz, without line ends.
+    """The lines of a UTF-8 file, plain or compressed, without line ends.
 
     Only the byte 0x0A ends a line, so that no other character can misalign the two sides. One 0x0D
     before it is removed, and a byte order mark at the beginning of the file. Raises UserError with the place where
-    the file is not UTF-8 or not gzip.
+    the file is not UTF-8 or its compressed data are damaged.
     """
     number = 0
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             for text in file:
                 number += 1
                 if number == 1:
@@ -142,9 +139,11 @@ def lines(path: epath.Path) -> Iterator[str]:
             f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
             f"({error.reason}); convert the file to UTF-8"
         ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except Exception as error:
+        if not is_damage(error):
+            raise
         raise UserError(
-            f"{path}: damaged gzip data after line {number} ({error}); download or copy the file again"
+            f"{path}: damaged {path.suffix} data after line {number} ({error}); download or copy the file again"
         ) from None
 
 
@@ -167,17 +166,13 @@ def file_sha256(path: epath.Path) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
-    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as file:
-        yield file
-
-
 def _begins_with_bom(path: epath.Path) -> bool:
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             return file.read(len(_BOM)) == _BOM
-    except (EOFError, gzip.BadGzipFile, zlib.error):
+    except Exception as error:
+        if not is_damage(error):
+            raise
         return False  # `lines` reports the damage
 
 

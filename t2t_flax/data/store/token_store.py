@@ -81,6 +81,11 @@ class TokenStore:
         return max(self.meta[side]["longest"] for side in SIDES)
 
     @property
+    def pairs_of_sources(self) -> list[int]:
+        """Pairs of each source of which the store was written, in order."""
+        return self.meta.get("pairs_of_sources", [self.num_pairs])
+
+    @property
     def mean_length(self) -> float:
         """Tokens of a pair's side on average, on the side that has more."""
         return max(self.meta[side]["tokens"] for side in SIDES) / self.num_pairs

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
@@ -76,7 +77,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
     sample = _sample((s for s in sentences if s.strip()), data.tokenizer_sentences)
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
-    model = io.BytesIO()
+    model, tags = io.BytesIO(), list(dict.fromkeys(parse_tags(data).values()))
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
@@ -87,6 +88,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
             byte_fallback=data.byte_fallback,
             normalization_rule_name=data.normalization,
             split_digits=data.split_digits,
+            user_defined_symbols=tags,
             remove_extra_whitespaces=data.normalization != "identity",
             pad_id=PAD,
             eos_id=EOS,

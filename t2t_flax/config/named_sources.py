@@ -1,0 +1,56 @@
+"""Parses data.train and data.test: one source, or several with names."""
+
+import re
+
+from t2t_flax.errors import UserError
+
+FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
+RESERVED = ("train", "valid", "test")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ENTRY = re.compile(r"\s*([^=/\\,:;\s]+)\s*=(.*)", re.DOTALL)
+
+
+def parse_test_sets(spec: str) -> dict[str, str]:
+    """The sources of data.test by name, in order: `{"test": spec}` for a single one without a name, `{}` for none; see
+    `_parse`.
+    """
+    return _parse(spec, "test", "test set", RESERVED)
+
+
+def parse_train_sources(spec: str) -> dict[str, str]:
+    """The sources of data.train by name, in order: `{"train": spec}` for a single one without a name; see `_parse`."""
+    return _parse(spec, "train", "training source", ())
+
+
+def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[str, str]:
+    """A value that begins with `NAME=` is a list of named sources, separated by semicolons; everything else is one source,
+    in whose paths both characters may occur. Write `./NAME=...` for a path that itself begins like `NAME=`.
+    Raises UserError for a name that a file cannot have, a name used twice, and a part without name or source.
+    """
+    key = f"config.data.{split} = {spec!r}"
+    if not spec.strip():
+        return {}
+    parts = [part for part in spec.split(";") if part.strip()]
+    if not _ENTRY.fullmatch(parts[0]):
+        if any(map(_ENTRY.fullmatch, parts[1:])):
+            raise UserError(f"{key}: the first {what} has no name. Write several as {FORM!r}.")
+        return {split: spec}
+    sources: dict[str, str] = {}
+    for part in parts:
+        entry = _ENTRY.fullmatch(part)
+        if not entry:
+            raise UserError(f"{key}: {part.strip()!r} has no name. Write several {what}s as {FORM!r}.")
+        name, source = entry[1], entry[2].strip()
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{key}: {name!r} cannot name a {what}, because it becomes a file name: use at "
+                "most 64 letters, digits, '_', '-' and '.', beginning with a letter or digit."
+            )
+        if name.lower() in reserved:
+            raise UserError(f"{key}: {name!r} is the name of a split; give the {what} another name.")
+        if not source:
+            raise UserError(f"{key}: the {what} {name!r} names no source. Expected {FORM!r}.")
+        if name.lower() in map(str.lower, sources):
+            raise UserError(f"{key}: two {what}s are named {name!r}.")
+        sources[name] = source
+    return sources

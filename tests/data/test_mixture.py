@@ -1,0 +1,246 @@
+"""Several training sources in proportion: batch k stays a function of (config, k), and no pair is left out."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers.configs import DATA, random_pairs, write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_flax.config import Data, default_config, override, resolve
+from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.mixture import Mixture, mixtures
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
+from t2t_flax.training.model_summary import describe
+
+TWO = dataclasses.replace(DATA, train="clean=a.tsv; bt=b.tsv")
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """30 pairs of "clean", then 90 of "bt"."""
+    store = write_store(tmp_path / "store", random_pairs(120))
+    store.meta["pairs_of_sources"] = [30, 90]
+    return store
+
+
+def sources_of(batch) -> Counter:
+    return Counter("clean" if pair < 30 else "bt" for pair in batch.pairs)
+
+
+def an_epoch(batches) -> list:
+    return [batches.batch(k) for k in range(batches.updates_per_epoch)]
+
+
+@given(
+    pairs=st.lists(st.integers(1, 50), min_size=1, max_size=5),
+    shares=st.lists(st.floats(0.2, 5), min_size=5, max_size=5),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_pair_is_in_an_epoch_and_shares_are_kept(pairs, shares):
+    names = [f"s{i}" for i in range(len(pairs))]
+    weights = dict(zip(names, shares, strict=False))
+    data = Data(
+        train="; ".join(f"{name}=x.tsv" for name in names),
+        mixture=", ".join(f"{name}={weight}" for name, weight in weights.items()),
+    )
+
+    class Store:
+        pairs_of_sources = pairs
+
+    try:
+        ((_, mixture),) = mixtures(Store, data)
+    except UserError as error:
+        assert "Raise its share" in str(error)
+        return
+    if mixture is None:
+        return
+    drawn = Counter(mixture.pairs_at(np.arange(mixture.size)).tolist())
+    assert sorted(drawn) == list(range(sum(pairs)))
+    source = np.repeat(np.arange(len(pairs)), pairs)
+    counts = [sum(drawn[pair] for pair in np.flatnonzero(source == i)) for i in range(len(pairs))]
+    total = sum(weights.values())
+    assert counts == mixture.slots.tolist()
+    for i, name in enumerate(names):
+        assert counts[i] == pytest.approx(weights[name] / total * mixture.size, abs=len(pairs) + 1)
+        of_source = [drawn[pair] for pair in np.flatnonzero(source == i)]
+        assert max(of_source) - min(of_source) <= 1, "the pairs of a source occur equally often"
+
+
+def test_updates_have_the_shares_of_the_mixture(store):
+    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=3, bt=1"), seed=0)
+    total = sum((sources_of(batch) for batch in an_epoch(batches)), Counter())
+    assert total == {"clean": 270, "bt": 90}
+    drawn = Counter(np.concatenate([batch.pairs for batch in an_epoch(batches)]).tolist())
+    assert {drawn[pair] for pair in range(30)} == {9} and {drawn[pair] for pair in range(30, 120)} == {1}
+
+
+def test_sources_without_a_share_are_left_out(store):
+    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1"), seed=0)
+    assert sum((sources_of(batch) for batch in an_epoch(batches)), Counter()) == {"clean": 30}
+
+
+def test_shares_by_size_are_the_joined_corpus(store):
+    """Named sources without a mixture give, batch for batch, what one file of all pairs gives."""
+    named, plain = Batches(store, TWO, seed=5), Batches(store, DATA, seed=5)
+    assert named.mixtures == {0: None}
+    for k in range(2 * plain.updates_per_epoch):
+        np.testing.assert_array_equal(named.batch(k).pairs, plain.batch(k).pairs)
+
+
+def test_temperature_evens_out_the_sizes(store):
+    sizes = {}
+    for temperature in (1.0, 2.0, 1e6):
+        ((_, mixture),) = mixtures(store, dataclasses.replace(TWO, mixture_temperature=temperature))
+        sizes[temperature] = mixture and mixture.slots.tolist()
+    assert sizes[1.0] is None
+    assert sizes[2.0] == [round(90 * 30**0.5 / 90**0.5), 90] and sizes[1e6] == [90, 90]
+
+
+@pytest.mark.parametrize("batching", ["packed", "buckets"])
+def test_batches_do_not_depend_on_the_order_of_calls(store, batching):
+    data = dataclasses.replace(TWO, mixture="clean=2, bt=1; 7: bt=1", batching=batching)
+    first, second = Batches(store, data, seed=3), Batches(store, data, seed=3)
+    order = np.random.default_rng(0).permutation(25)
+    pairs = {k: first.batch(int(k)).pairs for k in order}
+    for k in range(25):
+        np.testing.assert_array_equal(second.batch(k).pairs, pairs[k])
+
+
+def test_shares_change_at_the_given_update(store):
+    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1; 5: bt=1; 9: clean=1, bt=1"), seed=0)
+    assert all(set(sources_of(batches.batch(k))) == {"clean"} for k in range(5))
+    assert all(set(sources_of(batches.batch(k))) == {"bt"} for k in range(5, 9))
+    assert set(sum((sources_of(batches.batch(k)) for k in range(9, 40)), Counter())) == {"clean", "bt"}
+    assert all(batches.batch(k).shape in batches.shapes for k in range(40))
+
+
+def test_schedule_repeats_no_order(store):
+    """A later phase with the shares of the first draws new orders."""
+    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1, bt=1; 6: clean=1, bt=1"), seed=0)
+    assert any(batches.batch(k).pairs.tolist() != batches.batch(k + 6).pairs.tolist() for k in range(6))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (dict(mixture="clean=1, other=2"), "config.data.train has no source 'other', but clean, bt"),
+        (dict(mixture="clean=0, bt=1"), "'0' is not a share"),
+        (dict(mixture="clean=nan"), "'nan' is not a share"),
+        (dict(mixture="clean"), "'clean' is not of the form NAME=VALUE"),
+        (dict(mixture="clean=1, clean=2"), "names clean twice"),
+        (dict(mixture="clean=1; bt=1"), "write shares from update 0, then those of later updates"),
+        (dict(mixture="5: clean=1"), "write shares from update 0"),
+        (dict(mixture="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
+        (dict(mixture="clean=1", mixture_temperature=2.0), "config.data.mixture_temperature = 2.0 would have no effect"),
+        (dict(tags="bt=<b t>"), "'<b t>' is not one word"),
+        (dict(limits="bt=0"), "'0' is not a number of pairs"),
+        (dict(limits="bt=-3"), "'-3' is not a number of pairs"),
+    ],
+)  # fmt: skip
+def test_wrong_mixtures_are_refused_by_key(keys, message):
+    with pytest.raises(UserError, match=r"config\.data\.") as error:
+        check_mixture(dataclasses.replace(TWO, **keys))
+    assert message in str(error.value)
+
+
+def test_epochs_cannot_be_counted_while_their_length_changes():
+    data = dict(train="clean=a.tsv; bt=b.tsv", mixture="clean=1; 9: bt=1")
+    with pytest.raises(UserError, match="changes the length of an epoch: use config.eval.every_steps"):
+        resolve(override(default_config(), {**{f"data.{k}": v for k, v in data.items()}, "eval.every_epochs": "1"}))
+
+
+def test_too_small_a_share_is_refused_with_what_to_do(store):
+    data = dataclasses.replace(TWO, mixture="clean=1000, bt=1")
+    with pytest.raises(UserError, match=r"so small a share of bt.*--config.data.limits=bt=N"):
+        mixtures(store, data)
+
+
+def test_phases_are_parsed_in_order():
+    phases = parse_mixture(dataclasses.replace(TWO, mixture="clean=3, bt=0.5 ; 20000: clean=1"))
+    assert phases == [(0, {"clean": 3.0, "bt": 0.5}), (20000, {"clean": 1.0})]
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(20)))
+    (tmp_path / "b.tsv").write_text("the dog\tder Hund\n\tleer\n" + "".join(f"dog {i}\tHund {i}\n" for i in range(30)))
+
+    def source(name):
+        return open_source(f"{name}.tsv", root=str(tmp_path), source_language="en", target_language="de")
+
+    return source
+
+
+def test_tag_and_limit_apply_to_one_source(text, tmp_path):
+    data = dataclasses.replace(TWO, vocab_size=320, tags="bt=<bt>")
+    source = JoinedSource("both", [text("a"), SourcePart(text("b"), tag="<bt>", limit=5)])
+    tokenizers = train_tokenizers(source, data)
+    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
+    assert store.pairs_of_sources == [20, 4] and store.num_pairs == 24 and store.meta["empty"] == 1
+    tag = tokenizers.source.pieces(range(tokenizers.source.vocab_size)).index("<bt>")
+    tagged = [tag in store.source(i) for i in range(24)]
+    assert tagged == [False] * 20 + [True] * 4 and not any(tag in store.target(i) for i in range(24))
+    assert tokenizers.source.decode(store.source(20)[:-1].tolist()) == "<bt> the dog"
+
+
+def test_content_decides_the_fingerprint(text):
+    def fingerprint(*parts):
+        return JoinedSource("x", parts).fingerprint()
+
+    both = fingerprint(text("a"), text("b"))
+    assert both == fingerprint(text("a"), text("b"))
+    others = [
+        fingerprint(text("b"), text("a")),
+        fingerprint(text("a")),
+        fingerprint(text("a"), SourcePart(text("b"), tag="<bt>")),
+        fingerprint(text("a"), SourcePart(text("b"), limit=3)),
+    ]
+    assert len({both, *others}) == 5
+
+
+def test_an_error_names_the_file_and_line_of_its_source(text, tmp_path):
+    source = JoinedSource("both", [text("a"), text("b")])
+    tokenizers = train_tokenizers(source, dataclasses.replace(TWO, vocab_size=320))
+    strict = dataclasses.replace(POLICIES, empty_lines="error")
+    with pytest.raises(UserError, match=r"b\.tsv line 2: one side of the pair is empty"):
+        prepare_split(source, tokenizers, tmp_path / "s", strict)
+
+
+def test_describe_says_how_often_pairs_occur():
+    mixture = Mixture(("clean", "bt"), np.array([0, 30]), np.array([30, 90]), np.array([270, 90]))
+    assert mixture.describe() == (
+        "clean 30 pairs, 75.0% of an epoch (9.00 times each); bt 90 pairs, 25.0% of an epoch (1.00 times each)"
+    )
+
+
+def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
+    """From the config to batches: sources, tag, limit and shares, with counts that messages show."""
+    keys = {
+        "data.root": str(tmp_path),
+        "data.train": "clean=a.tsv; bt=b.tsv",
+        "data.tags": "bt=<bt>",
+        "data.limits": "bt=10",
+        "data.mixture": "clean=1, bt=1",
+        "data.vocab_size": "320",
+        "data.batch_tokens": "60",
+        "data.pack_length": "30",
+        "data.max_length": "30",
+    }
+    config = resolve(override(default_config(), keys))
+    corpus = prepare_corpus(task_of(config), tmp_path / "run")
+    batches = Batches(corpus.train, config.data, seed=0)
+    assert corpus.train.pairs_of_sources == [20, 9]
+    assert batches.mixtures[0].describe().startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
+    assert JoinedSource("x", [text("a"), text("b")]).count is None
+    assert "shares from update 0: clean 50.0%, bt 50.0%" in describe(config)
