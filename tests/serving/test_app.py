@@ -116,9 +116,11 @@ def test_scores_and_attention_are_those_of_the_run(server, run):
         assert answer[kind] == getattr(maps, kind).astype(float).round(4).tolist()
     own = server.post("/api/attention", {"source": "Yes."}).json()
     try:
-        assert own["target_pieces"] == list(run.attend("Yes.").target_tokens)
-    except UserError as error:  # the untrained model's translation is empty
+        pieces = list(run.attend("Yes.").target_tokens)
+    except UserError as error:  # the translation of a model that is hardly trained may be empty
         assert own == {"error": str(error)}
+    else:
+        assert own["target_pieces"] == pieces
 
 
 @pytest.mark.parametrize(
