@@ -21,6 +21,14 @@ from t2t_flax.version import __version__
 
 log = logging.getLogger("t2t_flax")
 PAGE = Path(__file__).parent / "page"
+# Pages load nothing from other servers, and text that came into one by mistake would not run as a script.
+_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; default-src 'none'; style-src "
+_PAGE_HEADERS = {
+    "Content-Security-Policy": f"{_POLICY}'self'; script-src 'self'; img-src 'self'; connect-src 'self'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_DOCS_HEADERS = {"Content-Security-Policy": f"{_POLICY}'unsafe-inline'"}
 _OTHER = "other"
 """The path of requests for what does not exist, in the metrics."""
 
@@ -50,11 +58,11 @@ def create_app(models: Sequence[ServedModel], limits: Limits, metrics: Metrics) 
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(_docs_page(app.openapi()))
+        return HTMLResponse(_docs_page(app.openapi()), headers=_DOCS_HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 
     app.mount("/page", StaticFiles(directory=PAGE, check_dir=False))
     app.add_middleware(_Measured, metrics=metrics, paths=_paths(app))

@@ -172,7 +172,8 @@ export class AttentionFigure {
     const all = this.weights.length * this.weights[0].length;
     const mean = square(this.mean, "mean", `mean of all ${all} heads`, `mean of all ${all} heads`);
     this.maps.style.setProperty("--heads", this.weights[0].length);
-    this.maps.style.setProperty("--shape", `${this.columnPieces.length} / ${this.rowPieces.length}`);
+    const shape = this.columnPieces.length / this.rowPieces.length;
+    this.maps.style.setProperty("--shape", Math.min(Math.max(shape, 0.6), 1.7)); // of a map, wide to high
     this.maps.replaceChildren(
       node("legend", { className: "visually-hidden" }, "Head"),
       node("div", { className: "mean" }, mean),

@@ -105,8 +105,9 @@ async function translate() {
     say(failed.reason.busy ? "The server is busy. " : "Not translated. ", again);
     return;
   }
-  const seconds = (performance.now() - started) / 1000;
-  say(`${lines.length > 1 ? `${count(lines.length)} sentences` : "Translated"} in ${seconds.toFixed(1)} s`);
+  const ms = performance.now() - started;
+  const time = ms < 995 ? `${Math.max(1, Math.round(ms / 10)) * 10}\u202fms` : `${(ms / 1000).toFixed(1)}\u202fs`;
+  say(`${lines.length > 1 ? `${count(lines.length)} sentences` : "Translated"} in ${time}`);
 }
 
 function whenTyped() {
