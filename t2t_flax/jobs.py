@@ -14,6 +14,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.mixture import Mixture
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -76,6 +77,16 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
         adopt_config(workdir, config, train=False)
         with split_progress() as progress:
             return prepare_corpus(task, workdir, progress)
+
+
+def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
+    """(where it is, reason) of each pair of data.train that is dropped."""
+    from t2t_flax.data.dataset import split_source, training_policies
+    from t2t_flax.data.preprocess import list_dropped
+    from t2t_flax.tasks import task_of
+
+    source = split_source(task_of(config), "train")
+    return list_dropped(source, tokenizers, training_policies(config), num_workers=config.data.num_workers)
 
 
 def check_metrics_available(config: Config) -> None:

@@ -14,15 +14,26 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_config(parser)
     arguments.add_workdir(parser, "folder of the run that will train on it")
+    parser.add_argument(
+        "--list-dropped",
+        metavar="FILE",
+        help="write the place and the reason of every training pair that is dropped; - = standard output",
+    )
     args, overrides = arguments.parse(parser, argv)
+    if args.list_dropped:
+        arguments.check_output("--list-dropped", args.list_dropped)
 
     from etils import epath
 
     from t2t_flax import jobs
 
     arguments.check_output("--workdir", args.workdir, folder=True)
-    corpus = jobs.prepare(config_lib.load_config(args.config, overrides), epath.Path(args.workdir))
+    config = config_lib.load_config(args.config, overrides)
+    corpus = jobs.prepare(config, epath.Path(args.workdir))
     for name, store in (("train", corpus.train), ("valid", corpus.valid)):
         if store is not None:
             print(f"{name}: {store.describe()}")
+    if args.list_dropped:
+        lines = (f"{where}\t{reason}\n" for where, reason in jobs.list_dropped(config, corpus.tokenizers))
+        arguments.write_text(args.list_dropped, "".join(lines))
     return 0

@@ -118,6 +118,11 @@ def _check_data(c: Config) -> None:
         )
     parse_test_sets(d.test)
     check_mixture(d)
+    if 0 < d.max_length_ratio < 1:
+        raise UserError(
+            f"config.data.max_length_ratio = {d.max_length_ratio} would drop every pair: the longer side has at least as many "
+            "tokens as the other. Use 1 or more, or 0 for no limit."
+        )
     if len(parse_mixture(d)) > 1 and (c.eval.every_epochs or c.checkpoint.every_epochs):
         raise UserError(
             f"config.data.mixture = {d.mixture!r} changes the length of an epoch: use config.eval.every_steps and "

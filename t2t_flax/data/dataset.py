@@ -203,6 +203,12 @@ def split_store(
     return store
 
 
+def training_policies(config: Config) -> Policies:
+    """How pairs of data.train are handled; those of other splits are kept as they are."""
+    d = config.data
+    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, d.max_length_ratio, d.drop_duplicates)
+
+
 def _split_store(
     task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
 ) -> TokenStore:
@@ -211,7 +217,7 @@ def _split_store(
     policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
     fingerprints = [source.fingerprint()]
     if split == "train":
-        policies = Policies(data.max_length, data.on_too_long, data.empty_lines, data.source_eos)
+        policies = training_policies(config)
         fingerprints += source.earlier_fingerprints
     kind = split if split in ("train", "valid") else "test"
     cache = epath.Path(_cache(config, workdir))

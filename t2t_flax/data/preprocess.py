@@ -7,7 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,12 @@ CHUNKS_IN_FLIGHT = 3
 
 RECIPE_VERSION = 1
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
-COUNTS = ("pairs_read", "dropped", "too_long", "truncated", "empty")
+COUNTS = ("pairs_read", "dropped", "too_long", "truncated", "empty", "duplicate", "length_ratio")
+REASONS = ("duplicate", "empty", "too_long", "length_ratio")
+"""Why a pair is dropped. One that has several reasons counts under each, and is listed with the first."""
 
-Pairs = list[tuple[str, str]]
+Pairs = list[tuple[str, str] | None]
+"""None: a duplicate of an earlier pair."""
 ProgressCallback = Callable[[int, int | None], None]
 """Called with (pairs done, pairs in total or None)."""
 
@@ -46,13 +49,17 @@ class Policies:
 
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
-    "error". source_eos: whether source sentences end with EOS.
+    "error". source_eos: whether source sentences end with EOS. max_length_ratio: pairs are dropped if one side has more than
+    this many times the tokens of the other; 0 = none. drop_duplicates: pairs that occurred before, on both sides equal
+    character by character, are dropped.
     """
 
     max_length: int
     on_too_long: str
     empty_lines: str
     source_eos: bool = True
+    max_length_ratio: float = 0.0
+    drop_duplicates: bool = False
 
     def as_stored(self) -> dict[str, Any]:
         """The policies under the original names of keys and values, so that digests of stores do not change."""
@@ -61,7 +68,7 @@ class Policies:
             "too_long": original_value("data.on_too_long", self.on_too_long),
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
-        }
+        } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}
 
 
 def prepare_split(
@@ -77,8 +84,8 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), dropped, too_long, truncated and empty. Raises UserError if no pair is left, and for an empty side
-    if the policies say "error".
+    pairs (kept), truncated, dropped and, by reason, those dropped (`REASONS`). Raises UserError if no pair is left, and for
+    an empty side if the policies say "error".
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
     if store := find_store(folder, digest):
@@ -90,8 +97,7 @@ def prepare_split(
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             encoder = _Encoder(tokenizers, policies)
             counts, pairs = dict.fromkeys(COUNTS, 0), []
-            for part in source.parts:
-                chunks = _encode_all(encoder, part.pairs(), num_workers)
+            for part, chunks in _encode_parts(encoder, source, num_workers):
                 of_part = _write(writer, chunks, part, progress, source, counts["pairs_read"])
                 _require_nonempty(part, of_part, policies)
                 pairs.append(of_part["pairs_read"] - of_part["dropped"])
@@ -101,6 +107,18 @@ def prepare_split(
         store = TokenStore.open(local, epath.Path(folder))
         upload(local, folder)
     return store
+
+
+def list_dropped(
+    source: Source, tokenizers: TokenizerPair, policies: Policies, *, num_workers: int = 0
+) -> Iterator[tuple[str, str]]:
+    """(where it is, reason) of each pair that `prepare_split` drops, in order; tokenizes the source again."""
+    for part, chunks in _encode_parts(_Encoder(tokenizers, policies), source, num_workers):
+        first = 0
+        with contextlib.closing(chunks):
+            for chunk in chunks:
+                yield from ((part.where(first + i), reason) for i, reason in chunk.dropped)
+                first += chunk.counts["pairs_read"]
 
 
 def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
@@ -120,6 +138,8 @@ class _Chunk:
     counts: dict[str, int]
     empty: int | None = None
     """Index in the chunk of the first pair with an empty side, if that is an error."""
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+    """(index in the chunk, reason) of the dropped pairs."""
 
 
 def _write(
@@ -148,9 +168,14 @@ def _write(
 
 def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies) -> None:
     if counts["dropped"] == counts["pairs_read"]:
+        others = {
+            "duplicate": "occurred before",
+            "length_ratio": f"have sides whose lengths differ by more than {policies.max_length_ratio:g} times",
+        }
         raise UserError(
             f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
             f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
+            + "".join(f", {counts[name]} {text}" for name, text in others.items() if counts[name])
         )
 
 
@@ -165,19 +190,33 @@ class _Encoder:
         policies = self.policies
         counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
         sentences: tuple[list, list] = [], []
-        first_empty = None
+        first_empty, dropped = None, []
         for i, pair in enumerate(pairs):
+            if pair is None:
+                counts["duplicate"] += 1
+                counts["dropped"] += 1
+                dropped.append((i, "duplicate"))
+                continue
             source, target = self.tokenizers.source.encode(pair[0]), self.tokenizers.target.encode(pair[1])
             empty = not (source and target and pair[0].strip() and pair[1].strip())
             if empty and first_empty is None and policies.empty_lines == "error":
                 first_empty = i
             long = max(len(source), len(target)) + 1 > policies.max_length
-            drop = (empty and policies.empty_lines == "drop") or (long and policies.on_too_long == "drop")
+            short, longer = sorted((len(source), len(target)))
+            uneven = bool(policies.max_length_ratio) and longer > policies.max_length_ratio * short and not empty
+            reasons = {
+                "empty": empty and policies.empty_lines == "drop",
+                "too_long": long and policies.on_too_long == "drop",
+                "length_ratio": uneven,
+            }
+            drop = any(reasons.values())
             counts["empty"] += empty
             counts["too_long"] += long
+            counts["length_ratio"] += uneven
             counts["dropped"] += drop
             counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
             if drop:
+                dropped.append((i, next(reason for reason, applies in reasons.items() if applies)))
                 continue
             for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
@@ -190,10 +229,26 @@ class _Encoder:
             )
             for side in sentences
         )
-        return _Chunk(sides, counts, first_empty)
+        return _Chunk(sides, counts, first_empty, dropped)
 
 
-def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str]], num_workers: int) -> Iterator[_Chunk]:
+def _encode_parts(encoder: _Encoder, source: Source, num_workers: int) -> Iterator[tuple[Source, Iterator[_Chunk]]]:
+    """The chunks of each part of a source; duplicates are found over all parts."""
+    seen: set[bytes] = set()
+    for part in source.parts:
+        pairs = _without_duplicates(part.pairs(), seen) if encoder.policies.drop_duplicates else part.pairs()
+        yield part, _encode_all(encoder, pairs, num_workers)
+
+
+def _without_duplicates(pairs: Iterator[tuple[str, str]], seen: set[bytes]) -> Iterator[tuple[str, str] | None]:
+    """None for pairs whose digest is in `seen`, to which the others are added: about 120 bytes of memory a pair."""
+    for pair in pairs:
+        digest = hashlib.blake2b(json.dumps(pair).encode(), digest_size=16).digest()
+        yield None if digest in seen else pair
+        seen.add(digest)
+
+
+def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str] | None], num_workers: int) -> Iterator[_Chunk]:
     """Chunks in the order of the corpus; never more than a few in memory."""
     num_workers = num_workers or _num_cores()
     chunks = iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])

@@ -105,6 +105,7 @@ PREPARED = {
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
     "data.tags": ("", "train=<bt>", {}),
     "data.limits": ("", "train=100", {}),
+    "data.max_length_ratio": (0.0, 1.3, {}),
 }
 
 # Keys covered by tests in other files.
@@ -121,7 +122,7 @@ ELSEWHERE = {
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
-    "data/test_mixture.py": "data.mixture data.mixture_temperature",
+    "data/test_mixture.py": "data.mixture data.mixture_temperature data.drop_duplicates",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
     "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",

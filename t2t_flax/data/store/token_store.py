@@ -30,6 +30,15 @@ class Sentences(NamedTuple):
     lengths: np.ndarray
 
 
+_SHOWN_COUNTS = {
+    "dropped": "dropped",
+    "truncated": "truncated",
+    "empty": "empty",
+    "length_ratio": "of unlike lengths",
+    "duplicate": "duplicates",
+}
+
+
 class TokenStore:
     """A finished store. `source_lengths`, `target_lengths`: int32 [num_pairs], EOS counted, memory-mapped."""
 
@@ -98,9 +107,7 @@ class TokenStore:
     def describe(self) -> str:
         """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
-        counts = [
-            f"{self.meta.get(name, 0):,} {name}" for name in ("dropped", "truncated", "empty") if self.meta.get(name)
-        ]
+        counts = [f"{self.meta[name]:,} {shown}" for name, shown in _SHOWN_COUNTS.items() if self.meta.get(name)]
         notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
         return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
 
