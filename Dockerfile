@@ -16,8 +16,8 @@ ARG ACCELERATOR=cpu
 # The extra gcs is for workdirs in gs://, which several hosts share.
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     case "$ACCELERATOR" in \
-      cpu) extras=gcs ;; \
-      cuda|tpu) extras="gcs,$ACCELERATOR" ;; \
+      cpu) extras=gcs,serve ;; \
+      cuda|tpu) extras="gcs,serve,$ACCELERATOR" ;; \
       *) echo "ACCELERATOR=$ACCELERATOR: expected cpu, cuda or tpu" >&2; exit 2 ;; \
     esac \
     && pip install --no-cache-dir "$(echo /wheels/*.whl)[$extras]"

@@ -60,7 +60,7 @@ def test_each_accelerator_installs_extras_that_exist(install, accelerator):
     done = install(accelerator)
     assert done.returncode == 0, done.stderr
     wheel, extras = re.fullmatch(r"(\S+\.whl)\[(\S+)\]", done.stdout.splitlines()[-1]).groups()
-    assert Path(wheel).exists() and "gcs" in extras.split(",")
+    assert Path(wheel).exists() and {"gcs", "serve"} <= set(extras.split(","))
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
     assert (accelerator in extras.split(",")) == (accelerator != "cpu")
 
