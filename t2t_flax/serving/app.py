@@ -25,6 +25,7 @@ PAGE = Path(__file__).parent / "page"
 _POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; default-src 'none'; style-src "
 _PAGE_HEADERS = {
     "Content-Security-Policy": f"{_POLICY}'self'; script-src 'self'; img-src 'self'; connect-src 'self'",
+    "Cache-Control": "no-cache",  # files of two versions must not meet
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -64,9 +65,16 @@ def create_app(models: Sequence[ServedModel], limits: Limits, metrics: Metrics) 
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 
-    app.mount("/page", StaticFiles(directory=PAGE, check_dir=False))
+    app.mount("/page", _PageFiles(directory=PAGE, check_dir=False))
     app.add_middleware(_Measured, metrics=metrics, paths=_paths(app))
     return app
+
+
+class _PageFiles(StaticFiles):
+    def file_response(self, *args: Any, **keys: Any) -> Response:
+        response = super().file_response(*args, **keys)
+        response.headers.update(_PAGE_HEADERS)
+        return response
 
 
 def _paths(app: FastAPI) -> frozenset[str]:

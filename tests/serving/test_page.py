@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.processes import environment
+from helpers.server_page import answer, answers, ask, hypotheses, pair, shown, stand_in, translate, weights
 
 from t2t_flax.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.pretrained import run_folder
@@ -74,64 +75,15 @@ def page(browser, address):
         assert made.evaluate("window.ran") is None
 
 
-def answers(page, name, act):
-    """What the server answers to /api/`name` while `act` is done."""
-    with page.expect_response(f"**/api/{name}") as response:
-        act()
-    return response.value.json()
-
-
-def translate(page, text="It is late."):
-    """The answers of /api/translate and /api/attention for a text."""
-    with page.expect_response("**/api/attention") as attention:
-        page.fill("#text", text)
-        translations = answers(page, "translate", lambda: page.click("#translate"))
-    page.wait_for_selector("figure:visible:not([aria-busy])")
-    return translations["translations"], attention.value.json()
-
-
-def weights(page):
-    """The weight of each source piece as the page shows it."""
-    found = page.locator(".columns .piece").evaluate_all("pieces => pieces.map((p) => [p.dataset.weight, p.innerText])")
-    for weight, text in found:
-        number = text.rpartition("\n")[2]
-        assert not number.isdigit() or abs(int(number) - 100 * float(weight)) <= 0.5
-    return np.array([float(weight) for weight, _ in found])
-
-
-def hypotheses(page, panel=0):
-    return page.locator(".panel").nth(panel).locator(".hypotheses .text").all_inner_texts()
-
-
-def answer(body, status=200):
-    """A handler of requests that answers so."""
-    return lambda route: route.fulfill(status=status, json=body)
-
-
-def pair(source, target, heads=2):
-    """An answer of /api/attention with random weights of one layer."""
-    rng = np.random.default_rng(0)
-    sides = {"cross": (target, source), "encoder": (source, source), "decoder": (target, target)}
-    maps = {kind: rng.dirichlet(np.ones(len(b)), (1, heads, len(a))).tolist() for kind, (a, b) in sides.items()}
-    return {"model": "first", "source_pieces": source, "target_pieces": target, **maps}
-
-
-def stand_in(page, text, attention):
-    """The server's next answers, for texts that the model does not write."""
-    translations = [{"source": "a", "hypotheses": [{"text": text, "score": -1.0, "pieces": []}]}]
-    page.route("**/api/translate", answer({"model": "first", "translations": translations}))
-    page.route("**/api/attention", answer(attention))
-
-
 def test_typing_is_enough(page):
     """A pause, and the translations appear as the server wrote and scored them."""
     answered = answers(page, "translate", lambda: page.locator("#text").press_sequentially("It is late."))
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    shown(page)
     (line,) = answered["translations"]
     assert line["source"] == "It is late." and len(line["hypotheses"]) == 4
-    shown = page.locator(".hypotheses .score").all_inner_texts()
+    scores = page.locator(".hypotheses .score").all_inner_texts()
     assert hypotheses(page) == [" ".join(h["text"].split()) or "—" for h in line["hypotheses"]]
-    assert [float(text.replace("−", "-")) for text in shown] == [round(h["score"], 3) for h in line["hypotheses"]]
+    assert [float(text.replace("−", "-")) for text in scores] == [round(h["score"], 3) for h in line["hypotheses"]]
     page.fill("#text", "")
     assert page.is_visible("#empty") and not page.is_visible(".panel")
 
@@ -172,6 +124,10 @@ def test_maps_are_drawn_from_the_weights(page):
     cross = np.array(answered["cross"])
     alpha = np.array(drawn, float).reshape(*cross.shape, 4)[..., 3] / 255
     np.testing.assert_allclose(alpha, cross, atol=0.006)
+    color = "m => { const d = m.getContext('2d').getImageData(0, 0, 1, 1).data; return d[0] + d[1] + d[2]; }"
+    light = page.locator(".mean canvas").evaluate(color)
+    page.emulate_media(color_scheme="dark")
+    assert page.locator(".mean canvas").evaluate(color) > light
 
 
 def test_keyboard_alone(page):
@@ -179,7 +135,7 @@ def test_keyboard_alone(page):
     press = page.keyboard.press
     page.keyboard.insert_text("The house is red.")
     answered = answers(page, "translate", lambda: press("Control+Enter"))
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    shown(page)
 
     def tab_to(selector):
         for _ in range(20):
@@ -192,7 +148,7 @@ def test_keyboard_alone(page):
     attention = answers(page, "attention", lambda: press("ArrowDown"))
     assert page.locator(".hypotheses input").nth(1).is_checked()
     assert page.locator(".hypotheses input:focus").count() == 1, "choosing keeps the focus"
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    shown(page)
     assert answered["translations"][0]["hypotheses"][1]["text"]
 
     tab_to(".rows .piece")
@@ -208,7 +164,7 @@ def test_keyboard_alone(page):
         press(key)
         np.testing.assert_allclose(weights(page), cross.mean((0, 1))[row], atol=1e-12)
         strongest = attention["source_pieces"][cross.mean((0, 1))[row].argmax()].replace("▁", "")
-        said = page.locator(".strongest").inner_text().partition("looks at: ")[2]
+        said = page.get_by_role("status").nth(1).inner_text().partition("looks at: ")[2]
         assert said.startswith(f"{strongest or '(space)'} ".replace("</s>", "(end)"))
     assert page.locator(".rows .piece[tabindex='0']").count() == 1, "one stop for Tab"
 
@@ -217,17 +173,10 @@ def test_keyboard_alone(page):
     np.testing.assert_array_equal(weights(page), cross[0, 0, 0])
 
 
-def test_strongest_pieces_are_announced(page):
-    translate(page)
-    page.locator(".rows .piece").first.focus()
-    assert re.search(r"looks at: .* \d+\s%", page.get_by_role("status").nth(1).inner_text())
-
-
 def test_two_runs_side_by_side(page):
     """The words that are not marked are the same in both."""
     page.select_option("#other", "second")
-    page.fill("#text", "It is late.\n\nThe house is red.")
-    page.click("#translate")
+    ask(page, "It is late.\n\nThe house is red.")
     page.locator("figure:visible:not([aria-busy])").nth(1).wait_for()
     assert page.locator(".panel h2").all_inner_texts() == ["first", "second"]
     boxes = [page.locator(".panel").nth(i).bounding_box() for i in range(2)]
@@ -256,8 +205,7 @@ def test_marked_words_of_known_translations(page):
         route.fulfill(json={"model": model, "translations": [{"source": "a", "hypotheses": [hypothesis]}]})
 
     page.route("**/api/translate", reply)
-    page.fill("#text", "a")
-    page.click("#translate")
+    ask(page)
     page.wait_for_selector("mark")
     assert page.locator("mark").all_inner_texts() == ["alte", "jetzt"]
 
@@ -266,22 +214,20 @@ def test_marked_words_of_known_translations(page):
 def test_errors_of_the_server(page, status):
     """Its text is shown, as text; the reader can try again."""
     page.route("**/api/translate", answer({"error": f"no luck {MARKUP}"}, status))
-    page.fill("#text", "It is late.")
-    page.click("#translate")
+    ask(page, "It is late.")
     alert = page.get_by_role("alert")
     alert.wait_for()
     assert f"no luck {MARKUP}" in alert.inner_text()
     assert ("busy" in page.inner_text("#status")) == (status == 429)
     page.unroute("**/api/translate")
     page.get_by_role("button", name="Try again").click()
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    shown(page)
     assert not alert.is_visible() and hypotheses(page)
 
 
 def test_failed_attention_leaves_the_translation(page):
     page.route("**/api/attention", answer({"error": "the source has 400 tokens"}, 400))
-    page.fill("#text", "It is late.")
-    page.click("#translate")
+    ask(page, "It is late.")
     page.get_by_text("No attention: the source has 400 tokens").wait_for()
     assert len(hypotheses(page)) == 4
 
@@ -299,8 +245,7 @@ def test_server_that_is_still_loading(page):
 
 def test_server_that_has_gone(page):
     page.route("**/api/translate", lambda route: route.abort())
-    page.fill("#text", "It is late.")
-    page.click("#translate")
+    ask(page, "It is late.")
     page.get_by_text("The server does not answer").wait_for()
 
 
@@ -314,13 +259,11 @@ def test_newer_text_cancels_the_request(page):
             route.continue_()
 
     page.route("**/api/translate", hold)
-    page.fill("#text", "It is late.")
-    page.click("#translate")
+    ask(page, "It is late.")
     page.wait_for_selector(".panel[aria-busy]")
     with page.expect_event("requestfailed", lambda request: request == held[0]):
-        page.fill("#text", "The house is red.")
-        page.click("#translate")
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+        ask(page, "The house is red.")
+    shown(page)
     assert hypotheses(page) and not page.locator("[aria-busy]").count()
 
 
@@ -333,9 +276,8 @@ def test_long_line_waits_for_the_button(page):
 
 def test_markup_stays_text(page):
     stand_in(page, MARKUP, pair([MARKUP, "</s>"], ["<b>", MARKUP, "</s>"]))
-    page.fill("#text", MARKUP)
-    page.click("#translate")
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    ask(page, MARKUP)
+    shown(page)
     page.locator(".rows .piece").nth(1).hover()
     assert hypotheses(page) == [MARKUP] and page.locator(".strongest").inner_text().startswith(MARKUP)
     assert page.locator("#results :is(img, b)").count() == 0
@@ -344,9 +286,8 @@ def test_markup_stays_text(page):
 def test_right_to_left_text(page):
     """Its pieces run from the right, and the arrow keys with them."""
     stand_in(page, "الوقت متأخر", pair(["▁It", "▁is", "</s>"], ["▁الوقت", "▁متأخر", "</s>"]))
-    page.fill("#text", "a")
-    page.click("#translate")
-    page.wait_for_selector("figure:visible:not([aria-busy])")
+    ask(page)
+    shown(page)
     rows = page.locator(".rows .piece")
     lefts = [rows.nth(i).bounding_box()["x"] for i in range(3)]
     assert lefts == sorted(lefts, reverse=True)
@@ -364,8 +305,7 @@ def test_phone_needs_no_sideways_scrolling(page):
     assert page.evaluate(width) <= WIDTH
     pieces = [f"▁{'lang' * 30}", "▁b", *"cdefgh", "</s>"]
     stand_in(page, "lang" * 60, pair(pieces, pieces, heads=16))
-    page.fill("#text", "y" * 300)
-    page.click("#translate")
+    ask(page, "y" * 300)
     page.locator(".layer .head").nth(31).wait_for()
     assert page.evaluate(width) <= WIDTH
     reach = page.locator("main *:visible").evaluate_all(

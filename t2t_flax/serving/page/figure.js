@@ -75,6 +75,10 @@ export class AttentionFigure {
     this.rows.addEventListener("focusin", (event) => {
       this.look({ focused: Number(indexOf(event.target)), hovered: null });
     });
+    this.rows.addEventListener("click", (event) => {
+      const index = indexOf(event.target); // not every browser gives the focus to a button that is tapped
+      if (index !== undefined) this.look({ focused: Number(index) });
+    });
     this.rows.addEventListener("keydown", (event) => this.move(event));
     this.resized = new ResizeObserver(() => this.drawLines());
     this.resized.observe(this.alignment);
