@@ -90,12 +90,14 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
 
 
 def check_metrics_available(config: Config) -> None:
-    """Raises UserError for a package or model that the run's metrics need, before training instead of after it."""
+    """Raises UserError for a package or model that metrics or decoding need, before training instead of after it."""
+    from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.tasks import task_of
 
     task = task_of(config)
     if config.data.test or config.data.valid and config.eval.decode_every_steps:
         task.check_requirements()
+        check_engine(config)
 
 
 def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
@@ -234,6 +236,8 @@ def evaluate_set(
 
     with decode_progress(supervisor) as progress:
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
+    if loaded.config.decode.engine != "jax":
+        supervisor.group.say(f"decoded with {loaded.engine}")
     print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
     text = summary(record)
     supervisor.group.say(text)

@@ -19,7 +19,7 @@ ALLOWED_IMPORTS = {
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
-    "interop": {"config", "errors", "filesystem", "data", "models"},
+    "interop": {"config", "errors", "filesystem", "locks", "data", "models", "decoding"},
     "training": {
         "config",
         "errors",

@@ -88,6 +88,7 @@ def run(argv: list[str]) -> int:
 def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.compare import check_comparable
+    from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.records import planned_record, read_record
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
@@ -101,6 +102,7 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     if compared and len(sets) > 1:
         raise UserError(f"--compare is for one test set: add --split=NAME, one of {', '.join(sets)}.")
     task_of(config).check_requirements()
+    check_engine(config)
     if compared:  # checked before decoding, not after
         planned = planned_record(config, sets[0])
         check_comparable(planned, compared, args.workdir, args.compare, args.compare_score or "")

@@ -34,12 +34,16 @@ def output_settings(loaded: "Loaded", with_scores: bool) -> dict[str, Any]:
 
     decode = dataclasses.asdict(loaded.config.decode)
     del decode["batch_size"]
-    return {f"decode.{key}": value for key, value in decode.items()} | {
-        "--scores": with_scores,
-        "checkpoints": list(loaded.steps),
-        "parameters": sum(checksums(loaded.params, once=True).values()),
-        "tokenizers": loaded.tokenizers.digest,
-    }
+    return (
+        {f"decode.{key}": value for key, value in decode.items()}
+        | {
+            "--scores": with_scores,
+            "checkpoints": list(loaded.steps),
+            "parameters": sum(checksums(loaded.params, once=True).values()),
+            "tokenizers": loaded.tokenizers.digest,
+        }
+        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
+    )
 
 
 def to_stderr(text: str) -> None:
@@ -63,6 +67,8 @@ def translate_windows(
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
     warnings, progress = _Warnings(), _Progress(say)
+    if loaded.config.decode.engine != "jax":
+        say(f"decoding with {loaded.engine}")
 
     def report(done: int, total: int) -> None:
         after_batch()

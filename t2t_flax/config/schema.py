@@ -164,6 +164,16 @@ class Decode:
         1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0, mutable=True
     )
     seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
+    engine: str = key(
+        "jax",
+        "what decodes: the JAX search, CTranslate2 on the CPU (an extra; only for settings under which both follow the same "
+        "rules), or CTranslate2 where that gives the same results on the CPU and else JAX",
+        choices=("jax", "ctranslate2", "auto"),
+        mutable=True,
+    )
+    quantization: str = key(
+        "float32", "type of the matrices of engine = ctranslate2", choices=("float32", "int8"), mutable=True
+    )
     batch_size: int = key(
         32,
         "sentences decoded at once on each data shard; fewer where sources are long",

@@ -147,6 +147,10 @@ def _check_decode(c: Config) -> None:
         raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
     if d.strategy == "greedy" and d.n_best > 1:
         raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
+    if d.quantization != "float32" and d.engine != "ctranslate2":
+        raise UserError(
+            f"config.decode.quantization = {d.quantization} is for config.decode.engine = ctranslate2; it is {d.engine}."
+        )
 
 
 def _check_mesh(m: Mesh) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,10 @@ from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import Batch, hypotheses_per_sentence, padded, plan_batches
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.encoded_lines import EncodedLines, encode_lines
 from t2t_flax.decoding.sampling import SampleOptions, sample
 from t2t_flax.decoding.search_loop import SearchResult
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 
 CACHE_LENGTHS = (32, 64, 128, 256, 512, 1024)
@@ -72,7 +71,7 @@ class Translator:
         source_eos: bool = True,
     ):
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
-        self._eos = [EOS] if source_eos else []
+        self._source_eos = source_eos
         self._step = DecodeStep(model)
         self._compiled: set[tuple[int, int, int]] = set()
 
@@ -94,62 +93,41 @@ class Translator:
         is entered for the first batch of each shape. Raises UserError if the numbers of prefixes
         and lines differ.
         """
-        if prefixes is not None and len(prefixes) != len(lines):
-            raise UserError(
-                f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
-            )
-        limit = self._max_source_length() - len(self._eos)
-        encode, encode_prefix = self._tokenizers.source.encode, self._tokenizers.target.encode
-        sources = [encode(line) if line.strip() else [] for line in lines]
-        cut = [len(ids) > limit for ids in sources]
-        sources = [ids[:limit] + self._eos if ids else [] for ids in sources]
-        forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
-        translations = [self._translate_empty(ids) for ids in forced]
+        encoded = encode_lines(
+            self._tokenizers, self._model.config, self._config, lines, prefixes, source_eos=self._source_eos
+        )
+        translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
         shards = mesh_lib.batch_shards(self._mesh)
-        lengths = list(map(len, sources))
+        lengths = list(map(len, encoded.sources))
         done, total = 0, sum(n > 0 for n in lengths)
-        for batch in plan_batches(lengths, self._config, shards, list(map(len, forced))):
+        for batch in plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes))):
             with contextlib.nullcontext() if batch.shape in self._compiled else compiling():
-                results = self._search(params, batch, sources, forced, first_line)
+                results = self._search(params, batch, encoded, first_line)
             self._compiled.add(batch.shape)
             for i, hypotheses in zip(batch.indices, results, strict=True):
-                translations[i] = Translation(hypotheses, cut[i])
+                translations[i] = Translation(hypotheses, encoded.cut[i])
             done += len(batch.indices)
             if progress:
                 progress(done, total)
         return translations
 
-    def _translate_empty(self, prefix: Sequence[int]) -> Translation:
-        """The translation of an empty line: its prefix."""
-        text = self._tokenizers.target.decode(list(prefix)) if prefix else ""
-        return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * self._config.n_best)
-
-    def _max_source_length(self) -> int:
-        return min(self._config.max_source_length, self._max_target_length())
-
-    def _max_target_length(self) -> int:
-        learned = self._model.config.position == "learned"
-        return self._model.config.max_positions if learned else 2**31 - 1
-
     def _search(
         self,
         params: Any,
         batch: Batch,
-        sources: Sequence[list[int]],
-        forced: Sequence[list[int]],
+        encoded: EncodedLines,
         first_line: int,
     ) -> list[tuple[Hypothesis, ...]]:
         c, rows = self._config, batch.rows
-        source_BxS = padded([sources[i] for i in batch.indices], rows, batch.source_length)
-        prefix_BxP = padded([forced[i] for i in batch.indices], rows, batch.prefix_length)
+        source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
+        prefix_BxP = padded([encoded.prefixes[i] for i in batch.indices], rows, batch.prefix_length)
         # Rows that fill up the batch: their cap of 1 ends them at once.
         source_BxS[len(batch.indices) :, 0] = EOS
         caps_B = np.ones(rows, np.int32)
         ids_B = np.zeros(rows, np.int32)
         for row, i in enumerate(batch.indices):
-            cap = math.floor(c.max_length_ratio * len(sources[i])) + c.max_length_offset
-            caps_B[row] = max(1, min(cap + len(forced[i]), self._max_target_length()))
+            caps_B[row] = encoded.caps[i]
             ids_B[row] = (first_line + i) % 2**31
         put = functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
@@ -178,6 +156,12 @@ class Translator:
             score, log_prob = float(result.scores[b, n]), float(result.log_probs[b, n])
             hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, not finished))
         return tuple(hypotheses)
+
+
+def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequence[int]) -> Translation:
+    """The translation of an empty line: its prefix, n_best times."""
+    text = tokenizers.target.decode(list(prefix)) if prefix else ""
+    return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * config.n_best)
 
 
 @dataclasses.dataclass(frozen=True)

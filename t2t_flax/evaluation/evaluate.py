@@ -20,6 +20,7 @@ from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.engine import is_current
 from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
 from t2t_flax.evaluation.restore import Loaded, stored_config
 from t2t_flax.evaluation.significance import confidence_interval
@@ -109,6 +110,7 @@ def evaluate(
         },
         "config": json.loads(config_lib.to_json(loaded.config)),
         "versions": versions(),
+        "engine": loaded.engine.as_json(),
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
         "seconds": {
             "decode": round(decode_seconds, 3),
@@ -175,7 +177,8 @@ def existing_record(
         if choice == Choice(step=choice.step) and "best" not in stored:  # the newest then, however it was chosen
             same_choice |= averaged == [choice.step]
         key = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
-        if same_choice and (*key, record["versions"], _portable_settings(record["config"])) == expected:
+        same_code = (*key, record["versions"], _portable_settings(record["config"])) == expected
+        if same_choice and same_code and is_current(record, config):
             return path
     return None
 

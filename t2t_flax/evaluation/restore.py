@@ -1,6 +1,7 @@
 """Restores a trained run from its workdir, or an exported model from its folder, on the devices of this machine."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.translator import Translation, Translator
+from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.engine import Engine, make_engine
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.pretrained import run_folder
@@ -68,9 +70,12 @@ class Loaded:
         if prefixes and not task.supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
         lines = [task.preprocess_source(line) for line in lines]
-        eos = self.config.data.source_eos
-        translator = Translator(self.model, self.tokenizers, self.mesh, self.config.decode, source_eos=eos)
-        return translator.translate(self.params, lines, prefixes=prefixes, first_line=first_line, progress=progress)
+        return self.engine.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What decodes for this run (config.decode.engine). Raises UserError if the config asks for one that cannot be had."""
+        return make_engine(self)
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format

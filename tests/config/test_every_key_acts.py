@@ -127,6 +127,7 @@ ELSEWHERE = {
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
     "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",
     "decoding/test_stop_rules.py": "decode.length_penalty decode.early_stopping",
+    "evaluation/test_engine.py": "decode.engine decode.quantization",
     "test_process_setup.py": "train.deterministic",
     "training/test_pretrained.py": "train.init_checkpoint train.init_vocabulary",
     "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",

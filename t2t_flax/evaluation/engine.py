@@ -1,0 +1,164 @@
+"""The engine that decodes for a restored run (config.decode.engine): the JAX search, or CTranslate2 on the CPU."""
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.decoding.translator import Translation, Translator
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote
+from t2t_flax.interop import ctranslate2_export, ctranslate2_translator
+from t2t_flax.interop.exported_cache import digest_of, open_exported
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import Loaded
+
+log = logging.getLogger("t2t_flax")
+FOLDER = "ctranslate2"
+"""Where exported models are kept in a run's folder."""
+SHARED_FOLDER = "~/.cache/t2t_flax/ctranslate2"
+"""Where they are kept if the run's folder is remote or may not be written to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """name: "jax" or "ctranslate2". version: of its package. type: of its matrices. translate: as `Translator.translate`, with
+    the run's parameters. reason: why decode.engine = auto chose JAX.
+    """
+
+    name: str
+    version: str
+    type: str
+    translate: Callable[..., list[Translation]]
+    reason: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """The entry of an evaluation record."""
+        return {"name": self.name, "version": self.version, "type": self.type}
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}, {self.type}" + (f" ({self.reason})" if self.reason else "")
+
+
+def make_engine(loaded: "Loaded") -> Engine:
+    """The engine of a restored run. Raises UserError if decode.engine = ctranslate2 cannot be had."""
+    config = loaded.config
+    translator = Translator(
+        loaded.model, loaded.tokenizers, loaded.mesh, config.decode, source_eos=config.data.source_eos
+    )
+    translate = functools.partial(translator.translate, loaded.params)
+    by_jax = Engine("jax", jax.__version__, np.dtype(loaded.model.dtype).name, translate)
+    if config.decode.engine == "jax":
+        return by_jax
+    check_engine(config)
+    reason = obstacle(config) or _obstacle_here(loaded)
+    if reason is None:
+        return _ctranslate2(loaded, translate)
+    if config.decode.engine == "ctranslate2":
+        raise UserError(f"config.decode.engine = ctranslate2: {reason}.")
+    log.info("config.decode.engine = auto: JAX instead of CTranslate2: %s", reason)
+    return dataclasses.replace(by_jax, reason=f"not CTranslate2: {reason}")
+
+
+def check_engine(config: Config) -> None:
+    """Raises UserError if decode.engine = ctranslate2 cannot be had for a run of this config."""
+    reason = obstacle(config) if config.decode.engine == "ctranslate2" else None
+    if reason:
+        raise UserError(f"config.decode.engine = ctranslate2: {reason}.")
+
+
+def is_current(record: dict[str, Any], config: Config) -> bool:
+    """Whether a run of this config would be decoded by the engine, in the same version, that an evaluation record names."""
+    wanted, stored = config.decode.engine, record.get("engine") or {"name": "jax"}
+    if stored["name"] == "ctranslate2":
+        return wanted != "jax" and stored["version"] == installed_version()
+    return wanted == "jax" or wanted == "auto" and bool(obstacle(config) or record["hardware"]["device"] != "cpu")
+
+
+def obstacle(config: Config) -> str | None:
+    """Why CTranslate2 cannot decode for a run of this config as the JAX search does; None if it can."""
+    search, model = config.decode, config.model
+    different = ctranslate2_translator.search_difference(search) or ctranslate2_translator.length_difference(
+        search, model
+    )
+    if different:
+        return different
+    if search.engine == "auto" and config.train.precision == "bfloat16":
+        return "its products are in float32, those of config.train.precision = bfloat16 are not"
+    try:
+        ctranslate2_export.check_exportable(config.model)
+    except UserError as error:
+        return str(error).rstrip(".")
+    if installed_version() is None:
+        return f"the package ctranslate2 is not installed: {ctranslate2_export.INSTALL}"
+    return None
+
+
+def _obstacle_here(loaded: "Loaded") -> str | None:
+    """Why CTranslate2 cannot decode for this run on this machine."""
+    if any(device.process_index != jax.process_index() for device in loaded.mesh.devices.flat):
+        return "the parameters are divided among several processes; use one"
+    device = loaded.mesh.devices.flat[0]
+    if loaded.config.decode.engine == "auto" and device.platform != "cpu":
+        return f"JAX decodes on {device.device_kind}"
+    return None
+
+
+def installed_version() -> str | None:
+    """Of the package ctranslate2; None if it is not installed."""
+    try:
+        import ctranslate2  # an installed package may still fail to load
+
+        return ctranslate2.__version__
+    except ImportError:
+        return None
+
+
+def _ctranslate2(loaded: "Loaded", jax_translate: Callable[..., list[Translation]]) -> Engine:
+    config, tokenizers = loaded.config, loaded.tokenizers
+    kind = config.decode.quantization
+    vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in (tokenizers.source, tokenizers.target))
+
+    def write(folder: Path) -> None:
+        ctranslate2_export.write_ctranslate2(
+            folder,
+            config.model,
+            loaded.params,
+            vocabularies,
+            source_eos=False,  # it is among the ids
+            quantization=None if kind == "float32" else kind,
+        )
+
+    exporter = Path(ctranslate2_export.__file__).read_text()
+    sizes = list(map(len, vocabularies))
+    name = digest_of(loaded.params, dataclasses.asdict(config.model), sizes, kind, exporter, installed_version())
+    folders = [] if is_remote(loaded.workdir) else [Path(loaded.workdir) / FOLDER]
+    folders.append(Path(SHARED_FOLDER).expanduser())
+    exported = open_exported(folders, f"{kind}-{name}", write, functools.partial(_open, kind=kind))
+    translator = ctranslate2_translator.CTranslate2Translator(
+        exported,
+        tokenizers,
+        config.model,
+        config.decode,
+        lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
+        source_eos=config.data.source_eos,
+    )
+    return Engine("ctranslate2", installed_version() or "", kind, translator.translate)
+
+
+def _open(folder: Path, kind: str) -> Any:
+    """A search on each core of this process, each with one thread: faster than several threads for a search, and its results do
+    not depend on the number of cores.
+    """
+    import ctranslate2
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ctranslate2.Translator(str(folder), compute_type=kind, inter_threads=cores, intra_threads=1)

@@ -1,0 +1,151 @@
+"""decode.engine: which engine decodes for a restored run, what is refused, and what records say of it."""
+
+import dataclasses
+import io
+import os
+import sys
+
+import pytest
+from helpers.runs import start, tiny_run
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.config import Config, resolve, to_config_dict
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation import engine as engine_module
+from t2t_flax.training.checkpoint_selection import Choice
+from t2t_flax.evaluation.engine import check_engine, is_current
+from t2t_flax.evaluation.evaluate import existing_record
+from t2t_flax.training import loop
+
+RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.max_length_offset": "4"}
+CT2 = RULES | {"decode.engine": "ctranslate2"}
+needs_extra = pytest.mark.skipif(engine_module.installed_version() is None, reason="needs the extra ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("engine") / "run"
+    config = tiny_run(
+        folder, steps=2, data=dict(test="toy:test:12"), checkpoint=dict(every_steps=1), eval=dict(bootstrap_samples=0)
+    )
+    loop.train(start(config, folder, cache), score=None)
+    return folder
+
+
+def flags(overrides):
+    return [f"--config.{key}={value}" for key, value in overrides.items()]
+
+
+@needs_extra
+def test_ctranslate2_translates_as_the_jax_search_and_keeps_its_model(workdir):
+    lines = [*(source for source, _ in toy.pairs("test", 10)), ""]
+    ours, theirs = (t2t_flax.load(workdir, overrides=keys) for keys in (RULES, CT2))
+    for a, b in zip(ours.translate(lines), theirs.translate(lines), strict=True):
+        assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
+        assert [h.score for h in b.hypotheses] == pytest.approx([h.score for h in a.hypotheses], abs=1e-4)
+    assert (ours.engine.name, theirs.engine.name) == ("jax", "ctranslate2")
+    (kept,) = os.listdir(workdir / "ctranslate2")
+    written = (workdir / "ctranslate2" / kept / "model.bin").stat().st_mtime_ns
+    assert t2t_flax.load(workdir, overrides=CT2).translate(lines[:1])[0].text == theirs.translate(lines[:1])[0].text
+    assert (workdir / "ctranslate2" / kept / "model.bin").stat().st_mtime_ns == written
+    t2t_flax.load(workdir, step=1, overrides=CT2).translate(lines[:1])
+    t2t_flax.load(workdir, overrides=CT2 | {"decode.quantization": "int8"}).translate(lines[:1])
+    assert len(os.listdir(workdir / "ctranslate2")) == 3, "other parameters and types are other models"
+
+
+@needs_extra
+def test_commands_name_the_engine(workdir, capsys, monkeypatch):
+    def translated(*words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"It is late.\n\n")))
+        assert main(["translate", f"--workdir={workdir}", "--scores", *words]) == 0
+        return capsys.readouterr()
+
+    by_jax, by_ctranslate2 = translated(*flags(RULES)), translated(*flags(CT2))
+    assert "decoding with" not in by_jax.err and "decoding with ctranslate2 4" in by_ctranslate2.err
+    texts = [[line.split("\t")[0] for line in out.splitlines()] for out in (by_jax.out, by_ctranslate2.out)]
+    assert texts[0] == texts[1] and len(texts[0]) == 2
+    fallen_back = translated(*flags({"decode.engine": "auto"}))
+    assert "decoding with jax" in fallen_back.err and "early_stopping = beam_full" in fallen_back.err
+
+
+@needs_extra
+def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir):
+    record = t2t_flax.evaluate(workdir, overrides=CT2)["test"]
+    assert record["engine"] == {
+        "name": "ctranslate2", "version": engine_module.installed_version(), "type": "float32"
+    }  # fmt: skip
+    assert existing_record(workdir, "test", Choice(), CT2) is not None
+    assert existing_record(workdir, "test", Choice(), RULES) is None
+    by_jax = t2t_flax.evaluate(workdir, overrides=RULES)["test"]
+    assert by_jax["engine"]["name"] == "jax" and by_jax["hypotheses"] != record["hypotheses"]
+    assert by_jax["digests"]["hypotheses"] == record["digests"]["hypotheses"]
+
+
+def config_of(**decode):
+    return dataclasses.replace(Config(), decode=dataclasses.replace(Config().decode, **decode))
+
+
+def test_a_record_counts_for_its_own_engine_only(monkeypatch):
+    rules = dict(length_penalty="power", early_stopping="beam_full")
+    by_jax, old = {"engine": {"name": "jax"}, "hardware": {"device": "cpu"}}, {"hardware": {"device": "cpu"}}
+    by_ctranslate2 = {"engine": {"name": "ctranslate2", "version": "4.9"}, "hardware": {"device": "cpu"}}
+    monkeypatch.setattr(engine_module, "installed_version", lambda: "4.9")
+    for engine, expected in {"jax": (True, True, False), "auto": (False, False, True)}.items():
+        config = config_of(engine=engine, **rules)
+        assert tuple(is_current(record, config) for record in (by_jax, old, by_ctranslate2)) == expected
+    assert is_current(by_jax, config_of(engine="auto")), "other rules: auto is JAX again"
+    monkeypatch.setattr(engine_module, "installed_version", lambda: "5.0")
+    assert not is_current(by_ctranslate2, config_of(engine="ctranslate2", **rules))
+    monkeypatch.setattr(engine_module, "installed_version", lambda: None)
+    assert is_current(by_jax, config_of(engine="auto", **rules))
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        ({}, "decode.early_stopping = beam_full"),
+        ({"decode.strategy": "sample"}, "decode.strategy = sample"),
+        ({"decode.strategy": "greedy", "decode.max_length_offset": "5000"}, "decode.max_length_offset"),
+        ({"decode.strategy": "greedy", "model.position": "rotary"}, "model.position = rotary"),
+    ],
+)
+def test_what_is_impossible_is_refused_by_key(keys, named):
+    config = to_config_dict(Config())
+    for key, value in ({"decode.engine": "ctranslate2"} | keys).items():
+        group, name = key.split(".")
+        config[group][name] = int(value) if value.isdigit() else value
+    with pytest.raises(UserError, match="config.decode.engine = ctranslate2: ") as refused:
+        check_engine(resolve(config))
+    assert named in str(refused.value)
+
+
+def test_quantization_is_for_ctranslate2():
+    config = to_config_dict(Config())
+    config.decode.quantization = "int8"
+    with pytest.raises(UserError, match="config.decode.quantization = int8 is for config.decode.engine = ctranslate2"):
+        resolve(config)
+
+
+def test_without_the_extra_it_is_refused_and_auto_is_jax(workdir, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    for command in ("translate", "evaluate"):
+        assert main([command, f"--workdir={workdir}", *flags(CT2)]) == 2
+        message = capsys.readouterr().err
+        assert "config.decode.engine = ctranslate2" in message and "pip install -e '.[ctranslate2]'" in message
+    with pytest.raises(UserError, match="pip install"):
+        t2t_flax.load(workdir, overrides=CT2).translate(["It is late."])
+    run = t2t_flax.load(workdir, overrides=RULES | {"decode.engine": "auto"})
+    assert run.engine.name == "jax" and "not installed" in str(run.engine)
+
+
+@needs_extra
+def test_auto_is_ctranslate2_only_where_results_are_the_same(workdir):
+    def engine(**keys):
+        overrides = {f"decode.{key}": value for key, value in keys.items()}
+        return t2t_flax.load(workdir, overrides={"decode.engine": "auto"} | overrides).engine.name
+
+    assert engine() == "jax" and engine(strategy="sample") == "jax"
+    assert engine(strategy="greedy") == "ctranslate2"
+    assert engine(length_penalty="power", early_stopping="beam_full") == "ctranslate2"
