@@ -67,6 +67,7 @@ def run(argv: list[str]) -> int:
     if args.max_batch:
         overrides.setdefault("decode.batch_size", str(args.max_batch))
 
+    from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.serving.app import create_app
     from t2t_flax.serving.batching import Batcher
@@ -76,6 +77,8 @@ def run(argv: list[str]) -> int:
     from t2t_flax.serving.service import Limits
 
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
+    for config in configs:
+        check_engine(config)
     listening, metrics, models = listen(args.host, args.port), Metrics(), []
     arguments.prepare_to_load(args.workdir[0], overrides)
     for workdir, name, config in zip(args.workdir, model_names(args.workdir), configs, strict=True):

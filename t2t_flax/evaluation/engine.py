@@ -123,35 +123,40 @@ def installed_version() -> str | None:
 
 
 def _ctranslate2(loaded: "Loaded", jax_translate: Callable[..., list[Translation]]) -> Engine:
-    config, tokenizers = loaded.config, loaded.tokenizers
-    kind = config.decode.quantization
-    vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in (tokenizers.source, tokenizers.target))
-
-    def write(folder: Path) -> None:
-        ctranslate2_export.write_ctranslate2(
-            folder,
-            config.model,
-            loaded.params,
-            vocabularies,
-            source_eos=False,  # it is among the ids
-            quantization=None if kind == "float32" else kind,
-        )
-
-    exporter = Path(ctranslate2_export.__file__).read_text()
-    sizes = list(map(len, vocabularies))
-    name = digest_of(loaded.params, dataclasses.asdict(config.model), sizes, kind, exporter, installed_version())
-    folders = [] if is_remote(loaded.workdir) else [Path(loaded.workdir) / FOLDER]
-    folders.append(Path(SHARED_FOLDER).expanduser())
-    exported = open_exported(folders, f"{kind}-{name}", write, functools.partial(_open, kind=kind))
+    config, kind = loaded.config, loaded.config.decode.quantization
+    params, exported = loaded.opened.get(kind, (None, None))
+    if params is not loaded.params:
+        exported = _exported(loaded, kind)
+        loaded.opened[kind] = (loaded.params, exported)
     translator = ctranslate2_translator.CTranslate2Translator(
         exported,
-        tokenizers,
+        loaded.tokenizers,
         config.model,
         config.decode,
         lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
         source_eos=config.data.source_eos,
     )
     return Engine("ctranslate2", installed_version() or "", kind, translator.translate)
+
+
+def _exported(loaded: "Loaded", kind: str) -> Any:
+    """The run's model in CTranslate2, from the disk if these parameters were exported before."""
+    model, sides = loaded.config.model, (loaded.tokenizers.source, loaded.tokenizers.target)
+    vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in sides)
+
+    def write(folder: Path) -> None:
+        quantization = None if kind == "float32" else kind
+        ctranslate2_export.write_ctranslate2(
+            folder, model, loaded.params, vocabularies, source_eos=False, quantization=quantization
+        )  # EOS is among the ids
+
+    exporter = Path(ctranslate2_export.__file__).read_text()
+    sizes = list(map(len, vocabularies))
+    name = digest_of(loaded.params, dataclasses.asdict(model), sizes, kind, exporter, installed_version())
+    folders = [Path(SHARED_FOLDER).expanduser()]
+    if not is_remote(loaded.workdir) and (loaded.workdir / "config.json").exists():  # a run, not an exported model
+        folders.insert(0, Path(loaded.workdir) / FOLDER)
+    return open_exported(folders, f"{kind}-{name}", write, functools.partial(_open, kind=kind))
 
 
 def _open(folder: Path, kind: str) -> Any:

@@ -40,6 +40,7 @@ class Loaded:
     choice: the requested checkpoints and those it chose from (`Choice.as_json`). metric: of a best checkpoint, higher is
     better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
     checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
+    opened: models in CTranslate2, which copies of this object with other settings share.
     """
 
     workdir: epath.Path
@@ -54,6 +55,7 @@ class Loaded:
     stored: Config | None = None
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     weights: str = "float32"
+    opened: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def translate(
         self,

@@ -14,10 +14,10 @@ from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import engine as engine_module
-from t2t_flax.training.checkpoint_selection import Choice
 from t2t_flax.evaluation.engine import check_engine, is_current
 from t2t_flax.evaluation.evaluate import existing_record
 from t2t_flax.training import loop
+from t2t_flax.training.checkpoint_selection import Choice
 
 RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.max_length_offset": "4"}
 CT2 = RULES | {"decode.engine": "ctranslate2"}
@@ -50,6 +50,8 @@ def test_ctranslate2_translates_as_the_jax_search_and_keeps_its_model(workdir):
     written = (workdir / "ctranslate2" / kept / "model.bin").stat().st_mtime_ns
     assert t2t_flax.load(workdir, overrides=CT2).translate(lines[:1])[0].text == theirs.translate(lines[:1])[0].text
     assert (workdir / "ctranslate2" / kept / "model.bin").stat().st_mtime_ns == written
+    copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=config_of(n_best=2).decode))
+    assert copy.opened is theirs.opened and list(theirs.opened) == ["float32"], "copies share the model in memory"
     t2t_flax.load(workdir, step=1, overrides=CT2).translate(lines[:1])
     t2t_flax.load(workdir, overrides=CT2 | {"decode.quantization": "int8"}).translate(lines[:1])
     assert len(os.listdir(workdir / "ctranslate2")) == 3, "other parameters and types are other models"
