@@ -18,12 +18,16 @@ COMMANDS = {
     "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
     "average": "write the mean of checkpoints as a workdir of its own",
     "export": "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
+    "import": "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
     "sweep": "train many variants of a config, and compare their results in a table",
     "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
     "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",
 }
 _INTERNAL = ("train_together",)
 """Commands that other commands start."""
+
+_MODULES = {"import": "import_model"}
+"""Modules of `cli` whose names differ from their commands', because those are keywords of Python."""
 
 # Errors of the path itself, such as a folder where a file is expected: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
     gc.set_threshold(max(100_000, gc.get_threshold()[0]))
     try:
-        command = importlib.import_module(f"t2t_flax.cli.{argv[0]}")
+        command = importlib.import_module(f"t2t_flax.cli.{_MODULES.get(argv[0], argv[0])}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("t2t_flax"):
             raise

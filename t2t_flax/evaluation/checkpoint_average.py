@@ -1,26 +1,18 @@
 """The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `train.init_from`."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from etils import epath
 
-from t2t_flax import config as config_lib
-from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
-from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.pretrained import run_folder
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean
-from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import check_same_model
-from t2t_flax.training.resume import report_full_disk
+from t2t_flax.training.params_run import refuse_existing, write_params_run
 
 
 def average(
@@ -40,7 +32,7 @@ def average(
     tokenizer.
     """
     output = epath.Path(output)
-    _refuse_existing(output)
+    refuse_existing(output, "--output")
     for flag, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
         duplicate = next((value for value in values if values.count(value) > 1), None)
         if duplicate is not None:
@@ -68,36 +60,12 @@ def average(
 
     combined = mean(parts())
     averaged.sort(key=lambda x: -x[1])
-    _write(output, first.stored, first.tokenizers, combined.params, averaged, list(combined.config_changes))
-    return averaged
-
-
-def _write(
-    output: epath.Path, config: Config, tokenizers: TokenizerPair, params: Any, averaged: list, changes: list
-) -> None:
-    meta = {
+    origin = {
         "step": max(step for _, step in averaged),
-        "scheduled": True,
         "averaged": averaged,
-        "config_changes": changes,
-        "config": config_lib.as_json(config),
-        "digests": {"tokenizer": tokenizers.digest},
+        "config_changes": list(combined.config_changes),
     }
-    item = "ema" if config.optimizer.ema_decay else "params"
-    with contextlib.ExitStack() as stack:
-        if not is_remote(output):
-            stack.enter_context(exclusive_writer(Path(output), "average"))
-            _refuse_existing(output)
-        folder = stack.enter_context(atomic_directory(output, tag=machine_tag(), keep=lambda: _refuse_existing(output)))
-        tokenizers.save(folder / "tokenizer")
-        atomic_write(folder / "config.json", config_lib.to_json(config))
-        checkpoints = Checkpoints(folder / "checkpoints")
-        report_full_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
-        report_full_disk(checkpoints, checkpoints.wait)
-        checkpoints.close()
-
-
-def _refuse_existing(output: epath.Path) -> bool:
-    if output.exists():
-        raise UserError(f"--output={output} already exists: name a new folder.")
-    return False
+    write_params_run(
+        output, first.stored, first.tokenizers, combined.params, origin, flag="--output", command="average"
+    )
+    return averaged

@@ -59,6 +59,15 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
     path.chmod(mode)
 
 
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from None
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
     metadata, arrays = _read(path, with_arrays=True)

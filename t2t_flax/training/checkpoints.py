@@ -278,7 +278,7 @@ class Checkpoints:
     def _check_resumable(self, step: int, meta: dict[str, Any], config: Config, digests: Mapping[str, str]) -> None:
         if meta.get("params_only"):
             raise UserError(
-                f"{self._workdir} holds averaged parameters, which cannot be resumed: start a new run with "
+                f"{self._workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run with "
                 f"--config.train.init_from={self._workdir} and another --workdir."
             )
         check_same_model(stored_config(meta), config, f"checkpoint {step}")

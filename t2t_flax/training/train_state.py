@@ -80,6 +80,11 @@ def _boxed_shapes(model: Transformer) -> Any:
     return jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key
 
 
+def parameter_shapes(model: Transformer) -> Any:
+    """ShapeDtypeStructs of the parameters, without shardings."""
+    return _unboxed(_boxed_shapes(model))
+
+
 @functools.lru_cache(maxsize=16)
 def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
     """jitted key -> parameters, born sharded."""

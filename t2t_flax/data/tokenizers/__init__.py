@@ -9,13 +9,14 @@ from etils import epath
 from t2t_flax.config import Data
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, is_remote
 
-KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, SentencePieceTokenizer)
+KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, MarianTokenizer, SentencePieceTokenizer)
 """The first kind that recognizes a file reads it."""
 
 

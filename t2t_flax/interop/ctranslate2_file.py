@@ -1,0 +1,135 @@
+"""CTranslate2's own files: the arrays of `model.bin` (binary versions 2 to 6), and the lists of tokens beside it."""
+
+import json
+import math
+import struct
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from t2t_flax.errors import UserError
+
+NEWEST_VERSION = 6
+_DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)
+"""By their numbers in the file, from version 4 on; before, an array has the size of its items alone."""
+_DTYPE_OF_SIZE = {4: np.float32, 2: np.int16, 1: np.int8}
+
+
+class ModelFile(NamedTuple):
+    """spec: the name of the model's class in CTranslate2; "" in a NumPy archive. arrays: quantized ones as float32."""
+
+    path: Path
+    spec: str
+    arrays: dict[str, np.ndarray]
+
+
+class _Reader:
+    """Numbers and strings from the start of `data` on. Raises UserError where it ends too early."""
+
+    def __init__(self, path: Path, data: bytes):
+        self._path, self._data, self._at = path, data, 0
+
+    def number(self, kind: str) -> int:
+        return struct.unpack(f"<{kind}", self.take(struct.calcsize(kind)))[0]
+
+    def string(self) -> str:
+        try:
+            return self.take(self.number("H")).rstrip(b"\0").decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.error("names an array in bytes that are not UTF-8") from None
+
+    def take(self, count: int) -> bytes:
+        if self._at + count > len(self._data):
+            raise self.error(f"ends after {len(self._data):,} bytes, before the end of its arrays: it is truncated or")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def error(self, what: str) -> UserError:
+        return UserError(f"{self._path} {what} not a model.bin of CTranslate2. Copy the model again.")
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
+
+
+def read_model_bin(path: Path) -> ModelFile:
+    """The arrays of a model.bin. Raises UserError for a damaged file, and one of a newer version."""
+    reader = _Reader(path, path.read_bytes())
+    version = reader.number("I")
+    if not 2 <= version <= 100:
+        raise reader.error(f"begins with version {version}: it is")
+    if version > NEWEST_VERSION:
+        raise UserError(f"{path} has binary version {version}; this version of t2t_flax reads up to {NEWEST_VERSION}.")
+    spec, _ = reader.string(), reader.number("I")  # the class and its revision
+    arrays = {}
+    for _ in range(reader.number("I")):
+        name = reader.string()
+        arrays[name] = _array(reader, name, version)
+    arrays = _dequantized(arrays)
+    for _ in range(reader.number("I") if version >= 3 else 0):
+        alias, name = reader.string(), reader.string()
+        if name not in arrays:
+            raise reader.error(f"says that {alias} is {name}, which it lacks: it is")
+        arrays[alias] = arrays[name]
+    if not reader.at_end:
+        raise reader.error("goes on after its last array: it is")
+    return ModelFile(path, spec, arrays)
+
+
+def _array(reader: _Reader, name: str, version: int) -> np.ndarray:
+    shape = [reader.number("I") for _ in range(reader.number("B"))]
+    kind, count = reader.number("B"), reader.number("I")
+    if version >= 4:
+        dtype = _DTYPES[kind] if kind < len(_DTYPES) else None
+    else:
+        dtype, count = _DTYPE_OF_SIZE.get(kind), count * kind
+    if dtype is None or count != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise reader.error(f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is")
+    return np.frombuffer(reader.take(count), dtype).reshape(shape)
+
+
+def _dequantized(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """int8 weights have a scale for each row, int16 weights one in all: the weight is the integer / scale."""
+    scales = {name for name in arrays if name.endswith("_scale") and name.removesuffix("_scale") in arrays}
+    out = {name: x for name, x in arrays.items() if name not in scales}
+    for scale in scales:
+        name, divisor = scale.removesuffix("_scale"), np.asarray(arrays[scale], np.float32)
+        x = out[name].astype(np.float32)
+        out[name] = x / divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim))
+    return out
+
+
+def read_npz(path: Path) -> ModelFile:
+    """The arrays of a NumPy archive with CTranslate2's names. Raises UserError if it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return ModelFile(path, "", {name: archive[name] for name in archive.files})
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a readable NumPy archive (.npz): {error}") from error
+
+
+def vocabulary_file(folder: Path, side: str) -> Path:
+    """The list of tokens of "source" or "target". Raises UserError if there is none."""
+    names = [f"{name}_vocabulary.{kind}" for name in (side, "shared") for kind in ("json", "txt")]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(
+        f"there is no {folder / names[1]}: expected one token per line, in the order of the embedding rows, or {names[0]}, or "
+        "the same as shared_vocabulary."
+    )
+
+
+def read_tokens(path: Path) -> list[str]:
+    """The tokens of a vocabulary, JSON or one on each line. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokens = json.loads(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+    except (UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"{path} is not a list of tokens: {error}") from None
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UserError(f"{path} is not a list of tokens.")
+    return tokens
