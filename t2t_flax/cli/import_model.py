@@ -41,20 +41,22 @@ def run(argv: list[str]) -> int:
     from t2t_flax.interop.import_model import read_model
     from t2t_flax.training.config_changes import check_same_model
     from t2t_flax.training.params_run import check_parameters, refuse_existing, write_params_run
+    from t2t_flax.training.train_state import count_params
 
     refuse_existing(args.workdir, "--workdir")
     languages = args.source_language, args.target_language
     model = read_model(args.source, num_heads=args.num_heads, languages=languages)
     config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
     check_same_model(model.config, config, args.source)
-    count = check_parameters(config, model.tokenizers, model.params, args.source)
-    origin = {"step": 0, "imported": model.kind}
+    check_parameters(config, model.tokenizers, model.params, args.source)
+    origin = {"step": model.step, "imported": model.kind}
     write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
-    c, sizes = config.model, sorted(set(model.tokenizers.vocab_sizes))
+    c, sizes = config.model, model.tokenizers.vocab_sizes
+    count = count_params(model.params, config, *sizes)
     print(
         f"{args.workdir}: {model.kind}, {config.data.source_language}-{config.data.target_language}, {count:,} parameters, "
         f"{c.num_encoder_layers} + {c.num_decoder_layers} layers, d_model {c.d_model}, vocabulary "
-        f"{' and '.join(f'{size:,}' for size in sizes)}"
+        f"{' and '.join(f'{size:,}' for size in sorted(set(sizes)))}"
     )
     for note in model.notes:
         print(f"note: {note}")

@@ -44,10 +44,12 @@ def write_ctranslate2(
     *,
     source_eos: bool,
     quantization: str | None = None,
+    languages: tuple[str, str] | None = None,
 ) -> None:
     """Writes model.bin, config.json and the vocabularies to an existing folder.
 
     params: float32 arrays. vocabularies: the token of each source and target id, without the rows that pad the tables.
+    languages: codes for config.json, which CTranslate2 does not read but `import` does.
     Raises UserError if CTranslate2 is not installed or the model is not of its kind.
     """
     check_exportable(config)
@@ -72,6 +74,8 @@ def write_ctranslate2(
     spec.config.add_source_eos = source_eos
     spec.config.bos_token, spec.config.unk_token = START, vocabularies[1][UNK]
     spec.config.eos_token = vocabularies[1][EOS]
+    for key, code in zip(("source_language", "target_language"), languages or (), strict=bool(languages)):
+        spec.config.add_attribute(key, code)
     target = _set_tables(spec, config, params, *vocabularies)
     for side, stack in (("source", spec.encoder), ("target", spec.decoder)):
         stack.scale_embeddings = config.embed_scale == "sqrt_d"

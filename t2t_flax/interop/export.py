@@ -6,6 +6,7 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
@@ -59,7 +60,13 @@ def export(
         if kind == "ctranslate2":
             vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))
             ctranslate2_export.write_ctranslate2(
-                path, config.model, params, vocabularies, source_eos=config.data.source_eos, quantization=quantization
+                path,
+                config.model,
+                params,
+                vocabularies,
+                source_eos=config.data.source_eos,
+                quantization=quantization,
+                languages=(config.data.source_language, config.data.target_language),
             )
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
@@ -67,6 +74,8 @@ def export(
             write_model(path, config, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest)
         if kind != "huggingface":
             tokenizers.save(path / "tokenizer")
+        if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
+            marian_export.write_sentencepiece(path, tokenizers)
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
         heading = f"# {config.data.source_language}-{config.data.target_language} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
@@ -118,7 +127,9 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
     source, target = ("tokenizer/tokenizer.model",) * 2
     if not tokenizers.joint:
         source, target = "tokenizer/source.model", "tokenizer/target.model"
-    if isinstance(tokenizers.source, SentencePieceTokenizer):
+    if isinstance(tokenizers.source, MarianTokenizer):
+        source, target = "source.spm", "target.spm"
+    if isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
         code = (
             "import ctranslate2, sentencepiece\n\n"
             f'source = sentencepiece.SentencePieceProcessor("{source}")\n'

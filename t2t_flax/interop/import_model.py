@@ -1,18 +1,17 @@
 """Reads a trained model of another program, or of `export`, recognized by its files."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from t2t_flax.config import Model, from_json
-from t2t_flax.config.overrides import resolve
+from t2t_flax.config import Model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.interop import ctranslate2_import, marian_import
 from t2t_flax.interop.imported import ImportedModel, json_file
+from t2t_flax.interop.model_folder import MODEL_FILE, open_model_folder
 from t2t_flax.interop.safetensors_file import flatten, read_safetensors, unflatten
 
 EXPECTED = (
@@ -46,17 +45,22 @@ def _reader(path: Path, folder: Path) -> Callable[..., ImportedModel]:
         raise UserError(f"--from={path}: config.json has model_type = {kind!r}; expected marian.")
     if ctranslate2_import.find(folder):
         return ctranslate2_import.read
-    if (folder / "model.safetensors").is_file() or path.suffix == ".safetensors":
-        return lambda folder, **_: _read_own(path if path.is_file() else folder / "model.safetensors")
+    if (folder / MODEL_FILE).is_file():
+        return _read_own
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
     raise UserError(f"--from={path} is not a model that can be read: it holds {shown}; expected {EXPECTED}.")
 
 
-def _read_own(path: Path) -> ImportedModel:
-    params, stored = read_safetensors(path)
-    config = from_json(json.dumps(stored)) if "schema_version" in stored else resolve(stored)
-    return ImportedModel("safetensors of t2t_flax", config, params, TokenizerPair.load(path.parent / "tokenizer"))
+def _read_own(folder: Path, **_: object) -> ImportedModel:
+    model = open_model_folder(folder)
+    if model is None:
+        raise UserError(f"there is no {folder / MODEL_FILE}.")
+    tokenizers = TokenizerPair.load(folder / "tokenizer")
+    if tokenizers.digest != model.tokenizer:
+        raise UserError(f"{folder / 'tokenizer'} is not the tokenizer with which {folder / MODEL_FILE} was trained.")
+    params, _ = read_safetensors(folder / MODEL_FILE)
+    return ImportedModel("safetensors of t2t_flax", model.config, params, tokenizers, step=max(model.steps))
 
 
 def _with_padded_tables(imported: ImportedModel) -> ImportedModel:

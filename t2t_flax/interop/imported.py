@@ -18,13 +18,16 @@ IMPROBABLE = -100.0
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-    """kind: the program it comes from. params: a tree of float32 arrays. notes: what was not taken over."""
+    """kind: the program it comes from. params: a tree of float32 arrays. notes: what was not taken over. step: the updates
+    of its training where they are known.
+    """
 
     kind: str
     config: Config
     params: dict[str, Any]
     tokenizers: TokenizerPair
     notes: tuple[str, ...] = ()
+    step: int = 0
 
 
 def import_config(

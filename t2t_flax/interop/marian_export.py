@@ -5,6 +5,7 @@ interleaved ones are exported with all matrices permuted to it.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from t2t_flax.config import Config, Model
 from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.interop.feature_order import reordered, sines_first
 from t2t_flax.interop.safetensors_file import save
 from t2t_flax.interop.supported_keys import require_supported
 
@@ -48,7 +51,7 @@ def write_marian(
 ) -> None:
     """Writes the model and its tokenizer to an existing folder. Raises UserError for models and tokenizers of another kind."""
     check_exportable(config)
-    if not isinstance(tokenizers.source, SentencePieceTokenizer):
+    if not isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
         raise UserError(
             f"data.tokenizer = {config.data.tokenizer} cannot be exported to Hugging Face's Marian, whose tokenizer is "
             "SentencePiece: expected bpe or unigram."
@@ -91,9 +94,14 @@ def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
     }
 
 
+def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
+    """source.spm and target.spm."""
+    for name, side in (("source", tokenizers.source), ("target", tokenizers.target)):
+        (folder / f"{name}.spm").write_bytes(side.model if isinstance(side, MarianTokenizer) else side.data)
+
+
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
-    tokenizers.source.save(folder / "source.spm")
-    tokenizers.target.save(folder / "target.spm")
+    write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
     _write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
@@ -104,9 +112,8 @@ def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) ->
 
 def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
     """Marian's tensors by name; linear weights are [out, in]."""
-    d = config.d_model
-    order = np.concatenate([np.arange(0, d, 2), np.arange(1, d, 2)])
-    table = _float32(params["shared_embedding"]["table"])[:vocab, order]
+    params = reordered(params, sines_first(config.d_model))
+    table = _float32(params["shared_embedding"]["table"])[:vocab]
     bias = _float32(params["output_bias"])[:vocab] if config.output_bias else np.zeros(vocab, np.float32)
     bias[PAD] = _NEVER
     if config.decoder_start_token == "zeros":
@@ -114,12 +121,12 @@ def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
     out = {"model.shared.weight": table, "final_logits_bias": bias[None]}
     for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
         for i in range(count):
-            layer = _layer(params[f"{stack}_{i}"], order)
+            layer = _layer(params[f"{stack}_{i}"])
             out |= {f"model.{stack}.layers.{i}.{name}": x for name, x in layer.items()}
     return out
 
 
-def _layer(params: Any, order: np.ndarray) -> dict[str, np.ndarray]:
+def _layer(params: Any) -> dict[str, np.ndarray]:
     out = {}
     for ours, theirs, residual in (
         ("self_attention", "self_attn", "residual_attention"),
@@ -128,25 +135,23 @@ def _layer(params: Any, order: np.ndarray) -> dict[str, np.ndarray]:
         if ours not in params:
             continue
         for name in ("query", "key", "value"):
-            kernel = _float32(params[ours][name]["kernel"])
-            out |= _linear(f"{theirs}.{name[0]}_proj", kernel.reshape(len(kernel), -1)[order], params[ours][name])
-        kernel = _float32(params[ours]["out"]["kernel"])
-        out |= _linear(f"{theirs}.out_proj", kernel.reshape(-1, kernel.shape[-1])[:, order], params[ours]["out"], order)
-        out |= _norm(f"{theirs}_layer_norm", params[residual]["norm"], order)
-    up, down = params["feed_forward"]["Einsum_0"], params["feed_forward"]["Einsum_1"]
-    out |= _linear("fc1", _float32(up["kernel"])[order], up)
-    out |= _linear("fc2", _float32(down["kernel"])[:, order], down, order)
-    return out | _norm("final_layer_norm", params["residual_ffn"]["norm"], order)
+            out |= _linear(f"{theirs}.{name[0]}_proj", params[ours][name])
+        out |= _linear(f"{theirs}.out_proj", params[ours]["out"], inputs=2)
+        out |= _norm(f"{theirs}_layer_norm", params[residual]["norm"])
+    out |= _linear("fc1", params["feed_forward"]["Einsum_0"]) | _linear("fc2", params["feed_forward"]["Einsum_1"])
+    return out | _norm("final_layer_norm", params["residual_ffn"]["norm"])
 
 
-def _linear(name: str, kernel: np.ndarray, params: Any, order: Any = slice(None)) -> dict[str, np.ndarray]:
-    """Weight and bias of a kernel [in, out]; a projection of attention without a bias gets zeros."""
-    bias = _float32(params["bias"]).reshape(-1)[order] if "bias" in params else np.zeros(kernel.shape[1], np.float32)
-    return {f"{name}.weight": kernel.T, f"{name}.bias": bias}
+def _linear(name: str, params: Any, inputs: int = 1) -> dict[str, np.ndarray]:
+    """Weight and bias of a kernel with `inputs` input axes; a projection of attention without a bias gets zeros."""
+    kernel = _float32(params["kernel"])
+    weight = kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T
+    bias = _float32(params["bias"]).reshape(-1) if "bias" in params else np.zeros(len(weight), np.float32)
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
-def _norm(name: str, params: Any, order: np.ndarray) -> dict[str, np.ndarray]:
-    return {f"{name}.weight": _float32(params["scale"])[order], f"{name}.bias": _float32(params["bias"])[order]}
+def _norm(name: str, params: Any) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": _float32(params["scale"]), f"{name}.bias": _float32(params["bias"])}
 
 
 def _float32(x: Any) -> np.ndarray:

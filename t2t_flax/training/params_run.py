@@ -4,7 +4,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
@@ -57,15 +56,14 @@ def write_params_run(
         checkpoints.close()
 
 
-def check_parameters(config: Config, tokenizers: TokenizerPair, params: Any, where: str) -> int:
-    """The number of parameters, if these are those of a model of this config. Raises UserError, naming what is missing,
-    unexpected or of another shape. where: the file that they come from.
+def check_parameters(config: Config, tokenizers: TokenizerPair, params: Any, where: str) -> None:
+    """Raises UserError for parameters that are not those of a model of this config, naming what is missing, unexpected or of
+    another shape. where: the file that they come from.
     """
     model = make_model(config, *tokenizers.vocab_sizes)
     differ = shape_differences(array_shapes(params), array_shapes(parameter_shapes(model)))
     if differ:
         raise UserError(f"{where} does not hold the parameters of its config and tokenizer: {differ}.")
-    return sum(x.size for x in jax.tree.leaves(params))
 
 
 def refuse_existing(folder: str | epath.Path, flag: str) -> bool:

@@ -178,7 +178,7 @@ def parameter_groups(params: Any, config: Config, source_vocab: int, target_voca
     for path, leaf in jax.tree.leaves_with_path(params):
         top, *rest = [key.key for key in path]
         stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start_token" else top
-        kind = "norms" if any("norm" in key for key in [top, *rest]) else rest[0]
+        kind = "norms" if any("norm" in key for key in [top, *rest]) else (rest or [top])[0]
         name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
         groups[name] = groups.get(name, 0) + leaf.size
     for name in groups:

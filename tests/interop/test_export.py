@@ -17,6 +17,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.interop import marian_export
 from t2t_flax.interop.ctranslate2_export import check_exportable, write_ctranslate2
+from t2t_flax.interop.ctranslate2_import import read_ctranslate2
 from t2t_flax.interop.safetensors_file import flatten, read_safetensors, write_safetensors
 
 VOCAB, CAP = 37, 20
@@ -199,3 +200,61 @@ def test_safetensors_are_readable_without_jax(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_exported_models_come_back(name, tmp_path):
+    """What is written again is the same file byte for byte, and ids, scale and tables are those of the run."""
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model(name)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    write_ctranslate2(folders[0], config.model, params, (WORDS, WORDS), source_eos=True)
+    model, read, source, target = read_ctranslate2(folders[0])
+    assert source == target == WORDS
+    write_ctranslate2(folders[1], model, read, (source, target), source_eos=True)
+    assert (folders[0] / "model.bin").read_bytes() == (folders[1] / "model.bin").read_bytes()
+    if name != "start":  # logit_scale is part of the projection there
+        assert flatten(read).keys() == flatten(params).keys()
+        for path, x in flatten(params).items():
+            rows = VOCAB if "embedding" in path or path == "output_bias" else len(x)
+            np.testing.assert_array_equal(flatten(read)[path], x[:rows], err_msg=path)
+
+
+@pytest.mark.parametrize("quantization, error", [("int8", 0.6 / 127), ("int16", 0.6 / 1024), ("float16", 1e-3)])
+def test_quantized_models_come_back_within_their_rounding(quantization, error, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model("paper")
+    write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True, quantization=quantization)
+    read = flatten(read_ctranslate2(tmp_path)[1])
+    for path, x in flatten(params).items():
+        x = x[:VOCAB] if "embedding" in path else x
+        np.testing.assert_allclose(read[path], x, rtol=0, atol=error * np.abs(x).max(), err_msg=path)
+    assert any(np.any(read[path] != x[: len(read[path])]) for path, x in flatten(params).items())
+
+
+def test_a_damaged_model_bin_is_refused(tmp_path):
+    """Cut off anywhere, longer than it should be, of a newer version, or not a model at all."""
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model("paper")
+    write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
+    path = tmp_path / "model.bin"
+    whole = path.read_bytes()
+    for size in (3, 5, 24, 40, 1000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"model\.bin ends after .* truncated"):
+            read_ctranslate2(tmp_path)
+    for content, message in (
+        (whole + b"\0", "goes on after its last array"),
+        (b"\x07" + whole[1:], "binary version 7; this version of t2t_flax reads up to 6"),
+        (b"not a model" * 9, "begins with version"),
+        (whole.replace(b"TransformerSpec\0", b"WhisperSpecABCD\0"), "holds a WhisperSpecABCD"),
+        (
+            whole.replace(b"encoder/layer_0/ffn/linear_0/bias", b"encoder/layer_0/ffn/linear_9/bias"),
+            "no array 'encoder/layer_0/ffn/linear_0/bias'",
+        ),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_ctranslate2(tmp_path)
