@@ -32,8 +32,16 @@ def patterns_of(text: str) -> list[str]:
 
 
 def check_fine_tuning(t: "Train") -> None:
-    """Raises UserError for a value that is none, and for a key without the one that it belongs to."""
+    """Raises UserError for a value that is none, and for a key without, or beside, one that it depends on."""
     parse_init_checkpoint(t.init_checkpoint)
+    for name in ("lora_alpha", "lora_modules"):
+        if not t.lora_rank and getattr(t, name) != getattr(type(t), name):
+            raise UserError(f"config.train.{name} = {getattr(t, name)} is for adapters: set config.train.lora_rank.")
+    if t.lora_rank and t.freeze:
+        raise UserError(
+            f"config.train.lora_rank = {t.lora_rank} trains adapters alone, all else is frozen already: leave out "
+            "config.train.freeze."
+        )
     for name in ("init_checkpoint", "init_vocabulary"):
         if not t.init_from and getattr(t, name) != getattr(type(t), name):
             raise UserError(

@@ -83,6 +83,17 @@ class Train:
         "parameters that are not trained: glob patterns of their paths, separated by spaces (encoder_* shared_embedding); "
         "empty = none",
     )
+    lora_rank: int = key(
+        0,
+        "rank of the adapters that are trained in place of the parameters (LoRA, Hu et al. 2021); 0 = none",
+        low=0,
+        high=4096,
+    )
+    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", low=1e-6)
+    lora_modules: str = key(
+        "*/query */value",
+        "kernels that have adapters: glob patterns of their paths, separated by spaces (encoder_*/query)",
+    )
     cpu_allocator: bool = key(
         True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
         mutable=True,

@@ -23,6 +23,7 @@ from t2t_flax.planning import hlo
 from t2t_flax.planning.chips import target_config
 from t2t_flax.planning.device_layout import DeviceLayout
 from t2t_flax.planning.topology import Topology
+from t2t_flax.training.lora import without_adapters
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import batch_struct, compiler_options
 from t2t_flax.training.train_state import TrainState, init_state, make_model
@@ -116,7 +117,7 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
     `least_hbm_bytes`: weights and caches read once.
     """
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
-    config, params = run.config.decode, run.state.params
+    config, params = run.config.decode, without_adapters(run.state.params)
     facts = _facts(run, lambda: compile_search(run.model, params, run.mesh, config, **lengths)[1])
     if facts["fits"]:  # all arguments are weights, caches and a few numbers
         facts["least_hbm_bytes"] = sum(facts["argument_bytes"].values())

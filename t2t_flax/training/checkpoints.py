@@ -42,8 +42,10 @@ from t2t_flax.training.damage import (
     shape_differences,
     with_digest,
 )
+from t2t_flax.training.lora import merge_on_devices, with_adapters
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.trainable import LORA
 from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
@@ -300,11 +302,15 @@ class Checkpoints:
         return meta
 
     def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
-        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`. Raises
-        DamagedCheckpoint on all processes if one cannot read them.
+        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`, with low-rank
+        adapters merged. Raises DamagedCheckpoint on all processes if one cannot read them.
         """
         meta = self.meta(step)
-        return self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
+        train = stored_config(meta).train
+        if any(path.startswith(f"{LORA}.") for path in meta.get("arrays", {}).get(item, ())):  # none in averages
+            abstract_params = with_adapters(train, abstract_params)
+        params = self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
+        return merge_on_devices(train, params)
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
         """`read()` on every process. Raises DamagedCheckpoint on all of them if it did so on one; other errors only where

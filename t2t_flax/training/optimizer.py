@@ -8,6 +8,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from t2t_flax.config import Config, Optimizer
+from t2t_flax.training.matrix_axes import matrix_axes_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import path_names
 
@@ -95,32 +96,14 @@ def decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-_ATTENTION_INPUT, _ATTENTION_OUTPUT = MuonDimensionNumbers(0, (1, 2)), MuonDimensionNumbers((0, 1), 2)
-_MATRIX_AXES = {
-    "query": _ATTENTION_INPUT,  # [d_model, heads, width]: one matrix of all heads
-    "key": _ATTENTION_INPUT,
-    "value": _ATTENTION_INPUT,
-    "out": _ATTENTION_OUTPUT,  # [heads, width, d_model]
-    "taps": MuonDimensionNumbers(1, 2),  # [taps, d_model, d_model]: one matrix per tap
-}
-
-
 def matrix_axes(params: Any) -> Any:
     """The input and output axes by which Muon reads each kernel as a matrix; None for what Adam trains. Raises ValueError
-    for a kernel of three axes that has no row in the table.
+    for a kernel of unknown axes.
     """
 
     def axes(path, leaf):
-        *_, module, name = ("", *path_names(path))
-        if name != "kernel":
-            return None
-        if leaf.ndim == 2:
-            return MuonDimensionNumbers(0, 1)
-        if module not in _MATRIX_AXES:
-            raise ValueError(
-                f"muon: which axes of {'/'.join(path_names(path))} {list(leaf.shape)} are inputs? Add it to _MATRIX_AXES."
-            )
-        return _MATRIX_AXES[module]
+        of_kernel = matrix_axes_of(path_names(path), leaf.shape)
+        return of_kernel and MuonDimensionNumbers(*of_kernel)
 
     return jax.tree_util.tree_map_with_path(axes, params)
 

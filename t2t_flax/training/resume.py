@@ -73,7 +73,7 @@ def restore_or_init(
         return state, progress
     state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
     if setup.config.train.init_from:
-        params = pretrained_params(setup, state.params, checkpoints.group, say)
+        params = state.params | pretrained_params(setup, state.params, checkpoints.group, say)
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))

@@ -15,6 +15,7 @@ from t2t_flax.monitoring.timers import Clock
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.lora import merge_on_devices, without_adapters
 from t2t_flax.training.resume import TrainProgress, open_checkpoints, report_full_disk, restore_or_init, save
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss
 from t2t_flax.training.train_logger import TrainLogger
@@ -139,13 +140,14 @@ class RunTracker:
         """
         config, values = self.run.config, {}
         with self.clock.measure("eval"):
+            params = merge_on_devices(config.train, state.eval_params)
             if self._valid_loss and due.loss:
-                means = self._valid_loss(state.eval_params, supervisor.raise_if_stopping)
+                means = self._valid_loss(params, supervisor.raise_if_stopping)
                 values |= {f"valid_{name}": mean for name, mean in means.items()}
                 values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
             if due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
-                values |= self._score(state.eval_params, supervisor.raise_if_stopping, compiling)
+                values |= self._score(params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
         self.logger.write(step, values)
@@ -195,7 +197,8 @@ def validation_loss(run: TrainingSetup) -> ValidationLoss | None:
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     besides = run.abstract.opt_state, run.abstract.ema
-    return ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid, "valid", besides)
+    params = without_adapters(run.abstract.params)
+    return ValidationLoss(run.config, run.model, run.mesh, params, run.corpus.valid, "valid", besides)
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

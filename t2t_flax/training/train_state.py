@@ -17,7 +17,8 @@ from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.fused_attention import attention_kernel
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.trainable import split
+from t2t_flax.training import lora
+from t2t_flax.training.trainable import LORA, split
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
     import optax
@@ -101,11 +102,11 @@ def init_state(
         ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
         return jnp.zeros((), jnp.int32), tx.init(split(config, params)[0]), ema
 
-    param_shapes = _unboxed(_boxed_shapes(model))
+    param_shapes = run_params(config, model, mesh)
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(rest, param_shapes)
-        param_shardings = parameter_shardings(config.mesh, model, mesh)
-        in_optimizer = parameter_shardings(config.mesh, model, mesh, optimizer=True)
+        param_shardings = jax.tree.map(_sharding, param_shapes)
+        in_optimizer = jax.tree.map(_sharding, run_params(config, model, mesh, optimizer=True))
         shardings = TrainState(
             mesh_lib.named(mesh, mesh_lib.REPLICATED),
             param_shardings,
@@ -113,7 +114,11 @@ def init_state(
             ema and param_shardings,
         )
         if not abstract:
-            params = _init_program(model, mesh, config.mesh)(jax.random.key(config.seed.init))
+            key = jax.random.key(config.seed.init)
+            params = _init_program(model, mesh, config.mesh)(key)
+            if LORA in param_shapes:
+                init = functools.partial(lora.init_adapters, param_shapes[LORA])
+                params = params | {LORA: jax.jit(init, out_shardings=param_shardings[LORA])(key)}
             others = (shardings.step, shardings.opt_state, shardings.ema)
             step, opt_state, ema = jax.jit(rest, out_shardings=others)(params)
             return TrainState(step, params, opt_state, ema), shardings
@@ -121,9 +126,18 @@ def init_state(
     return _structs(shapes, shardings), shardings
 
 
-def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh) -> Any:
-    """ShapeDtypeStructs of the parameters, with their shardings."""
-    return _structs(_unboxed(_boxed_shapes(model)), parameter_shardings(config, model, mesh))
+def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
+    """ShapeDtypeStructs of the model's parameters, with their shardings, see `parameter_shardings`."""
+    return _structs(_unboxed(_boxed_shapes(model)), parameter_shardings(config, model, mesh, optimizer=optimizer))
+
+
+def run_params(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
+    """As `abstract_params`, with the low-rank adapters that the config adds."""
+    return lora.with_adapters(config.train, abstract_params(config.mesh, model, mesh, optimizer=optimizer))
+
+
+def _sharding(x: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+    return x.sharding
 
 
 def _structs(shapes: Any, shardings: Any) -> Any:

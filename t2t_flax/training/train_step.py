@@ -14,10 +14,11 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.embeddings import DEVICE_COPIES
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.device_copies import device_copies
+from t2t_flax.training.lora import merge
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.schedules import learning_rate_schedule
-from t2t_flax.training.train_state import TrainState, parameter_shardings
+from t2t_flax.training.train_state import TrainState, run_params
 from t2t_flax.training.trainable import join, split
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
@@ -75,7 +76,10 @@ def train_step(
 
         def micro(part, a):
             noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
-            loss = lambda trained: loss_sums(config, model, join(trained, frozen), part, noise, shards)  # noqa: E731
+
+            def loss(trained):
+                return loss_sums(config, model, merge(config.train, join(trained, frozen)), part, noise, shards)
+
             with products(model.matmul_precision):  # its custom_vjp is traced here
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
             return grads, {"loss": loss} | others
@@ -125,7 +129,7 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
     """`train_step` jitted on the mesh; the state is donated."""
-    moments, _ = split(config, parameter_shardings(config.mesh, model, mesh, optimizer=True))
+    moments, _ = split(config, jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True)))
     step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)

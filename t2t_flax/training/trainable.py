@@ -1,4 +1,4 @@
-"""Which parameters a run trains: all but those of config.train.freeze.
+"""Which parameters a run trains: all but those of config.train.freeze or, with train.lora_rank, the adapters alone.
 
 The optimizer, the gradient and its norm, weight decay and the moving average see the trained parameters alone, as a tree
 without the branches of the others.
@@ -16,12 +16,17 @@ from t2t_flax.config import Config
 from t2t_flax.config.fine_tuning import patterns_of
 from t2t_flax.errors import UserError
 
+LORA = "lora"
+"""The name of the low-rank adapters beside the parameters of the model, see `lora`."""
+
 
 def split(config: Config, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(trained, frozen): the leaves of a tree of parameters, or of one shaped like it, in two trees of dicts.
 
     Raises UserError for a pattern that matches no parameter, and if nothing is left to train.
     """
+    if config.train.lora_rank:
+        return {LORA: params[LORA]}, {name: tree for name, tree in params.items() if name != LORA}
     if not config.train.freeze:
         return dict(params), {}
     leaves = flatten_dict(params, sep="/")

@@ -84,6 +84,9 @@ PROGRAM = {
     "train.precision": ("float32", "bfloat16", {}),
     "train.remat": ("none", "dots", {}),
     "train.freeze": ("", "encoder_*", {}),
+    "train.lora_rank": (0, 2, {}),
+    "train.lora_alpha": (16.0, 8.0, {"train.lora_rank": 2}),
+    "train.lora_modules": ("*/query */value", "*/query", {"train.lora_rank": 2}),
     "seed.dropout": (0, 1, {}),
 }
 

@@ -1,0 +1,99 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): W + alpha / rank * A B in place of a kernel W, with A and B trained and W frozen.
+
+A run's parameters hold them beside those of the model: `lora/PATH OF W/a` and `.../b`. The model sees merged parameters alone,
+and reading a checkpoint merges them, so that decoding, evaluation and export know nothing of adapters.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t2t_flax.config import Train
+from t2t_flax.training.matrix_axes import matrix_axes_of
+from t2t_flax.training.trainable import LORA, matching
+
+_Add = Callable[[str, float, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def with_adapters(train: Train, params: dict[str, Any]) -> dict[str, Any]:
+    """A model's parameters as ShapeDtypeStructs with shardings, and those of the adapters that the config wants: float32, A
+    [inputs, rank] and B [rank, outputs], whose axes are sharded as those of W. Raises UserError for a pattern of
+    train.lora_modules that matches no kernel.
+    """
+    if not train.lora_rank:
+        return params
+    leaves = flatten_dict(params, sep="/")
+    kernels = [path for path, leaf in leaves.items() if matrix_axes_of(tuple(path.split("/")), leaf.shape)]
+    adapters = {}
+    for path in sorted(matching(train.lora_modules, kernels, "config.train.lora_modules")):
+        leaf, (*letters, whole) = leaves[path], _equation(path, leaves[path].shape)
+        sizes = dict(zip(whole, leaf.shape, strict=True)) | {"r": train.lora_rank}
+        axes = dict(zip(whole, leaf.sharding.spec, strict=False))
+        for name, own in zip("ab", letters, strict=True):
+            sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*map(axes.get, own)))
+            shape = tuple(map(sizes.__getitem__, own))
+            adapters[f"{path}/{name}"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+    return params | {LORA: unflatten_dict(adapters, sep="/")}
+
+
+def init_adapters(adapters: Any, key: jax.Array) -> Any:
+    """Arrays for the adapters of `with_adapters`: A normal with variance 1 / inputs, B zero, so that A B is zero."""
+    leaves = flatten_dict(adapters, sep="/")
+
+    def init(path, leaf, key):
+        if path.endswith("/b"):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return math.prod(leaf.shape[:-1]) ** -0.5 * jax.random.normal(key, leaf.shape, leaf.dtype)
+
+    keys = jax.random.split(key, len(leaves))
+    return unflatten_dict({path: init(path, leaves[path], keys[i]) for i, path in enumerate(sorted(leaves))}, sep="/")
+
+
+def without_adapters(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the model alone."""
+    return {name: tree for name, tree in params.items() if name != LORA}
+
+
+def merge(train: Train, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model's parameters with the adapters added; for use within a traced function."""
+    return _merged(train, params, _added)
+
+
+def merge_on_devices(train: Train, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As `merge`, of arrays; the result has their shardings."""
+    return _merged(train, params, lambda *parts: _program(*parts[:2], parts[2].sharding)(*parts[2:]))
+
+
+def _merged(train: Train, params: Mapping[str, Any], add: _Add) -> Mapping[str, Any]:
+    if LORA not in params:
+        return params
+    leaves, adapters = flatten_dict(without_adapters(params), sep="/"), flatten_dict(params[LORA], sep="/")
+    for path in {path.rpartition("/")[0] for path in adapters}:
+        a, b, whole = _equation(path, leaves[path].shape)
+        parts = leaves[path], adapters[f"{path}/a"], adapters[f"{path}/b"]
+        leaves[path] = add(f"{a},{b}->{whole}", train.lora_alpha / train.lora_rank, *parts)
+    return unflatten_dict(leaves, sep="/")
+
+
+def _added(equation: str, scale: float, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return w + scale * jnp.einsum(equation, a, b, precision="highest")
+
+
+@functools.lru_cache(maxsize=64)
+def _program(equation: str, scale: float, sharding: jax.sharding.Sharding) -> Callable[..., jax.Array]:
+    return jax.jit(functools.partial(_added, equation, scale), out_shardings=sharding)
+
+
+def _equation(path: str, shape: tuple[int, ...]) -> tuple[str, str, str]:
+    """The axes of A, of B and of a kernel as letters: ("ar", "rbc", "abc") for queries [d_model, heads, width]."""
+    inputs, outputs = ((x,) if isinstance(x, int) else x for x in matrix_axes_of(tuple(path.split("/")), shape) or ())
+    whole = "abcd"[: len(shape)]
+    first = "".join(letter for i, letter in enumerate(whole) if i not in (*inputs, *outputs))
+    named = lambda axes: "".join(whole[i] for i in axes)  # noqa: E731
+    return f"{first}{named(inputs)}r", f"{first}r{named(outputs)}", whole

@@ -1,0 +1,212 @@
+"""Low-rank adapters: their gradient, what a run keeps and changes, and that everything that reads a run sees merged weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.runs import start, tiny_run
+
+from t2t_flax import config as config_lib
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.checkpoint_average import average
+from t2t_flax.evaluation.restore import load
+from t2t_flax.training import loop
+from t2t_flax.training.lora import merge, merge_on_devices, with_adapters, without_adapters
+from t2t_flax.training.model_summary import describe
+from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.pretrained import pretrained_params
+from t2t_flax.training.train_state import abstract_params, init_state, make_model
+from t2t_flax.training.train_step import loss_sums, make_train_step
+
+HERE = {"mesh.data": "-1"}  # all simulated devices
+
+
+def with_random_adapters(params: dict) -> dict:
+    """B is zero at first, where A has no gradient."""
+    keys = iter(jax.random.split(jax.random.key(7), 1000))
+    return params | {"lora": jax.tree.map(lambda x: 0.3 * jax.random.normal(next(keys), x.shape), params["lora"])}
+
+
+def as_matrices(path: str, w: np.ndarray) -> np.ndarray:
+    """float64 [matrices, inputs, outputs] of a kernel, written out for each kind of layer."""
+    w, module = np.asarray(w, np.float64), path.split("/")[-2]
+    if module in ("query", "key", "value"):
+        return w.reshape(1, w.shape[0], -1)
+    return w.reshape(1, -1, w.shape[-1]) if module == "out" else w.reshape(-1, *w.shape[-2:])
+
+
+def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{path of the kernel: (A [matrices, inputs, rank], B [matrices, rank, outputs])} in float64."""
+    leaves = {path: np.asarray(x, np.float64) for path, x in flatten_dict(params["lora"], sep="/").items()}
+    out = {}
+    for path in {path.rpartition("/")[0] for path in leaves}:
+        a, b = leaves[f"{path}/a"], leaves[f"{path}/b"]
+        count = a.shape[0] if "taps" in path else 1
+        out[path] = a.reshape(count, -1, a.shape[-1]), b.reshape(count, a.shape[-1], -1)
+    return out
+
+
+@pytest.mark.parametrize("mixer", ["attention", "conv"])
+def test_gradients_are_the_full_gradient_projected(mixer):
+    """Oracle: with W + s A B, dL/dA = s G B^T and dL/dB = s A^T G, in float64 NumPy from the gradient G of the merged kernel."""
+    lora = dict(lora_rank=3, lora_alpha=6.0, lora_modules="*")
+    config = small_config(model=dict(dropout=0.0, mixer=mixer), train=lora)
+    model, _, state, _ = model_and_state(config)
+    params, batch = with_random_adapters(state.params), rows_alone(random_pairs(4))
+    loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, merge(config.train, p), batch, None)[0]))
+    full_loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, p, batch, None)[0]))
+    value, grads = loss(params)
+    merged = merge_on_devices(config.train, params)
+    full_value, full = full_loss(merged)
+    assert float(value) == pytest.approx(float(full_value), rel=1e-6)
+    kernels, after, gradient = (flatten_dict(without_adapters(t), sep="/") for t in (params, merged, full))
+    of_adapters, pairs = adapters_of(grads), adapters_of(params)
+    assert set(pairs) == {path for path in kernels if path.endswith("/kernel")} and len(pairs) > 9
+    for path, (a, b) in pairs.items():
+        np.testing.assert_allclose(
+            as_matrices(path, after[path]), as_matrices(path, kernels[path]) + 2.0 * a @ b, atol=1e-5
+        )
+        g = as_matrices(path, gradient[path])
+        expected = 2.0 * g @ b.swapaxes(1, 2), 2.0 * a.swapaxes(1, 2) @ g
+        for mine, oracle in zip(of_adapters[path], expected, strict=True):
+            np.testing.assert_allclose(mine, oracle, atol=1e-5 * np.abs(oracle).max() + 1e-6)
+
+
+def test_a_merged_kernel_gives_the_sum_of_both_paths():
+    """x (W + s A B) = x W + s (x A) B."""
+    config = small_config(train=dict(lora_rank=2, lora_modules="*/Einsum_0"))
+    params = with_random_adapters(model_and_state(config)[2].params)
+    path = "encoder_0/feed_forward/Einsum_0/kernel"
+    w, merged = (flatten_dict(p, sep="/")[path] for p in (params, merge_on_devices(config.train, params)))
+    a, b = (x[0] for x in adapters_of(params)[path])
+    x = np.random.default_rng(0).normal(size=(5, len(w)))
+    np.testing.assert_allclose(x @ np.asarray(merged), x @ np.asarray(w) + 8.0 * (x @ a) @ b, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("data") / "store", random_pairs(200, longest=22))
+
+
+KEYS = dict(
+    train=dict(lora_rank=2, lora_modules="*/query */value */out */Einsum_1"),
+    optimizer=dict(lr_scale=2.0, weight_decay=0.1, ema_decay=0.9),
+)
+
+
+def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
+    mesh = devices_mesh(*mesh_shape)
+    model, tx, state, shardings = model_and_state(config, mesh)
+    before, losses = jax.device_get(state), []
+    batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
+    step = make_train_step(config, model, tx, mesh, shardings)
+    with mesh_lib.use(mesh):
+        for k in range(updates):
+            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            losses.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    return before, state, np.array(losses)
+
+
+@pytest.fixture(scope="module")
+def trained(store):
+    return run_updates(small_config(**KEYS), store)
+
+
+def test_only_adapters_change_and_have_optimizer_state(trained):
+    before, after, _ = trained
+    for old, new in ((before.params, after.params), (before.ema, after.ema)):
+        jax.tree.map(np.testing.assert_array_equal, without_adapters(new), without_adapters(old))
+        changed = [
+            not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new["lora"], old["lora"])), strict=True)
+        ]
+        assert all(changed)
+    assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure({"lora": after.params["lora"]})
+    b = {path: x for path, x in flatten_dict(before.params["lora"], sep="/").items() if path.endswith("/b")}
+    assert not any(x.any() for x in b.values())
+
+
+def test_the_first_update_sees_the_base_model(store, trained):
+    """B = 0: the loss is that of the same run without adapters."""
+    _, _, losses = run_updates(small_config(optimizer=KEYS["optimizer"]), store, updates=1)
+    assert trained[2][0, 0] == losses[0, 0]
+
+
+def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
+    _, state, losses = run_updates(small_config(**KEYS), store, (2, 2, 2))
+    np.testing.assert_allclose(losses, trained[2], rtol=1e-4)
+    query = state.params["lora"]["encoder_0"]["self_attention"]["query"]["kernel"]
+    assert query["a"].sharding.spec[0] == "fsdp" and query["b"].sharding.spec[1] == "tensor"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_adapters(name):
+    config = small_config(train=KEYS["train"], optimizer=dict(name=name, weight_decay=0.1))
+    model, tx = make_model(config, 37, 37), make_optimizer(config)
+    state = init_state(config, model, tx, devices_mesh(), abstract=True)[0]
+    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree.leaves_with_path(state.opt_state)]
+    of_parameters = [path for path in paths if "decoder_0" in path or "encoder_0" in path]
+    assert of_parameters and all("/lora/" in path for path in of_parameters)
+
+
+def test_a_pattern_without_a_kernel_is_refused():
+    config = small_config(train=dict(lora_rank=2, lora_modules="*/query shared_embedding"))
+    model, mesh = make_model(config, 37, 37), devices_mesh()
+    with pytest.raises(UserError, match="config.train.lora_modules: no parameter matches 'shared_embedding'"):
+        with_adapters(config.train, abstract_params(config.mesh, model, mesh))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lora_alpha": "8"}, "set config.train.lora_rank"),
+        ({"lora_modules": "*"}, "set config.train.lora_rank"),
+        ({"lora_rank": "4", "freeze": "encoder_*"}, "leave out config.train.freeze"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        config_lib.load_config("aiayn_base", {f"train.{key}": value for key, value in keys.items()})
+
+
+@pytest.mark.slow
+def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
+    """Resumed bit for bit; `load`, `average` and a run that starts from it see W + s A B."""
+    keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
+
+    def config(steps):
+        return tiny_run("", steps, train=dict(steps=steps) | KEYS["train"], **keys)
+
+    whole = loop.train(start(config(4), tmp_path / "whole", cache), score=None).state
+    loop.train(start(config(2), tmp_path / "parts", cache), score=None)
+    run = start(config(4), tmp_path / "parts", cache)
+    parts = loop.train(run, score=None).state
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    merged = merge_on_devices(run.config.train, whole.params)
+    assert not np.array_equal(*(jax.tree.leaves(p)[0] for p in (merged["encoder_0"]["self_attention"]["query"],
+                                                               whole.params["encoder_0"]["self_attention"]["query"])))  # fmt: skip
+    newest = load(tmp_path / "whole", overrides=HERE).params
+    jax.tree.map(np.testing.assert_array_equal, newest, jax.device_get(merged))
+    average([tmp_path / "whole"], tmp_path / "mean", last=2, overrides=HERE)
+    of_both = [load(tmp_path / "whole", step=step, overrides=HERE).params for step in (2, 4)]
+    expected = jax.tree.map(lambda x, y: (jnp.asarray(x) + y) / 2, *of_both)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7),
+        load(tmp_path / "mean", overrides=HERE).params,
+        expected,
+    )
+    after = tiny_run("", 2, train=dict(init_from=str(tmp_path / "whole")))
+    tuned = pretrained_params(start(after, tmp_path / "tuned", cache), {})
+    jax.tree.map(np.testing.assert_array_equal, tuned, merged)
+
+
+def test_explain_counts_adapters():
+    config = config_lib.load_config("aiayn_base", {"train.lora_rank": "8"})
+    lines = dict(line.strip().rsplit(maxsplit=1) for line in describe(config).splitlines() if line.startswith("  "))
+    each = 8 * (512 + 512)
+    assert int(lines["trained"].replace(",", "")) == int(lines["lora"].replace(",", "")) == 2 * 18 * each
+    assert int(lines["frozen"].replace(",", "")) > 60e6
