@@ -92,7 +92,7 @@ def run(base: str, keys: dict, args: argparse.Namespace) -> dict:
         "eval.samples": 0,
         "checkpoint.every_steps": steps,
         "checkpoint.average_last": 0,
-        "log.tensorboard": False,
+        "log.trackers": "",
         "log.every_steps": 10,
     }
     data = {"data.root": str(Path(args.multi30k).resolve())} if base == "multi30k" else {"data.batch_tokens": 2048}

@@ -36,7 +36,7 @@ BASE = {
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
     "train.steps": STEPS, "checkpoint.every_steps": 5, "checkpoint.keep_last": 3, "checkpoint.keep_best": 1,
     "eval.every_steps": 10, "eval.samples": 0, "eval.bootstrap_samples": 10, "log.every_steps": 1,
-    "log.tensorboard": "false", "decode.max_length_offset": 3, "decode.batch_size": 4, "mesh.cpu_devices": 1,
+    "log.trackers": "", "decode.max_length_offset": 3, "decode.batch_size": 4, "mesh.cpu_devices": 1,
 }  # fmt: skip
 CONFIGS = {
     "packed": {},

@@ -20,6 +20,9 @@ _OPTIONAL = {
     "s3": "s3fs",
     "sweep": "optuna submitit",
     "serve": "fastapi prometheus-client pydantic uvicorn",
+    "wandb": "wandb",
+    "mlflow": "mlflow-skinny sqlalchemy alembic",
+    "trackio": "trackio",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",
 }

@@ -90,10 +90,12 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
 
 
 def check_metrics_available(config: Config) -> None:
-    """Raises UserError for a package or model that metrics or decoding need, before training instead of after it."""
+    """Raises UserError for a package or model that metrics, trackers or decoding need, before training instead of after it."""
     from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.monitoring.trackers import check_installed
     from t2t_flax.tasks import task_of
 
+    check_installed(config)
     task = task_of(config)
     if config.data.test or config.data.valid and config.eval.decode_every_steps:
         task.check_requirements()
@@ -187,6 +189,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     """
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.restore import load
+    from t2t_flax.monitoring.tracker_feed import track_scores
 
     records, texts, group = {}, [], supervisor.group
     if config.data.test:
@@ -198,11 +201,15 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
+        scores: dict[str, float] = {}
         for name in sets_of(config, "test"):
-            path, _, text = evaluate_set(loaded, name, supervisor, why=why)
+            path, record, text = evaluate_set(loaded, name, supervisor, why=why)
             records[name] = path
             texts.append(text)
+            scores |= {f"{name}_{key}": value for key, value in score_values(record).items()}
             group.say(f"record: {path}")
+        if group.is_lead:
+            track_scores(config, workdir, outcome.step, scores)
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -223,6 +230,11 @@ def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None
     if not output:
         check_writable(workdir, "name a folder for the records, --output=DIR")
     return epath.Path(output or workdir)
+
+
+def score_values(record: dict[str, Any]) -> dict[str, float]:
+    """Each score of an evaluation record as one number."""
+    return {name: entry["score"] if isinstance(entry, dict) else entry for name, entry in record["scores"].items()}
 
 
 def evaluate_set(

@@ -32,6 +32,7 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
+from t2t_flax.config.tracker_names import tracker_names
 
 __all__ = [
     "NOT_A_CONFIG",
@@ -64,4 +65,5 @@ __all__ = [
     "resolve",
     "to_config_dict",
     "to_json",
+    "tracker_names",
 ]

@@ -13,8 +13,8 @@ import ml_collections
 
 from t2t_flax.errors import UserError
 
-SCHEMA_VERSION = 2
-"""1: the old names below. 2: the new ones."""
+SCHEMA_VERSION = 3
+"""1: the old names below. 2: the new ones, but log.tensorboard. 3: log.trackers."""
 
 KEYS = {
     "model.mixer_width": "model.conv_kernel_size",
@@ -41,6 +41,7 @@ KEYS = {
     "decode.max_extra": "decode.max_length_offset",
     "decode.max_ratio": "decode.max_length_ratio",
     "mesh.fsdp_shards": "mesh.fsdp_mode",
+    "log.tensorboard": "log.trackers",
 }
 """Old name -> new name, in the same group."""
 
@@ -52,13 +53,16 @@ VALUES = {
     "loss.label_smoothing_over": {"others": "non_target", "others_nopad": "non_target_non_pad"},
     "decode.early_stopping": {"bound": "exact"},
     "mesh.fsdp_mode": {"all": "full", "optimizer": "zero1"},
+    "log.trackers": {True: "tensorboard", False: ""},
 }
-"""Old value -> new value of a key by its new name."""
+"""Old value -> new value of a key by its new name. A key that was true or false is mapped from its texts too."""
 
 REMOVED = {"data.batch_processes": "one thread of the training process makes the batches"}
 """Removed key -> why it has no effect any more. Accepted and ignored wherever old names are."""
 
 _ITEMS = {old.partition(".")[2]: new.partition(".")[2] for old, new in KEYS.items()}
+_ITEM_NAMES = {new.partition(".")[2]: new for new in KEYS.values()}
+_BOOLS = {"true": True, "false": False, "1": True, "0": False}
 _REMOVED_ITEMS = {name.partition(".")[2]: name for name in REMOVED}
 
 
@@ -69,10 +73,12 @@ def current_key(name: str) -> str:
 
 def current_value(name: str, value: Any) -> Any:
     """The name that a value of this key (by either name) has now; any other value as it is."""
-    return VALUES.get(current_key(name), {}).get(value, value) if isinstance(value, str) else value
+    values = VALUES.get(current_key(name), {})
+    old = _BOOLS.get(value.lower(), value) if isinstance(value, str) and True in values else value
+    return values.get(old, value) if isinstance(old, str | bool) else value
 
 
-def original_value(name: str, value: str) -> str:
+def original_value(name: str, value: str) -> Any:
     """The first name of a value: what digests of older files were computed from."""
     return next((old for old, new in VALUES.get(name, {}).items() if new == value), value)
 
@@ -153,7 +159,10 @@ class Group(ml_collections.ConfigDict):
         if key in _REMOVED_ITEMS:
             _note(f"the config key {_REMOVED_ITEMS[key]} has no effect any more: {REMOVED[_REMOVED_ITEMS[key]]}")
             return
-        super().__setitem__(self._current(key), value)
+        name = self._current(key)
+        if name != key and isinstance(value, bool):  # the new key may be text, of which ConfigDict takes no bool
+            value = current_value(_ITEM_NAMES[name], value)
+        super().__setitem__(name, value)
 
     def _current(self, key: Any) -> Any:
         new = _ITEMS.get(key)

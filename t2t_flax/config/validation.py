@@ -6,6 +6,7 @@ from t2t_flax.config.named_sources import parse_test_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Log, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
+from t2t_flax.config.tracker_names import tracker_names
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
 
@@ -161,6 +162,7 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def _check_log(log: Log) -> None:
+    tracker_names(log.trackers)
     first, last = log.profile_steps
     if first > last:
         raise UserError(f"config.log.profile_steps = {log.profile_steps}: the first update comes after the last.")

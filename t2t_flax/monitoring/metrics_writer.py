@@ -1,26 +1,37 @@
-"""Metrics as JSON lines and TensorBoard event files."""
+"""Metrics as JSON lines, and in the run's experiment trackers."""
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from etils import epath
 
+from t2t_flax.config import Config
 from t2t_flax.filesystem import atomic_write, is_remote
 from t2t_flax.monitoring import mirror
+from t2t_flax.monitoring.tracker_feed import Feed, close_trackers, open_trackers
+from t2t_flax.monitoring.trackers import TrackedRun
 
 log = logging.getLogger("t2t_flax")
 
 
 class MetricsWriter:
-    """Appends to WORKDIR/metrics.jsonl (and WORKDIR/tensorboard).
+    """Appends to WORKDIR/metrics.jsonl, and sends the numbers to the trackers of `config` (None: to none).
 
     Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
     damaged lines is copied to metrics.jsonl.damaged. For a workdir in an object store the files are written to local disk
     and uploaded, every now and then and in `send`.
     """
 
-    def __init__(self, workdir: epath.Path, *, resume_step: int, tensorboard: bool, evaluation_due: bool = False):
+    def __init__(
+        self,
+        workdir: epath.Path,
+        *,
+        resume_step: int,
+        config: Config | None = None,
+        evaluation_due: bool = False,
+    ):
         workdir = epath.Path(workdir)
         lines, whole = _read(workdir / "metrics.jsonl")
         if not whole:
@@ -28,52 +39,40 @@ class MetricsWriter:
         # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
         # evaluation of which the checkpoint does not know.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
-        text = "".join(
-            json.dumps(line) + "\n"
+        kept = [
+            line
             for line in lines
             if line["step"] < resume_step
             or line["step"] == resume_step
             and not any(key.startswith(rewritten) for key in line)
-        )
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
         self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
         folder = epath.Path(self._mirror.local) if self._mirror else workdir
         path = folder / "metrics.jsonl"
         if self._mirror or path.exists() and path.read_bytes() != text.encode():
             atomic_write(path, text)
         self._file = path.open("a")
-        self._board = None
-        if tensorboard:
-            import tensorboardX
-
-            flush = mirror.SECONDS if self._mirror else 120
-            self._board = tensorboardX.SummaryWriter(
-                str(folder / "tensorboard"), purge_step=resume_step + 1, flush_secs=flush
-            )
+        self._trackers: list[Feed] = []
+        if config is not None:
+            run = TrackedRun(workdir, Path(folder), config, resume_step)
+            self._trackers = open_trackers(run, kept)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Appends `{"step": step, ...}`; numbers go to TensorBoard too."""
+        """Appends `{"step": step, ...}`; numbers go to the trackers too."""
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
-        if self._board and not self._board.file_writer.event_writer._worker.is_alive():
-            # Its thread ends at an error such as a full disk, and adding values would then block forever.
-            log.warning("TensorBoard files can no longer be written; metrics.jsonl has all values")
-            self._board = None
-        if self._board:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
+        for tracker in self._trackers:
+            tracker.write(step, values)
 
     def send(self) -> None:
-        """Uploads the lines so far, ahead of a checkpoint. TensorBoard may lack the last seconds, which its own writer has
-        queued.
-        """
+        """Uploads the lines so far, ahead of a checkpoint. Trackers may lack the last seconds, which they have queued."""
         if self._mirror:
             self._mirror.send()
 
     def close(self) -> None:
         self._file.close()
-        if self._board:
-            self._board.close()
+        close_trackers(self._trackers)
         if self._mirror:
             self._mirror.close()
 

@@ -21,6 +21,7 @@ from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
+from t2t_flax.monitoring.trackers import shared_store
 from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps import child_process
@@ -189,7 +190,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(**resources.environment, **{ALONE: "1"}),
+                env=child_environment(**shared_store(folder.path), **resources.environment, **{ALONE: "1"}),
                 cwd=cwd,
                 pass_fds=[claim.descriptor for claim in claims.values()],
                 start_new_session=True,
@@ -255,12 +256,17 @@ class Worker:
 
 
 def training_command(folder: Folder, names: list[str], resources: Resources) -> list[str]:
-    """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache."""
+    """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache,
+    and one group in the trackers.
+    """
     cores = ",".join(map(str, resources.cores)) or "-"
     train = ["t2t_flax", "train" if len(names) == 1 else "train_together"]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
-    if not folder.read_config(names[0]).data.cache:
+    config = folder.read_config(names[0])
+    if not config.log.group:
+        train += [f"--config.log.group={folder.path.resolve().name}"]
+    if not config.data.cache:
         train += [f"--config.data.cache={folder.path / 'data'}"]
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 

@@ -172,6 +172,8 @@ class RunTracker:
 
     def end(self, state: TrainState, step: int, reason: str) -> None:
         self.outcome = Outcome(state, step, reason, self.clock.rounded())
+        if self.outcome.finished:  # the final evaluation opens the experiment trackers again
+            self.logger.close()
 
     def close(self) -> None:
         """Waits for the checkpoints, and closes all files."""

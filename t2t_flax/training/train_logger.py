@@ -58,7 +58,7 @@ class TrainLogger:
             self._writer = MetricsWriter(
                 run.workdir,
                 resume_step=progress.step,
-                tensorboard=config.log.tensorboard,
+                config=config,
                 evaluation_due=progress.evaluation_due,
             )
         for change in progress.config_changes:
@@ -142,6 +142,8 @@ class TrainLogger:
             self._writer.send()
 
     def close(self) -> None:
+        """Closes all files and trackers; a second time nothing is left to close."""
         self.profile.close()
-        if self._writer:
-            self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer:
+            writer.close()

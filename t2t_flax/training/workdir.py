@@ -3,6 +3,7 @@
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
 checkpoints/N/    the state after update N
+trackers/         what the experiment trackers have got
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
 .lock             held by the writing process
@@ -125,6 +126,8 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
         _remove_tokenizer(workdir / "tokenizer")
         if train:  # from an attempt without a checkpoint, whose updates are repeated
             (workdir / "metrics.jsonl").unlink(missing_ok=True)
+            for name in list_names(workdir / "trackers"):
+                (workdir / "trackers" / name).unlink(missing_ok=True)
     # A resumed run is not complete, wherever it stops next.
     (workdir / "complete.json").unlink(missing_ok=True)
     atomic_write(path, config_lib.to_json(config))

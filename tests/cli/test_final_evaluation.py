@@ -15,11 +15,12 @@ from t2t_flax import jobs
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.compare import read_record
+from t2t_flax.monitoring.trackers import TRACKERS, Kind
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.workdir import adopt_config, completed
 
-QUICK = dict(log=dict(every_steps=10, tensorboard=False), decode=dict(beam_size=1, max_length_offset=2))
+QUICK = dict(log=dict(every_steps=10, trackers=""), decode=dict(beam_size=1, max_length_offset=2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
 
 
@@ -83,6 +84,21 @@ def test_requested_average_takes_precedence(copy, reason, average_last, record, 
     marker, records = finish_run(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
     assert marker["record"] == record and marker["records"] == {"test": record}
     assert records["test"]["checkpoint"]["why"] == why
+
+
+def test_scores_of_the_test_sets_go_to_the_trackers(copy, monkeypatch):
+    sent = []
+
+    class Tracker:
+        id, place, close = "1", "", lambda self: None
+        write = lambda self, step, values: sent.append((step, values))  # noqa: E731
+
+    monkeypatch.setitem(TRACKERS, "wandb", Kind(lambda run, id: Tracker(), ()))
+    config = config_of(copy)
+    _, records = finish_run(dataclasses.replace(config, log=dataclasses.replace(config.log, trackers="wandb")), copy)
+    ((step, values),) = sent
+    assert step == 4 and values["short_sacrebleu"] == records["short"]["scores"]["sacrebleu"]["score"]
+    assert values["long.er_nll"] == records["long.er"]["scores"]["nll"]
 
 
 def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):

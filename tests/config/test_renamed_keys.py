@@ -11,6 +11,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.config import default_config, load_config, override, renamed, resolve
 from t2t_flax.config.presets import preset
+from t2t_flax.config.renamed import SCHEMA_VERSION
 from t2t_flax.config.schema import fields
 from t2t_flax.data.preprocess import Policies, recipe_of
 from t2t_flax.errors import UserError
@@ -41,7 +42,10 @@ def test_old_names_are_not_reused_for_other_keys():
     assert set(renamed.KEYS.values()) <= fields().keys()
     for key, values in renamed.VALUES.items():
         choices = fields()[key].metadata["choices"]
-        assert set(values.values()) <= set(choices) and not values.keys() & set(choices)
+        if choices:
+            assert set(values.values()) <= set(choices) and not values.keys() & set(choices)
+        for value in values.values():
+            config_lib.check_value(key, value)
 
 
 def test_renamed_keys_stay_in_their_group_and_have_unique_names():
@@ -67,9 +71,9 @@ def test_stored_version_1_config_can_be_passed_as_config(tmp_path):
     assert load_config(str(file)) == resolve(preset("flax_wmt"))
 
 
-def test_new_configs_are_stored_as_version_2():
+def test_new_configs_are_stored_as_the_current_version():
     values = config_lib.as_json(config_lib.Config())
-    assert values["schema_version"] == 2 and renamed.upgraded(values) == values
+    assert values["schema_version"] == SCHEMA_VERSION and renamed.upgraded(values) == values
     assert "lr_scale" in values["optimizer"] and "constant" not in values["optimizer"]
 
 
@@ -80,12 +84,12 @@ def test_upgrade_preserves_unknown_parts_and_its_argument():
         "optimizer": {"lr_scale": 2.0, "other": 1},
         "notes": "text",
         "old_group": {"norm": "pre"},
-        "schema_version": 2,
+        "schema_version": SCHEMA_VERSION,
     }
     assert json.dumps(stored) == before
 
 
-@pytest.mark.parametrize("old", renamed.KEYS)
+@pytest.mark.parametrize("old", [key for key in renamed.KEYS if key != "log.tensorboard"])
 def test_old_keys_work_as_overrides(old):
     new = renamed.KEYS[old]
     default = fields()[new].default
@@ -105,6 +109,20 @@ def test_old_values_work_as_overrides(key, old, new):
     (old_key,) = [name for name, current in renamed.KEYS.items() if current == key]
     assert override(default_config(), {old_key: old})[group][item] == new
     assert renamed.original_value(key, new) == old
+
+
+@pytest.mark.parametrize(("old", "new"), [("false", ""), ("0", ""), ("True", "tensorboard"), (True, "tensorboard")])
+def test_switch_of_tensorboard_is_a_list_of_trackers(old, new, tmp_path):
+    assert renamed.current_overrides({"log.tensorboard": old}) == {"log.trackers": new}
+    for version in (1, 2):
+        stored = renamed.upgraded({"schema_version": version, "log": {"tensorboard": new != "", "every_steps": 5}})
+        assert stored["log"] == {"trackers": new, "every_steps": 5}
+    file = tmp_path / "c.py"
+    file.write_text(
+        "from t2t_flax.config import default_config\n"
+        f"def get_config():\n    c = default_config()\n    c.log.tensorboard = {new != ''}\n    return c\n"
+    )
+    assert load_config(str(file)).log.trackers == new
 
 
 def test_commands_note_renamed_keys_on_standard_error(capsys):
@@ -181,7 +199,9 @@ def test_plain_dicts_of_old_keys_resolve():
 def test_old_records_are_comparable_with_new_ones(tmp_path):
     old = VERSION_1 / "test-6-mean2.json"
     record = read_record(old)
-    assert record["config"]["decode"]["early_stopping"] == "exact" and record["config"]["schema_version"] == 2
+    assert (
+        record["config"]["decode"]["early_stopping"] == "exact" and record["config"]["schema_version"] == SCHEMA_VERSION
+    )
     for name in ("hyp", "ref"):
         (tmp_path / f"test-6-mean2.{name}.txt").write_bytes((VERSION_1 / f"test-6-mean2.{name}.txt").read_bytes())
     new = tmp_path / "test-6-mean2.json"

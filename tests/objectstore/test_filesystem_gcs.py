@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from t2t_flax import filesystem as files
-from t2t_flax.config import Data
+from t2t_flax.config import Config, Data
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -96,7 +96,7 @@ def test_missing_gcsfs_is_a_user_error(gcs, monkeypatch):
 
 
 def write_lines(steps, resume=0, **keys):
-    writer = MetricsWriter(epath.Path(RUN), resume_step=resume, **{"tensorboard": False} | keys)
+    writer = MetricsWriter(epath.Path(RUN), resume_step=resume, **keys)
     for step in steps:
         writer.write(step, {"loss": 1.0 / step})
     return writer
@@ -110,7 +110,7 @@ def test_metrics_are_read_back_after_a_restart(gcs):
 
 
 def test_uploaded_metrics_survive_loss_of_the_machine(gcs):
-    writer = write_lines(range(1, 4), tensorboard=True)
+    writer = write_lines(range(1, 4), config=Config())
     writer.send()
     assert [line["step"] for line in read_metrics(RUN)] == [1, 2, 3]
     before = sum("metrics.jsonl" in path for _, path in gcs.requests)

@@ -62,7 +62,7 @@ def resume(config, workdir, cache, states):
     run = dataclasses.replace(run, workdir=workdir)
     state, progress = restore_or_init(run, open_checkpoints(run), lambda text: None)
     assert progress.step in states and equal(state, states[progress.step])
-    MetricsWriter(workdir, resume_step=progress.step, tensorboard=False).close()
+    MetricsWriter(workdir, resume_step=progress.step).close()
     return progress.step
 
 
@@ -120,5 +120,5 @@ def test_metrics_with_zeroed_bytes_are_read_and_kept(intact_run, tmp_path, caplo
     (tmp_path / "metrics.jsonl").write_bytes(text + bytes(100) + b'\n{"step": 9, "lo')
     assert [line["step"] for line in read_metrics(tmp_path)] == [line["step"] for line in read_metrics(source)]
     assert "1 lines are damaged and left out, the first is line 11" in caplog.text
-    MetricsWriter(epath.Path(tmp_path), resume_step=8, tensorboard=False).close()
+    MetricsWriter(epath.Path(tmp_path), resume_step=8).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == text and (tmp_path / "metrics.jsonl.damaged").exists()

@@ -355,11 +355,11 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_checkpoint_and_log_keys_have_an_effect(tmp_path, cache):
-    """keep_last, log.every_steps, log.tensorboard and log.profile_steps."""
+    """keep_last, log.every_steps, log.trackers and log.profile_steps."""
     config = tiny_run(
         tmp_path,
         checkpoint=dict(every_steps=2, keep_last=3, keep_best=0),
-        log=dict(every_steps=5, tensorboard=True, profile_steps=(2, 3)),
+        log=dict(every_steps=5, trackers="tensorboard", profile_steps=(2, 3)),
     )
     loop.train(start(config, tmp_path, cache), score=None)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [8, 10, 12]

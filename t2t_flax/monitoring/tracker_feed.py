@@ -1,0 +1,133 @@
+"""Feeds the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead network makes
+the training loop wait. One that fails is reported once and dropped.
+
+What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
+missing and repeats nothing.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import first_line
+from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
+from t2t_flax.monitoring import mirror
+from t2t_flax.monitoring.trackers import FINISH_SECONDS, TRACKERS, TrackedRun
+
+CLOSE_SECONDS = FINISH_SECONDS
+"""How long the end of a run waits for all trackers together."""
+log = logging.getLogger("t2t_flax")
+
+
+class Feed:
+    """Hands lines to one tracker in a thread. `lines`: those of the run so far, of which it sends what the tracker lacks."""
+
+    def __init__(self, name: str, run: TrackedRun, lines: Iterable[dict[str, Any]] = ()):
+        self.name, self._run, self._lines, self._kind = name, run, lines, TRACKERS[name]
+        self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"tracker-{name}")
+        self._thread.start()
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Queues the numbers among the values."""
+        if not self._ended and (numbers := _numbers(values)):
+            self._queue.put((step, numbers))
+
+    def end(self) -> None:
+        """Tells the thread that nothing follows."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Waits until everything is sent, at most so long."""
+        self._thread.join(max(seconds, 0.0))
+        if self._thread.is_alive() and not self._ended:
+            self._ended = True
+            log.warning("%s has not taken everything in %g s; the rest is left out", self.name, CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        try:
+            self._send_all()
+        except BaseException as error:  # noqa: BLE001 - whatever a client raises, the run goes on
+            if not self._ended:
+                log.warning("%s failed and is dropped; metrics.jsonl has all values: %s", self.name, first_line(error))
+        self._ended = True
+
+    def _send_all(self) -> None:
+        notes = f"trackers/{self.name}.json"
+        stored = {} if self._kind.purges else _read_notes(self._run.workdir / notes)
+        tracker = self._kind.open(self._run, stored.get("id", ""))
+        sent: dict[str, int] = stored["sent"] if stored and tracker.id == stored["id"] else {}
+        if tracker.place:
+            print(f"{self.name}: {tracker.place}", flush=True)
+
+        def note() -> None:
+            if not self._kind.purges:
+                text = json.dumps({"id": tracker.id, "place": tracker.place, "sent": sent}) + "\n"
+                atomic_write(epath.Path(self._run.folder) / notes, text)
+
+        def send(step: int, values: dict[str, float]) -> None:
+            if new := {name: value for name, value in values.items() if step > sent.get(name, -1)}:
+                tracker.write(step, new)
+                if not self._kind.purges:
+                    sent.update(dict.fromkeys(new, step))
+
+        if not self._kind.purges:
+            for line in self._lines:
+                send(line["step"], _numbers({k: v for k, v in line.items() if k != "step"}))
+        self._lines = ()
+        note()
+        while (item := self._queue.get()) is not None:
+            send(*item)
+            note()
+        tracker.close()
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _read_notes(path: epath.Path) -> dict[str, Any]:
+    """What is noted of a tracker's run; nothing if the file is missing or damaged."""
+    try:
+        notes = json.loads(read_if_exists(path) or "{}")
+        return notes if isinstance(notes["id"], str) and isinstance(notes["sent"], dict) else {}
+    except (ValueError, LookupError, TypeError):
+        return {}
+
+
+def open_trackers(run: TrackedRun, lines: Iterable[dict[str, Any]] = ()) -> list[Feed]:
+    """The trackers of the config, each opening in its thread."""
+    return [Feed(name, run, lines) for name in config_lib.tracker_names(run.config.log.trackers)]
+
+
+def close_trackers(feeds: Sequence[Feed]) -> None:
+    """Waits until they have sent everything, all together at most `CLOSE_SECONDS`."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for feed in feeds:
+        feed.end()
+    for feed in feeds:
+        feed.join(deadline - time.monotonic())
+
+
+def track_scores(config: Config, workdir: epath.Path, step: int, scores: dict[str, float]) -> None:
+    """Adds the scores of the test sets to the run in each tracker, which training has closed."""
+    mirrored = mirror.Mirror(workdir) if is_remote(workdir) else None
+    feeds = open_trackers(TrackedRun(workdir, mirrored.local if mirrored else Path(workdir), config, step))
+    for feed in feeds:
+        feed.write(step, scores)
+    close_trackers(feeds)
+    if mirrored:
+        try:
+            mirrored.close()
+        except Exception as error:  # noqa: BLE001 - any of dozens of network errors; the records have the scores
+            log.warning("the trackers' files could not be written to %s: %s", workdir, first_line(error))
