@@ -84,3 +84,13 @@ def test_documented_extras_exist():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*"), *ROOT.glob("t2t_flax/**/*.py")]:
         for extra in re.findall(r"-e '?\.\[(\w+)\]", path.read_text()) if path.is_file() else ():
             assert extra in extras(), f"{path.name} names the extra {extra}"
+
+
+def test_the_package_contains_every_data_file():
+    """The server's page, the models, the corpus."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    listed = {
+        path for name, patterns in data.items() for p in patterns for path in (ROOT / name.replace(".", "/")).glob(p)
+    }
+    files = {p for p in (ROOT / "t2t_flax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files - listed == set() and ROOT / "t2t_flax/serving/page/index.html" in files

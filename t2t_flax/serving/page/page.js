@@ -102,7 +102,7 @@ async function translate() {
   if (failed) {
     const again = node("button", { type: "button", className: "again" }, "Try again");
     again.addEventListener("click", translate);
-    say(failed.reason.busy ? "The server is busy. " : "Not translated. ", again);
+    say("Not translated. ", again);
     return;
   }
   const ms = performance.now() - started;

@@ -61,7 +61,7 @@ export class Panel {
     } catch (error) {
       if (error.name === "AbortError") throw error;
       this.body.hidden = true;
-      this.message.replaceChildren(error.busy ? `The server is busy. ${error.message}` : error.message);
+      this.message.replaceChildren(error.busy ? `The server is busy: ${error.message}` : error.message);
       this.message.hidden = false;
       throw error;
     } finally {
