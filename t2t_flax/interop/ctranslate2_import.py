@@ -7,7 +7,7 @@ that 0, 1 and 2 are padding, EOS and unknown.
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,22 +43,33 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
     its tokens are separated by spaces. num_heads, languages: 0 and "" if the files say it. Raises UserError.
     """
     settings = _settings(folder)
-    model, params, *vocabularies = read_ctranslate2(folder, num_heads)
+    model, params, *vocabularies, marian = read_ctranslate2(folder, num_heads)
     notes = ["vmap.txt is not used"] if (folder / "vmap.txt").exists() else []
     tokenizers = _tokenizers(folder, vocabularies, notes)
     languages = tuple(
         given or settings.get(f"{side}_language", "") for side, given in zip(_STACKS, languages, strict=True)
     )
-    source_eos = bool(settings.get("add_source_eos", False))
+    # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
+    source_eos = marian or bool(settings.get("add_source_eos", False))
     config = import_config(model, tokenizers, languages, folder, source_eos=source_eos)
     return ImportedModel(NAME, config, params, tokenizers, tuple(notes))
 
 
-def read_ctranslate2(folder: str | Path, num_heads: int = 0) -> tuple[Model, dict[str, Any], list[str], list[str]]:
-    """(model config, parameters, source vocabulary, target vocabulary); vocabulary[i] is the token of id i.
+class CTranslate2Model(NamedTuple):
+    """params: float32 arrays. source, target: vocabularies; source[i] is the token of id i. marian: whether its sinusoids are
+    in Marian's order of features, which those of other toolkits are not.
+    """
 
-    Parameters are float32 NumPy arrays. num_heads: where the weights do not contain it, else 0. Raises UserError for missing
-    or unexpected files and arrays, arrays of the wrong shape, and what this model does not have.
+    model: Model
+    params: dict[str, Any]
+    source: list[str]
+    target: list[str]
+    marian: bool
+
+
+def read_ctranslate2(folder: str | Path, num_heads: int = 0) -> CTranslate2Model:
+    """num_heads: where the weights do not contain it, else 0. Raises UserError for missing or unexpected files and arrays,
+    arrays of the wrong shape, and what this model does not have.
     """
     folder = Path(folder)
     path = find(folder)
@@ -82,14 +93,15 @@ def read_ctranslate2(folder: str | Path, num_heads: int = 0) -> tuple[Model, dic
     model, params, vocabularies = _tables(arrays, model, tables, vocabularies, settings)
     params |= {f"{side}_positions": {"table": table} for side, table in positions.tables.items()}
     for stack, count in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
-        if model.final_norm == "both":
+        if f"{stack}/layer_norm/gamma" in arrays:
             params[f"{stack}_norm"] = _norm(arrays, f"{stack}/layer_norm", model)
         for n in range(count):
             params[f"{stack}_{n}"] = _layer(arrays, f"{stack}/layer_{n}", model)
     arrays.refuse_unused()
     if positions.scheme.sines_first:
         params = reordered(params, np.argsort(sines_first(d_model)))
-    return model, params, vocabularies["source"].tokens, vocabularies["target"].tokens
+    tokens = (vocabulary.tokens for vocabulary in vocabularies.values())
+    return CTranslate2Model(model, params, *tokens, positions.scheme.sines_first)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -143,7 +155,7 @@ def _model(
     arrays: NamedArrays, settings: dict[str, Any], d_model: int, num_heads: int
 ) -> tuple[Model, _PositionTables]:
     """The config of the layers, and the positions; what this model does not have is refused by name."""
-    flags = {stack: _flags(arrays, stack) for stack in _STACKS.values()}
+    flags = {stack: _flags(arrays, stack, d_model) for stack in _STACKS.values()}
     if flags["encoder"] != flags["decoder"]:
         raise UserError(f"{arrays.path}: encoder and decoder differ: {flags['encoder']} and {flags['decoder']}.")
     pre_norm, activation, scaled, final_norm = flags["encoder"].values()
@@ -174,7 +186,7 @@ def _model(
         attention_bias="decoder/layer_0/self_attention/linear_0/bias" in arrays,
         norm_type=norm_type,
         norm_placement="pre" if pre_norm else "post",
-        final_norm="both" if final_norm else "none",
+        final_norm="auto" if final_norm == pre_norm else "both" if final_norm else "none",
         norm_eps=1e-5 if epsilon is None else float(epsilon),
         position=positions.scheme.position,
         position_offset=positions.scheme.position_offset,
@@ -185,16 +197,18 @@ def _model(
     return model, positions
 
 
-def _flags(arrays: NamedArrays, stack: str) -> dict[str, int | bool]:
-    scale = arrays.scalar(f"{stack}/scale_embeddings", arrays.scalar(f"{stack}/embeddings/multiply_by_sqrt_depth", 1))
-    if scale not in (0, 1):
-        raise UserError(
-            f"{arrays.path}: {stack}/scale_embeddings = {scale:g}; expected the square root of the width, or none."
-        )
+def _flags(arrays: NamedArrays, stack: str, d_model: int) -> dict[str, int | bool]:
+    name = f"{stack}/scale_embeddings"
+    scale = arrays.scalar(name, arrays.scalar(f"{stack}/embeddings/multiply_by_sqrt_depth", 1))
+    if not arrays.is_float(name):  # a flag; otherwise the factor itself
+        scale = math.sqrt(d_model) if scale else 1.0
+    scaled = math.isclose(scale, math.sqrt(d_model), rel_tol=1e-5)
+    if not scaled and scale != 1:
+        raise UserError(f"{arrays.path}: {name} = {scale:g}; expected the square root of the width, or none.")
     return {
         "pre_norm": bool(arrays.scalar(f"{stack}/pre_norm", 1)),
         "activation": int(arrays.scalar(f"{stack}/activation", 0)),
-        "scale_embeddings": bool(scale),
+        "scale_embeddings": scaled,
         "layer_norm": f"{stack}/layer_norm/gamma" in arrays,
     }
 

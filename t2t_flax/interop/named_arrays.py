@@ -53,6 +53,10 @@ class NamedArrays:
         self._used.add(name)
         return float(self._arrays[name].reshape(-1)[0])
 
+    def is_float(self, name: str) -> bool:
+        """Whether there is an array of this name, and of a floating-point type."""
+        return name in self._arrays and self._arrays[name].dtype.kind not in "iub"
+
     def refuse_unused(self) -> None:
         """Raises UserError, naming arrays that were not used: the model has a part that ours lacks."""
         unused = sorted(set(self._arrays) - self._used)

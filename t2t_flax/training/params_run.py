@@ -12,6 +12,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
 from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.pretrained import check_writable
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import array_shapes, shape_differences
 from t2t_flax.training.resume import report_full_disk
@@ -68,6 +69,7 @@ def check_parameters(config: Config, tokenizers: TokenizerPair, params: Any, whe
 
 def refuse_existing(folder: str | epath.Path, flag: str) -> bool:
     """False if there is no such folder. Raises UserError if there is."""
+    check_writable(folder, f"give a new folder as {flag}")
     if epath.Path(folder).exists():
         raise UserError(f"{flag}={folder} already exists: name a new folder.")
     return False

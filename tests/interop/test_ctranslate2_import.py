@@ -39,7 +39,7 @@ def trained(real_data):
     folder = real_data / "models" / "ct2-aren-transliteration"
     if not folder.is_dir():
         pytest.skip("the data folder has no models/ct2-aren-transliteration")
-    config, params, source, target = read_ctranslate2(folder, num_heads=8)
+    config, params, source, target, _ = read_ctranslate2(folder, num_heads=8)
     assert [source[:4], target[:4]] == [["<blank>", "</s>", "<unk>", "<s>"]] * 2
     assert (len(source), len(target)) == (51, 43) and sum(x.size for x in jax.tree.leaves(params)) == 182_731 + 32
     cases = json.loads((folder / "reference.json").read_text(encoding="utf-8"))["cases"]
@@ -136,7 +136,9 @@ def write(folder, arrays, source=TOKENS, target=TOKENS):
 
 def test_ids_are_renumbered_and_kernels_transposed(tmp_path):
     arrays = fake_arrays()
-    config, params, source, target = read_ctranslate2(write(tmp_path, arrays, target=["<unk>", *TOKENS]), num_heads=2)
+    config, params, source, target, _ = read_ctranslate2(
+        write(tmp_path, arrays, target=["<unk>", *TOKENS]), num_heads=2
+    )
     assert source == target == ["<blank>", "</s>", "<unk>", "<s>", "a", "b"]
     np.testing.assert_array_equal(
         params["source_embedding"]["table"], arrays["encoder/embeddings/weight"][[0, 2, 5, 1, 3, 4]]

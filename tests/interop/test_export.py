@@ -211,7 +211,7 @@ def test_exported_models_come_back(name, tmp_path):
     for folder in folders:
         folder.mkdir()
     write_ctranslate2(folders[0], config.model, params, (WORDS, WORDS), source_eos=True)
-    model, read, source, target = read_ctranslate2(folders[0])
+    model, read, source, target, _ = read_ctranslate2(folders[0])
     assert source == target == WORDS
     write_ctranslate2(folders[1], model, read, (source, target), source_eos=True)
     assert (folders[0] / "model.bin").read_bytes() == (folders[1] / "model.bin").read_bytes()

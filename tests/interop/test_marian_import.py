@@ -177,6 +177,24 @@ def test_exported_again_it_is_the_same_model(opus, tmp_path):
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_path):
+    """What its own converter makes of the folder, without padding: the same run, with quantized weights a near one."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    folder, _, _, run = opus
+    converter = ctranslate2.converters.TransformersConverter(str(folder), copy_files=["source.spm", "target.spm"])
+    converter.convert(str(tmp_path / "ct2"), quantization=quantization)
+    with pytest.raises(UserError, match="--source-language=CODE"):
+        read_model(tmp_path / "ct2")
+    read = read_model(tmp_path / "ct2", languages=("en", "de"))
+    assert read.config.model == run.config.model and read.config.data == run.config.data
+    assert read.tokenizers.digest == run.tokenizers.digest
+    for path, x in flatten(run.params).items():
+        atol = 0.6 / 127 * np.abs(x).max() if quantization == "int8" else 0
+        np.testing.assert_allclose(flatten(read.params)[path], x, rtol=0, atol=atol, err_msg=path)
+
+
+@pytest.mark.parametrize("opus", ["shared"], indirect=True)
 def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path):
     """Older ones hold every tied table and the vectors of positions."""
     folder, model, _, run = opus
