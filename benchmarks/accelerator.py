@@ -43,14 +43,16 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)
         side = SimpleNamespace(vocab_size=config.data.vocab_size)
-        corpus = SimpleNamespace(train=store, valid=None, tokenizers=SimpleNamespace(source=side, target=side))
+        corpus = SimpleNamespace(
+            train=store, valid=None, samples=(), tokenizers=SimpleNamespace(source=side, target=side)
+        )
         run = set_up_training(config, Path(folder), corpus)
         began = time.perf_counter()
         programs = compile_train_steps(run)
         compiled = time.perf_counter() - began
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
-        with Prefetcher(run.batches, run.mesh, store.lengths, 0, steps) as batches:
+        with Prefetcher(run.batches, run.mesh, 0, steps) as batches:
             for step in range(1, steps + 1):
                 batch = batches.next()
                 state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)

@@ -66,7 +66,7 @@ def measure(size: str, how: str, trials: int, updates: int, folder: str) -> floa
         runs, trials = [set_up_training(configs[0], workdir, corpus)], 1
         step = SingleProgram(runs[0])
     state = step.join([init_state(run.config, run.model, run.tx, run.mesh)[0] for run in runs])
-    batches = [put_batch(runs[0].batches.batch(k), step.mesh, corpus.train.lengths).arrays for k in range(8)]
+    batches = [put_batch(runs[0].batches.batch(k), step.mesh).arrays for k in range(8)]
     for arrays in batches:
         state, metrics = step(state, arrays)
     jax.block_until_ready(metrics)

@@ -60,6 +60,14 @@ class Data:
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
     )
     joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all")
+    bpe_dropout: float = key(
+        0.0, "subword regularisation of the training pairs: probability with which a merge of BPE is skipped; 0 = none", low=0.0,
+        high=0.999,
+    )  # fmt: skip
+    bpe_dropout_samples: int = key(
+        8, "with bpe_dropout, segmentations of the training pairs, each a store; epoch e takes number e modulo this", low=2,
+        high=1000,
+    )  # fmt: skip
     tokenizer_sentences: int = key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
     )

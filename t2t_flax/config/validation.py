@@ -124,11 +124,16 @@ def _check_data(c: Config) -> None:
             f"config.data.max_length_ratio = {d.max_length_ratio} would drop every pair: the longer side has at least as many "
             "tokens as the other. Use 1 or more, or 0 for no limit."
         )
-    if len(parse_mixture(d)) > 1 and (c.eval.every_epochs or c.checkpoint.every_epochs):
-        raise UserError(
-            f"config.data.mixture = {d.mixture!r} changes the length of an epoch: use config.eval.every_steps and "
-            "config.checkpoint.every_steps instead of every_epochs."
-        )
+    changing = {"bpe_dropout": d.bpe_dropout > 0, "mixture": len(parse_mixture(d)) > 1}
+    for name in (name for name, changes in changing.items() if changes):
+        if c.eval.every_epochs or c.checkpoint.every_epochs:
+            raise UserError(
+                f"config.data.{name} = {getattr(d, name)!r} changes the length of an epoch: use config.eval.every_steps and "
+                "config.checkpoint.every_steps instead of every_epochs."
+            )
+    if d.bpe_dropout and (d.task != "translation" or d.tokenizer != "bpe"):
+        key = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
+        raise UserError(f"config.data.bpe_dropout = {d.bpe_dropout} needs data.tokenizer = bpe, not data.{key}.")
 
 
 def _check_eval(c: Config) -> None:

@@ -13,13 +13,14 @@ from etils import epath
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources
 from t2t_flax.config.mixture_keys import parse_limits, parse_tags
 from t2t_flax.config.named_sources import FORM
-from t2t_flax.data.batching.layouts import phase_layouts
+from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, SourcePart
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
@@ -45,6 +46,8 @@ class Corpus:
     tokenizers: TokenizerPair
     train: TokenStore
     valid: TokenStore | None
+    samples: tuple[TokenStore, ...] = ()
+    """With data.bpe_dropout, the training pairs in further segmentations."""
 
 
 class ProcessGroup(Protocol):
@@ -74,8 +77,8 @@ def prepare_corpus(
     every error in the data: missing or malformed files, too little text for the vocabulary, no pair left.
     """
     workdir = epath.Path(workdir)
-    stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
-    return Corpus(TokenizerPair.load(workdir / "tokenizer"), *stores)
+    train, valid, *samples = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
+    return Corpus(TokenizerPair.load(workdir / "tokenizer"), train, valid, tuple(samples))
 
 
 def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore | None]:
@@ -86,10 +89,22 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
         )
     check_reachable(_cache(config, workdir))
     tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
-    train = _split_store(task, workdir, "train", tokenizers, progress)
-    phase_layouts(train, config.data, config.seed.data)  # caches the update counts, which every start needs
+    train, *samples = (
+        _split_store(task, workdir, "train", tokenizers, progress, segmentation)
+        for segmentation in _segmentations(config)
+    )
+    Batches(
+        train, config.data, seed=config.seed.data, samples=samples
+    )  # caches the update counts, which every start needs
     valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
-    return [train, valid]
+    return [train, valid, *samples]
+
+
+def _segmentations(config: Config) -> list[Segmentation | None]:
+    d = config.data
+    if not d.bpe_dropout:
+        return [None]
+    return [Segmentation(d.bpe_dropout, config.seed.data, number) for number in range(d.bpe_dropout_samples)]
 
 
 def _prepared_by_lead(
@@ -210,7 +225,12 @@ def training_policies(config: Config) -> Policies:
 
 
 def _split_store(
-    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, progress=None
+    task: DataTask,
+    workdir: epath.Path,
+    split: str,
+    tokenizers: TokenizerPair,
+    progress=None,
+    segmentation: Segmentation | None = None,
 ) -> TokenStore:
     config, source = task.config, split_source(task, split)
     data = config.data
@@ -221,13 +241,14 @@ def _split_store(
         fingerprints += source.earlier_fingerprints
     kind = split if split in ("train", "valid") else "test"
     cache = epath.Path(_cache(config, workdir))
-    parts = tokenizers.digest, policies.as_stored()
+    parts = tokenizers.digest, policies.as_stored(), *([dataclasses.asdict(segmentation)] if segmentation else [])
     folders = [cache / f"{kind}-{_digest(fingerprint, *parts)}" for fingerprint in fingerprints]
     for folder, fingerprint in zip(folders, fingerprints, strict=True):
-        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies)[1]):
+        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation)[1]):
             return store
     report = progress(split) if progress else None
-    return prepare_split(source, tokenizers, folders[0], policies, num_workers=data.num_workers, progress=report)
+    options = dict(num_workers=data.num_workers, progress=report, segmentation=segmentation)
+    return prepare_split(source, tokenizers, folders[0], policies, **options)
 
 
 _TOKENIZER_KEYS = (

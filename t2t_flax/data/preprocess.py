@@ -1,13 +1,14 @@
 """Tokenizes a source into a token store."""
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
 
@@ -79,6 +81,7 @@ def prepare_split(
     *,
     num_workers: int = 0,
     progress: ProgressCallback | None = None,
+    segmentation: Segmentation | None = None,
 ) -> TokenStore:
     """The token store of `source` at `folder`: opened if it was written from the same data, otherwise written. For a
     folder in an object store, this host's copy of it.
@@ -87,7 +90,7 @@ def prepare_split(
     pairs (kept), truncated, dropped and, by reason, those dropped (`REASONS`). Raises UserError if no pair is left, and for
     an empty side if the policies say "error".
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies)
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation)
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
@@ -95,7 +98,7 @@ def prepare_split(
         if store := find_store(folder, digest):  # written by another process during the wait
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
-            encoder = _Encoder(tokenizers, policies)
+            encoder = _Encoder(tokenizers, policies, segmentation)
             counts, pairs = dict.fromkeys(COUNTS, 0), []
             for part, chunks in _encode_parts(encoder, source, num_workers):
                 of_part = _write(writer, chunks, part, progress, source, counts["pairs_read"])
@@ -121,7 +124,9 @@ def list_dropped(
                 first += chunk.counts["pairs_read"]
 
 
-def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -> tuple[dict[str, Any], str]:
+def recipe_of(
+    fingerprint: str, tokenizers: TokenizerPair, policies: Policies, segmentation: Segmentation | None = None
+) -> tuple[dict[str, Any], str]:
     """(the inputs and settings that determine a store, their sha256)."""
     recipe = {
         "format_version": RECIPE_VERSION,
@@ -129,6 +134,8 @@ def recipe_of(fingerprint: str, tokenizers: TokenizerPair, policies: Policies) -
         "tokenizer_digest": tokenizers.digest,
         **policies.as_stored(),
     }
+    if segmentation:  # drawn chunk by chunk
+        recipe |= {"segmentation": asdict(segmentation), "chunk_pairs": CHUNK_PAIRS}
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 
 
@@ -179,14 +186,27 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
         )
 
 
+_Encode = Callable[[str], list[int]]
+
+
 @dataclass
 class _Encoder:
     """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
 
     tokenizers: TokenizerPair
     policies: Policies
+    segmentation: Segmentation | None = None
 
-    def __call__(self, pairs: Pairs) -> _Chunk:
+    def __call__(self, numbered: tuple[Pairs, int]) -> _Chunk:
+        """The chunk of these pairs, with its number in the whole source."""
+        pairs, number = numbered
+        sides = self.tokenizers.source, self.tokenizers.target
+        if self.segmentation is None:
+            return self._encode(pairs, *(tokenizer.encode for tokenizer in sides))
+        draw = dict(dropout=self.segmentation.dropout, generator=self.segmentation.generator(number))
+        return self._encode(pairs, *(functools.partial(tokenizer.sample, **draw) for tokenizer in sides))
+
+    def _encode(self, pairs: Pairs, encode_source: _Encode, encode_target: _Encode) -> _Chunk:
         policies = self.policies
         counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
         sentences: tuple[list, list] = [], []
@@ -197,7 +217,7 @@ class _Encoder:
                 counts["dropped"] += 1
                 dropped.append((i, "duplicate"))
                 continue
-            source, target = self.tokenizers.source.encode(pair[0]), self.tokenizers.target.encode(pair[1])
+            source, target = encode_source(pair[0]), encode_target(pair[1])
             empty = not (source and target and pair[0].strip() and pair[1].strip())
             if empty and first_empty is None and policies.empty_lines == "error":
                 first_empty = i
@@ -235,9 +255,10 @@ class _Encoder:
 def _encode_parts(encoder: _Encoder, source: Source, num_workers: int) -> Iterator[tuple[Source, Iterator[_Chunk]]]:
     """The chunks of each part of a source; duplicates are found over all parts."""
     seen: set[bytes] = set()
+    numbers = itertools.count()
     for part in source.parts:
         pairs = _without_duplicates(part.pairs(), seen) if encoder.policies.drop_duplicates else part.pairs()
-        yield part, _encode_all(encoder, pairs, num_workers)
+        yield part, _encode_all(encoder, pairs, num_workers, numbers)
 
 
 def _without_duplicates(pairs: Iterator[tuple[str, str]], seen: set[bytes]) -> Iterator[tuple[str, str] | None]:
@@ -248,10 +269,12 @@ def _without_duplicates(pairs: Iterator[tuple[str, str]], seen: set[bytes]) -> I
         seen.add(digest)
 
 
-def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str] | None], num_workers: int) -> Iterator[_Chunk]:
+def _encode_all(
+    encoder: _Encoder, pairs: Iterator[tuple[str, str] | None], num_workers: int, numbers: Iterator[int]
+) -> Iterator[_Chunk]:
     """Chunks in the order of the corpus; never more than a few in memory."""
     num_workers = num_workers or _num_cores()
-    chunks = iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])
+    chunks = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from map(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
@@ -259,7 +282,7 @@ def _encode_all(encoder: _Encoder, pairs: Iterator[tuple[str, str] | None], num_
         yield from _encode_in_processes(encoder, itertools.chain([first], chunks), num_workers)
 
 
-def _encode_in_processes(encoder: _Encoder, chunks: Iterable[Pairs], num_workers: int) -> Iterator[_Chunk]:
+def _encode_in_processes(encoder: _Encoder, chunks: Iterable[tuple[Pairs, int]], num_workers: int) -> Iterator[_Chunk]:
     pool = worker_pool.start(num_workers, _start_worker, encoder)
     pending = deque()
     try:
@@ -282,8 +305,8 @@ def _start_worker(encoder: _Encoder) -> None:
     _worker_encoder = encoder
 
 
-def _work(pairs: Pairs) -> _Chunk:
-    return _worker_encoder(pairs)
+def _work(numbered: tuple[Pairs, int]) -> _Chunk:
+    return _worker_encoder(numbered)
 
 
 def _num_cores() -> int:

@@ -74,8 +74,7 @@ def train_runs(
             stack.enter_context(finish_saves_on_error(tracker.checkpoints))
             stack.enter_context(tracker.bar)
         stack.enter_context(supervisor.expect_progress())
-        lengths = runs[0].corpus.train.lengths
-        batches = stack.enter_context(Prefetcher(runs[0].batches, program.mesh, lengths, start, config.train.steps))
+        batches = stack.enter_context(Prefetcher(runs[0].batches, program.mesh, start, config.train.steps))
         metrics = DelayedMetrics(trackers)
         for tracker in trackers:
             if reason := tracker.end_at_start():

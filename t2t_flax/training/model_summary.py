@@ -104,9 +104,11 @@ def _batches(config: Config) -> list[str]:
 
 def _sources(config: Config) -> list[str]:
     d, names = config.data, list(parse_train_sources(config.data.train))
+    dropout = f"  BPE-dropout {d.bpe_dropout:g}: epochs take turns through {d.bpe_dropout_samples} segmentations"
     if len(names) < 2:
-        return []
-    lines = [f"  sources: {', '.join(names)}"]
+        return [dropout] if d.bpe_dropout else []
+    lines = [dropout] if d.bpe_dropout else []
+    lines += [f"  sources: {', '.join(names)}"]
     for start, weights in parse_mixture(d):
         if weights is None:
             rule = "every pair equally often" if d.mixture_temperature == 1 else f"pairs^(1/{d.mixture_temperature:g})"

@@ -28,13 +28,11 @@ class DeviceBatch(NamedTuple):
 
 class Prefetcher:
     """Batches `first` to `last - 1` as global arrays. A batch is a function of its number, so prefetched batches are no state
-    that a checkpoint would need. `lengths`: of all source and target sentences.
+    that a checkpoint would need.
     """
 
-    def __init__(
-        self, batches: Batches, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray], first: int, last: int
-    ):
-        self._batches, self._mesh, self._lengths = batches, mesh, lengths
+    def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int):
+        self._batches, self._mesh = batches, mesh
         self._queue: queue.Queue = queue.Queue(_QUEUED)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(first, last), daemon=True, name="batches")
@@ -61,7 +59,7 @@ class Prefetcher:
     def _work(self, first: int, last: int) -> None:
         try:
             for k in range(first, last):
-                if not self._put(put_batch(self._batches.batch(k), self._mesh, self._lengths)):
+                if not self._put(put_batch(self._batches.batch(k), self._mesh)):
                     return
         except BaseException as error:  # noqa: BLE001 - raised by `next`
             self._put(error)
@@ -76,11 +74,11 @@ class Prefetcher:
         return False
 
 
-def put_batch(batch: Batch, mesh: jax.sharding.Mesh, lengths: tuple[np.ndarray, np.ndarray]) -> DeviceBatch:
+def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:
     """The batch on the mesh; this process builds only the rows of its own devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
-    s, t = (np.asarray(x[batch.pairs], np.float64) for x in lengths)
+    s, t = (np.asarray(x[batch.pairs], np.float64) for x in batch.store.lengths)
     real = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
     slots = float(micro * rows * length)
     padded = Tokens(slots, slots, slots * length, slots * length, slots * length)

@@ -124,6 +124,7 @@ ELSEWHERE = {
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
+    "data/test_bpe_dropout.py": "data.bpe_dropout data.bpe_dropout_samples",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "data/test_mixture.py": "data.mixture data.mixture_temperature",
     "data/test_preprocess.py": "data.drop_duplicates",

@@ -21,7 +21,7 @@ def curve(config, store):
     losses = []
     with mesh_lib.use(mesh):
         for k in range(6):
-            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            state, metrics = step(state, put_batch(batches.batch(k), mesh).arrays)
             losses.append(float(metrics["loss"]))
     return losses, state
 

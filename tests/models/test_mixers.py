@@ -76,7 +76,7 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
     batch = Batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
-    arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh(), store.lengths).arrays.items()}
+    arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh()).arrays.items()}
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
     packed, *_, grads = scored(model, params, arrays)

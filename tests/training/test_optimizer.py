@@ -226,13 +226,12 @@ class Trainer:
         self.model, self.tx, self.first, shardings = model_and_state(config, self.mesh)
         self._batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(self.mesh))
         self._step = make_train_step(config, self.model, self.tx, self.mesh, shardings)
-        self._lengths = store.lengths
 
     def train(self, state, updates: range):
         losses = []
         with mesh_lib.use(self.mesh):
             for k in updates:
-                state, metrics = self._step(state, put_batch(self._batches.batch(k), self.mesh, self._lengths).arrays)
+                state, metrics = self._step(state, put_batch(self._batches.batch(k), self.mesh).arrays)
                 losses.append(float(metrics["loss"]))
         return state, losses
 

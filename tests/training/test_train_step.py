@@ -63,7 +63,7 @@ def loss_curve(config, store, mesh_shape, updates):
     losses = []
     with mesh_lib.use(mesh):
         for k in range(updates):
-            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            state, metrics = step(state, put_batch(batches.batch(k), mesh).arrays)
             losses.append(float(metrics["loss"]))
     return np.array(losses), state
 
@@ -128,7 +128,7 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
     mesh = devices_mesh()
     model, tx, state, shardings = model_and_state(config, mesh)
     before = jax.device_get(state)
-    batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh, store.lengths).arrays
+    batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh).arrays
     with mesh_lib.use(mesh):
         state, metrics = make_train_step(config, model, tx, mesh, shardings)(state, batch)
     assert float(metrics["finite"]) == 0.0 and bool(jnp.isfinite(metrics["loss"])) == (what != "loss")
@@ -159,7 +159,7 @@ def test_rematerialization_saves_memory_and_keeps_the_loss(store):
         )
         mesh = devices_mesh()
         model, tx, state, shardings = model_and_state(config, mesh)
-        batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh, store.lengths).arrays
+        batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh).arrays
         with mesh_lib.use(mesh):
             lowered = make_train_step(config, model, tx, mesh, shardings).lower(state, batch)
         compiled = lowered.compile(compiler_options(config))

@@ -82,7 +82,7 @@ def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
     step = make_train_step(config, model, tx, mesh, shardings)
     with mesh_lib.use(mesh):
         for k in range(updates):
-            state, values = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            state, values = step(state, put_batch(batches.batch(k), mesh).arrays)
             metrics.append({name: float(x) for name, x in values.items()})
     return before, state, metrics
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
-from t2t_flax.data.batching.layouts import phase_layouts
+from t2t_flax.data.batching.layouts import Layout, Layouts, phase_layouts
 from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.batching.shape_list import Size, smallest_fitting
+from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 
 
@@ -102,32 +104,68 @@ class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
     `shapes`: the closed list, ascending; every batch has one of them. `mixtures`: by the first update of each phase of
-    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first phase.
+    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first epoch. `samples`: the pairs in
+    further segmentations, of which one epoch after the other takes the next.
     """
 
-    def __init__(self, store: TokenStore, config: Data, *, seed: int, shards: int = 1):
-        phases = phase_layouts(store, config, seed)
-        self.mixtures = {start: layouts.sampler.mixture for start, layouts in phases.items()}
-        self._store, self._starts, self._layouts = store, list(phases), list(phases.values())
-        self.updates_per_epoch = self._layouts[0].sampler.updates_per_epoch
-        # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._shapes = [
-            [shape_of(*size, config.microbatch_tokens, shards) for size in layouts.counts.sizes]
-            for layouts in self._layouts
+    def __init__(
+        self, store: TokenStore, config: Data, *, seed: int, shards: int = 1, samples: Sequence[TokenStore] = ()
+    ):
+        self._stores = [store, *samples]
+        of_stores = [
+            phase_layouts(one, config, key_of(seed, 8, number) if number else seed)
+            for number, one in enumerate(self._stores)
         ]
-        self.shapes = sorted(dict.fromkeys(itertools.chain(*self._shapes)))
-        store.release()
+        self._starts = list(of_stores[0])
+        self._cycles = [_Cycle([phases[start] for phases in of_stores]) for start in self._starts]
+        self.mixtures = {start: layouts.sampler.mixture for start, layouts in of_stores[0].items()}
+        self.updates_per_epoch = self._cycles[0].layouts[0].sampler.updates_per_epoch
+        # The sizes are independent of the mesh, as the order of the pairs must be.
+        self._sizes = _common_sizes([layouts.counts.sizes for cycle in self._cycles for layouts in cycle.layouts])
+        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
+        self.shapes = list(dict.fromkeys(self._shapes))
+        self._release()
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
         if k % WINDOW_UPDATES == 0:
-            self._store.release()
+            self._release()
         phase = bisect.bisect_right(self._starts, k) - 1
-        layouts = self._layouts[phase]
-        epoch, window, piece = layouts.sampler.locate(k - self._starts[phase])
-        layout = layouts.of(epoch, window)[piece]
-        shape = self._shapes[phase][layouts.size_of(layout.needed)]
-        return Batch(self._store, shape, layout.pairs, layout.row, layout.starts, epoch)
+        sample, epoch, layout = self._cycles[phase].locate(k - self._starts[phase])
+        shape = self._shapes[smallest_fitting(self._sizes, layout.needed)]
+        return Batch(self._stores[sample], shape, layout.pairs, layout.row, layout.starts, epoch)
+
+    def _release(self) -> None:
+        for store in self._stores:
+            store.release()
+
+
+class _Cycle:
+    """Epochs of which each takes the next of several layouts of a corpus, and after the last the first again."""
+
+    def __init__(self, layouts: Sequence[Layouts]):
+        self.layouts = layouts
+        self._ends = np.cumsum([one.sampler.updates_per_epoch for one in layouts])
+
+    def locate(self, k: int) -> tuple[int, int, Layout]:
+        """(number of the layouts, epoch, layout) of update k."""
+        rounds, offset = divmod(k, int(self._ends[-1]))
+        number = int(np.searchsorted(self._ends, offset, side="right"))
+        layouts = self.layouts[number]
+        of_number = layouts.sampler.updates_per_epoch
+        offset -= int(self._ends[number]) - of_number
+        epoch, window, piece = layouts.sampler.locate(rounds * of_number + offset)
+        return number, rounds * len(self.layouts) + number, layouts.of(epoch, window)[piece]
+
+
+def _common_sizes(lists: Sequence[list[Size]]) -> list[Size]:
+    """One list for several layouts: of rows of a length, as many as any needs, so that no program is compiled for each."""
+    if len(lists) == 1:
+        return lists[0]
+    most: dict[int, int] = {}
+    for length, rows in itertools.chain(*lists):
+        most[length] = max(most.get(length, 0), rows)
+    return sorted(most.items())
 
 
 def validation_batches(

@@ -6,10 +6,12 @@ only the path.
 
 import abc
 import hashlib
+import random
 from collections.abc import Sequence
 
 from etils import epath
 
+from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 
 
@@ -27,6 +29,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of the text, without EOS."""
+
+    def sample(self, text: str, dropout: float, generator: random.Random) -> list[int]:
+        """Ids of one of the text's segmentations (`segmentations.BpeDropout`). Raises UserError if the tokenizer has one only."""
+        raise UserError(f"config.data.bpe_dropout needs a SentencePiece BPE model, not a {type(self).__name__}.")
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """SentencePiece tokenizers: plain SentencePiece models, readable by every tool that reads those."""
 
+import functools
 import io
 import itertools
 import re
@@ -12,6 +13,7 @@ from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers.segmentations import BpeDropout
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
@@ -40,6 +42,14 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text):
         ids = self._processor.encode(text)
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
+
+    def sample(self, text, dropout, generator):
+        ids = self._dropout.encode(text, dropout, generator)
+        return ids if self._from_model is None else [self._from_model[i] for i in ids]
+
+    @functools.cached_property
+    def _dropout(self) -> BpeDropout:
+        return BpeDropout(self.data)
 
     def decode(self, ids):
         return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
