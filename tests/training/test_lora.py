@@ -107,7 +107,7 @@ def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
     step = make_train_step(config, model, tx, mesh, shardings)
     with mesh_lib.use(mesh):
         for k in range(updates):
-            state, metrics = step(state, put_batch(batches.batch(k), mesh, store.lengths).arrays)
+            state, metrics = step(state, put_batch(batches.batch(k), mesh).arrays)
             losses.append((float(metrics["loss"]), float(metrics["grad_norm"])))
     return before, state, np.array(losses)
 
