@@ -104,8 +104,8 @@ class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
     `shapes`: the closed list, ascending; every batch has one of them. `mixtures`: by the first update of each phase of
-    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first epoch. `samples`: the pairs in
-    further segmentations, of which one epoch after the other takes the next.
+    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first epoch. `layouts`: of each
+    phase and segmentation. `samples`: the pairs in further segmentations, of which one epoch after the other takes the next.
     """
 
     def __init__(
@@ -119,9 +119,10 @@ class Batches:
         self._starts = list(of_stores[0])
         self._cycles = [_Cycle([phases[start] for phases in of_stores]) for start in self._starts]
         self.mixtures = {start: layouts.sampler.mixture for start, layouts in of_stores[0].items()}
-        self.updates_per_epoch = self._cycles[0].layouts[0].sampler.updates_per_epoch
+        self.layouts = [layouts for cycle in self._cycles for layouts in cycle.layouts]
+        self.updates_per_epoch = self.layouts[0].sampler.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._sizes = _common_sizes([layouts.counts.sizes for cycle in self._cycles for layouts in cycle.layouts])
+        self._sizes = _common_sizes([layouts.counts.sizes for layouts in self.layouts])
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
         self._release()
