@@ -18,6 +18,7 @@ class UserError(Exception):
 _OPTIONAL = {
     "gcs": "gcsfs",
     "s3": "s3fs",
+    "hf": "transformers",
     "sweep": "optuna submitit",
     "serve": "fastapi prometheus-client pydantic uvicorn",
     "wandb": "wandb",

@@ -1,12 +1,15 @@
 """`export`: a trained model for other programs."""
 
 import json
+import shlex
 from pathlib import Path
 
 from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError
+from t2t_flax.interop import hub
+from t2t_flax.interop.model_card import Score, is_license, scores_of_record, without_folders
 
 
 def run(argv: list[str]) -> int:
@@ -20,7 +23,8 @@ def run(argv: list[str]) -> int:
         "  python -m t2t_flax export --workdir=runs/toy --format=ctranslate2 --output=toy-ct2\n"
         "  python -m t2t_flax export --workdir=runs/toy --best --format=ctranslate2 --quantization=int8 --output=toy-int8\n"
         "  python -m t2t_flax export --workdir=runs/toy --format=huggingface --output=toy-marian\n"
-        "  python -m t2t_flax export --workdir=runs/toy --average=3 --format=safetensors --output=toy-safetensors",
+        "  python -m t2t_flax export --workdir=runs/toy --average=3 --format=safetensors --output=toy-safetensors\n"
+        "  python -m t2t_flax export --workdir=runs/toy --format=huggingface --output=toy-marian --push=hub:USER/toy",
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
@@ -29,7 +33,23 @@ def run(argv: list[str]) -> int:
         "--quantization", metavar="TYPE", help="type of the weights: int8, float16 ...; default: float32"
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to create")
+    parser.add_argument(
+        "--license", default="", metavar="ID", help="licence in the model card, such as apache-2.0 or cc-by-4.0"
+    )
+    parser.add_argument(
+        "--push", metavar="hub:USER/NAME", help="also upload the folder to the Hugging Face Hub, as a private model"
+    )
+    parser.add_argument("--public", action="store_true", help="with --push: a model that is new there is public")
     args, overrides = arguments.parse(parser, argv)
+    if args.public and not args.push:
+        raise UserError("--public is for --push=hub:USER/NAME.")
+    if args.license and not is_license(args.license):
+        raise UserError(
+            f"--license={args.license}: expected the identifier of a licence in small letters, such as apache-2.0, mit or "
+            "cc-by-4.0."
+        )
+    if args.push:
+        hub.check_push(args.push)  # before the export
     if Path(args.output).exists():
         raise UserError(f"--output={args.output} already exists: name a new folder.")
     arguments.check_output("--output", args.output, folder=True)
@@ -50,19 +70,20 @@ def run(argv: list[str]) -> int:
         quantization=args.quantization,
         origin=f"step {steps} of {loaded.workdir.name}",
         scores=_scores(loaded.workdir, loaded.steps),
+        license=args.license,
+        command=shlex.join(["python", "-m", "t2t_flax", "export", *map(without_folders, argv)]),
     )
     print(f"{args.output}: step {steps} of {args.workdir} as {args.format}, {args.quantization or 'float32'}")
+    if args.push:
+        print(f"pushed: {hub.push(args.output, args.push, public=args.public)}")
     return OK
 
 
-def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[str]:
-    """A line for each score of the run's evaluation records of one checkpoint."""
-    lines = []
-    for path in sorted((workdir / "eval").glob(f"*-{steps[0]}.json")) if len(steps) == 1 else ():
+def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
+    """The scores in the run's evaluation records of these checkpoints, each once."""
+    scores: dict[Score, None] = {}
+    for path in sorted((workdir / "eval").glob("*.json")):
         record = json.loads(path.read_text())
-        for name in ("sacrebleu", "chrf"):
-            if score := record["scores"].get(name):
-                lines.append(
-                    f"{name} {score['score']:.2f} on {record['data']['spec']}, signature `{score['signature']}`"
-                )
-    return lines
+        if record.get("checkpoint", {}).get("averaged") == list(steps):
+            scores |= dict.fromkeys(scores_of_record(record))
+    return list(scores)

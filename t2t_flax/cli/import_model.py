@@ -13,11 +13,16 @@ def run(argv: list[str]) -> int:
         "What is read is recognized by its files.",
         epilog="Examples:\n"
         "  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n"
+        "  python -m t2t_flax import --from=hub:Helsinki-NLP/opus-mt-en-de --workdir=runs/opus\n"
         "  python -m t2t_flax import --from=toy-ct2 --workdir=runs/from-ct2\n"
         "  python -m t2t_flax import --from=ct2 --num-heads=8 --source-language=ar --target-language=en --workdir=runs/aren",
     )
     parser.add_argument(
-        "--from", dest="source", required=True, metavar="DIR|FILE", help="folder of the model, or its file of weights"
+        "--from",
+        dest="source",
+        required=True,
+        metavar="DIR|FILE|hub:USER/NAME[@REVISION]",
+        help="folder of the model, its file of weights, or a model on the Hugging Face Hub",
     )
     arguments.add_workdir(parser, "folder to create")
     parser.add_argument("--source-language", default="", metavar="CODE", help="if the folder does not say it")
@@ -38,6 +43,7 @@ def run(argv: list[str]) -> int:
 
     check_workdir(args.workdir)
     prepare_process(config_lib.resolve(config_lib.override(config_lib.default_config(), overrides)))
+    from t2t_flax.interop.hub import is_hub, pull
     from t2t_flax.interop.import_model import read_model
     from t2t_flax.training.config_changes import check_same_model
     from t2t_flax.training.params_run import check_parameters, refuse_existing, write_params_run
@@ -45,7 +51,8 @@ def run(argv: list[str]) -> int:
 
     refuse_existing(args.workdir, "--workdir")
     languages = args.source_language, args.target_language
-    model = read_model(args.source, num_heads=args.num_heads, languages=languages)
+    source = pull(args.source) if is_hub(args.source) else args.source
+    model = read_model(source, num_heads=args.num_heads, languages=languages)
     config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
     check_same_model(model.config, config, args.source)
     check_parameters(config, model.tokenizers, model.params, args.source)

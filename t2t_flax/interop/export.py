@@ -12,6 +12,7 @@ from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory
 from t2t_flax.interop import ctranslate2_export, marian_export, safetensors_file
+from t2t_flax.interop.model_card import Score, front_matter, sections
 from t2t_flax.interop.model_folder import MODEL_FILE, write_model
 
 FORMATS = {
@@ -46,10 +47,12 @@ def export(
     steps: Sequence[int],
     quantization: str | None = None,
     origin: str = "",
-    scores: Sequence[str] = (),
+    scores: Sequence[Score] = (),
+    license: str = "",
+    command: str = "",
 ) -> None:
     """Writes a new folder, whole or not at all. params: a tree of arrays, the mean of the checkpoints `steps`.
-    origin, scores: the checkpoint and lines about its evaluations, for the README.
+    origin, scores, license, command: the checkpoint, its evaluations and more for the README.
 
     Raises UserError as `check_export`, for tokenizers that the format cannot hold, and if its package is not installed.
     """
@@ -79,19 +82,10 @@ def export(
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
         heading = f"# {config.data.source_language}-{config.data.target_language} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
-        before = "" if dtype == "float32" else f", before the conversion to {dtype}"
-        parts += ["\n".join(f"- {line}{before}" for line in scores)] if scores else []
         parts.append(usage(tokenizers, config))
-        head = _model_card(config) if kind == "huggingface" else ""
+        parts += sections(config, scores, command, dtype)
+        head = front_matter(config, kind, path.name.partition(".partial-")[0], scores, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _model_card(config: Config) -> str:
-    """The front matter of a model card. The licence is the author's to choose."""
-    languages = "".join(f"- {code}\n" for code in (config.data.source_language, config.data.target_language))
-    return (
-        f"---\nlanguage:\n{languages}license: unknown\npipeline_tag: translation\nlibrary_name: transformers\n---\n\n"
-    )
 
 
 def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:

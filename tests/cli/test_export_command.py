@@ -1,16 +1,19 @@
 """`export` on the command line: the folder, its README as written, and messages."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from helpers import fake_hub
 from helpers.runs import start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
+from t2t_flax.interop import hub
 from t2t_flax.training import loop
 
 
@@ -67,7 +70,7 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
     pytest.importorskip("transformers", reason="loads the folder with Hugging Face's library")
     folder = export(workdir, tmp_path, "--format=huggingface")
     readme = (folder / "README.md").read_text()
-    assert readme.startswith("---\nlanguage:\n- en\n- de\nlicense: unknown\n")
+    assert readme.startswith('---\nlanguage: ["en", "de"]\nlicense: "unknown"\n')
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("['"), done.stderr
@@ -94,3 +97,70 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path, capsys):
     (tmp_path / "exported").mkdir()
     export(workdir, tmp_path, "--format=safetensors", code=2)
     assert "already exists: name a new folder" in capsys.readouterr().err
+
+
+def test_model_card_has_scores_licence_and_command(workdir, tmp_path):
+    """As huggingface_hub reads and checks it."""
+    hf = pytest.importorskip("huggingface_hub", reason="needs the extra hf")
+    record = {
+        "split": "test",
+        "data": {"corpus": "", "spec": "/home/someone/test.en,/home/someone/test.de", "sentences": 200},
+        "scores": {
+            "sacrebleu": {"score": 27.456, "signature": "nrefs:1|case:mixed|version:2.5.1"},
+            "chrf": {"score": 55.5, "signature": "nrefs:1|case:mixed"},
+            "nll": 1.0,
+        },
+        "checkpoint": {"averaged": [2]},
+    }
+    (workdir / "eval").mkdir(exist_ok=True)
+    for name, steps in (("test-2", [2]), ("test-2-best", [2]), ("test-1", [1]), ("test-2-mean2", [2, 1])):
+        (workdir / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
+    folder = export(workdir, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
+    card = hf.ModelCard.load(folder / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
+    assert card.data.model_name == "exported" and card.data.pipeline_tag == "translation"
+    found = [
+        (r.metric_type, r.metric_value, r.metric_args, r.dataset_name, r.dataset_split) for r in card.data.eval_results
+    ]
+    assert found == [
+        ("bleu", 27.46, {"signature": "nrefs:1|case:mixed|version:2.5.1"}, "test.en,test.de", "test"),
+        ("chrf", 55.5, {"signature": "nrefs:1|case:mixed"}, "test.en,test.de", "test"),
+    ]
+    assert "/home/" not in card.content and "## Data\n\nTrained on toy:train:300 (en-de)" in card.text
+    assert f"--workdir={workdir.name} --output=exported --format=safetensors" in card.text
+    assert "| test.en,test.de (test, 200 sentences) | BLEU | 27.46 | `nrefs:1|case:mixed|version:2.5.1` |" in card.text
+    with fake_hub.serve() as (server, address), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf.constants, "ENDPOINT", address)
+        card.validate()
+        assert server.cards == [card.content]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--license=Apache 2.0"], "expected the identifier of a licence"),
+        (["--public"], "--public is for --push"),
+        (["--push=toy"], "expected hub:USER/NAME"),
+    ],
+)
+def test_wrong_flags_write_nothing(workdir, tmp_path, words, message, capsys):
+    folder = export(workdir, tmp_path, "--format=safetensors", *words, code=2)
+    assert message in capsys.readouterr().err and not folder.exists()
+
+
+def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch, capsys):
+    pushed = []
+    monkeypatch.setattr(hub, "check_push", lambda name: pushed.append(name))
+    monkeypatch.setattr(
+        hub, "push", lambda folder, name, public: pushed.append((sorted(os.listdir(folder)), name, public))
+    )
+    export(workdir, tmp_path, "--format=safetensors", "--push=hub:me/toy", "--public")
+    assert pushed == ["hub:me/toy", (["README.md", "model.safetensors", "tokenizer"], "hub:me/toy", True)]
+    assert "pushed: " in capsys.readouterr().out
+
+
+def test_import_reads_what_the_hub_has(workdir, tmp_path, monkeypatch):
+    folder = export(workdir, tmp_path, "--format=safetensors")
+    monkeypatch.setattr(hub, "pull", {"hub:me/toy@v1": folder}.__getitem__)
+    assert main(["import", "--from=hub:me/toy@v1", f"--workdir={tmp_path / 'imported'}"]) == 0
+    assert (tmp_path / "imported" / "config.json").exists()

@@ -1,0 +1,111 @@
+"""Model folders on the Hugging Face Hub: `hub:USER/NAME`, and `hub:USER/NAME@REVISION` to read one revision.
+
+The token comes from HF_TOKEN or `hf auth login`; HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE keep their meaning.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from t2t_flax.errors import UserError, first_line, install_hint
+
+PREFIX = "hub:"
+_NAME = re.compile(r"hub:([\w][\w.-]*/[\w][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
+_UNREADABLE = ("*.h5", "*.ot", "*.msgpack", "*.onnx", "*.tflite")
+"""Weights of other frameworks, which lie beside those that are read."""
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+"""Their network errors are those of huggingface_hub, by its version."""
+
+
+def is_hub(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def check_push(name: str) -> str:
+    """The USER/NAME of `hub:USER/NAME`. Raises UserError for another name, without huggingface_hub and without a token."""
+    repo, revision = _parsed("--push", name)
+    if revision:
+        raise UserError(f"--push={name}: a push makes the new revision of main; leave out @{revision}.")
+    if not _client(name).get_token():
+        raise UserError(f"--push={name} needs a token that may write: `hf auth login`, or the variable HF_TOKEN.")
+    return repo
+
+
+def push(folder: str | Path, name: str, *, public: bool = False, message: str = "Export of t2t_flax") -> str:
+    """Uploads a folder as one commit and returns its address. A repository that does not exist is created, private unless
+    `public`; files that are only in the repository stay.
+
+    Raises UserError as `check_push`, and for what the Hub refuses; the folder stays as it is.
+    """
+    repo, hub = check_push(name), _client(name)
+    stays = f"{folder} is written; `hf upload {repo} {folder}` sends it later"
+    with _explained(f"--push={name}", stays):
+        hub.create_repo(repo, private=not public, exist_ok=True)
+        commit = hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message=message)
+    return str(commit.repo_url) if getattr(commit, "repo_url", None) else f"https://huggingface.co/{repo}"
+
+
+def pull(name: str) -> Path:
+    """The files of a model in the cache of huggingface_hub, where only those that are new are downloaded.
+
+    Raises UserError for a wrong name, and for a model or revision that is not there or cannot be reached.
+    """
+    repo, revision = _parsed("--from", name)
+    hub = _client(name)
+    with _explained(f"--from={name}"):
+        return Path(hub.snapshot_download(repo, revision=revision or None, ignore_patterns=list(_UNREADABLE)))
+
+
+def _parsed(flag: str, name: str) -> tuple[str, str]:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        form = "hub:USER/NAME" + ("@REVISION, or without @REVISION" if flag == "--from" else "")
+        raise UserError(f"{flag}={name}: expected {form}.")
+    return match[1], match[2] or ""
+
+
+def _client(name: str) -> Any:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError:
+        raise UserError(f"{name} needs the package huggingface_hub: {install_hint('hf')}.") from None
+    return huggingface_hub
+
+
+@contextlib.contextmanager
+def _explained(what: str, stays: str = "") -> Iterator[None]:
+    """Raises what goes wrong as UserError, in one line."""
+    import huggingface_hub.errors as hub_errors
+
+    end = f" {stays}." if stays else ""
+    try:
+        yield
+    except hub_errors.GatedRepoError:
+        raise UserError(
+            f"{what}: accept the conditions on the model's page, with the account of the token.{end}"
+        ) from None
+    except hub_errors.RevisionNotFoundError:
+        raise UserError(f"{what}: the model has no such revision (a branch, a tag or a commit).{end}") from None
+    except hub_errors.RepositoryNotFoundError:
+        raise UserError(
+            f"{what}: there is no such model, or it is private and the token (`hf auth login`, HF_TOKEN) may not read it.{end}"
+        ) from None
+    except hub_errors.HFValidationError as error:
+        raise UserError(f"{what}: {first_line(error)}{end}") from None
+    except hub_errors.HfHubHTTPError as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = {
+            401: "the token is not valid: `hf auth login`, or another HF_TOKEN",
+            403: "the token may not do this: it needs the permission to write, and the account to be USER or of its organization",
+        }.get(status or 0, f"the Hub answered: {first_line(error)}")
+        raise UserError(f"{what}: {reason}.{end}") from None
+    except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
+        raise UserError(f"{what}: the Hub cannot be reached, and the cache does not hold it.{end}") from None
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _HTTP_LIBRARIES:
+            raise
+        raise UserError(
+            f"{what}: the Hub cannot be reached ({first_line(error) or type(error).__name__}).{end}"
+        ) from None

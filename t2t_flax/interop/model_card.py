@@ -1,0 +1,126 @@
+"""The README of an exported model: a model card whose metadata the Hugging Face Hub reads."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from t2t_flax.config import Config
+
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
+_METRICS = {
+    "sacrebleu": ("bleu", "BLEU"),
+    "chrf": ("chrf", "chrF"),
+    "chrf++": ("chrf", "chrF++"),
+    "ter": ("ter", "TER"),
+}
+"""The Hub's identifier and the name of each score that a card lists."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders."""
+
+    metric: str
+    value: float
+    signature: str
+    split: str
+    data: str
+    sentences: int
+
+    @property
+    def name(self) -> str:
+        return _METRICS[self.metric][1]
+
+
+def is_license(text: str) -> bool:
+    """Whether a text can be the Hub's identifier of a licence, such as apache-2.0."""
+    return bool(_LICENSE.fullmatch(text))
+
+
+def scores_of_record(record: dict[str, Any]) -> list[Score]:
+    """The scores of an evaluation record that a card lists."""
+    data = record["data"]
+    name = data.get("corpus") or without_folders(data["spec"])
+    return [
+        Score(metric, entry["score"], entry.get("signature", ""), record["split"], name, data["sentences"])
+        for metric, entry in record["scores"].items()
+        if metric in _METRICS
+    ]
+
+
+def without_folders(spec: str) -> str:
+    """A source of text without the places on the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`."""
+    return re.sub(r"(?<![\w:./])[~.]{0,2}/[^,;=]*/", "", spec)
+
+
+def front_matter(config: Config, kind: str, name: str, scores: Sequence[Score], license: str) -> str:
+    """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
+    data = config.data
+    values: dict[str, Any] = {
+        "language": list(dict.fromkeys([data.source_language, data.target_language])),
+        "license": license or "unknown",
+        "library_name": _LIBRARY[kind],
+        "tags": list(dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])),
+    }
+    if data.task == "translation":
+        values["pipeline_tag"] = "translation"
+    if scores:
+        values["model-index"] = [{"name": name, "results": _results(config, scores)}]
+    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return f"---\n{lines}---\n\n"
+
+
+def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
+    languages = f"{config.data.source_language}-{config.data.target_language}"
+    results = []
+    for split, data in dict.fromkeys((score.split, score.data) for score in scores):
+        metrics = [
+            {
+                "type": _METRICS[s.metric][0],
+                "name": s.name,
+                "value": round(s.value, 2),
+                "args": {"signature": s.signature},
+            }
+            for s in scores
+            if (s.split, s.data) == (split, data)
+        ]
+        results.append(
+            {
+                "task": {"type": "translation", "name": f"Translation {languages}"},
+                "dataset": {"type": re.sub(r"[^\w.-]+", "-", data), "name": data, "split": split, "args": languages},
+                "metrics": metrics,
+            }
+        )
+    return results
+
+
+def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) -> list[str]:
+    """The paragraphs on the scores, the model, its data, and the command that wrote the folder."""
+    m, d = config.model, config.data
+    parts = []
+    if scores:
+        before = "" if dtype == "float32" else f" They are of the model before its conversion to {dtype}."
+        rows = "".join(
+            f"| {s.data} ({s.split}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | `{s.signature}` |\n"
+            for s in scores
+        )
+        parts.append(
+            f"## Scores\n\nOf t2t_flax's own decoding.{before}\n\n| data | score | value | signature |\n|---|---|---|---|\n"
+            + rows.rstrip()
+        )
+    parts.append(
+        f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
+        f"{m.d_ff}, {m.num_heads} heads."
+    )
+    corpus = d.corpus or without_folders(d.train)
+    if corpus:
+        parts.append(
+            f"## Data\n\nTrained on {corpus} ({d.source_language}-{d.target_language}); tokenizer: {d.tokenizer}, "
+            f"{d.vocab_size:,} pieces asked for."
+        )
+    if command:
+        parts.append(f"## Written by\n\n```\n{command}\n```")
+    return parts
