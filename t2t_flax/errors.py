@@ -18,7 +18,7 @@ class UserError(Exception):
 _OPTIONAL = {
     "gcs": "gcsfs",
     "s3": "s3fs",
-    "hf": "transformers",
+    "hf": "transformers huggingface_hub",
     "sweep": "optuna submitit",
     "serve": "fastapi prometheus-client pydantic uvicorn",
     "wandb": "wandb",
