@@ -1,6 +1,7 @@
 """A run that answers requests: restored, warmed up and used by a thread of its own."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -116,6 +117,7 @@ class ServedModel:
             "name": self.name,
             "workdir": loaded.workdir.name,
             "steps": list(loaded.steps),
+            "engine": str(loaded.engine),
             "task": self.config.data.task,
             "source": source,
             "target": target,
@@ -185,14 +187,13 @@ class ServedModel:
     def _run(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
         try:
             loaded = self._load()
-            loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
+            if loaded.engine.name == "jax":
+                loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
             self.config, self._runs = loaded.config, {loaded.config.decode.n_best: loaded}
-            several = self._searched(self.max_n_best)
-            for count, tokens in _warm_up_shapes(loaded, self._max_batch):
-                for n_best in (1, several)[: 2 if count == 1 and several > 1 else 1]:
-                    if self._stopping.is_set():
-                        return
-                    _warm_up(self._loaded(n_best), count, tokens)
+            for warm_up in self._warm_ups(loaded):
+                if self._stopping.is_set():
+                    return
+                warm_up()
         except Exception as error:
             self.error = error
             on_failure()
@@ -200,6 +201,18 @@ class ServedModel:
         self.ready = True
         on_ready(self)
         self._batcher.run(self._process)
+
+    def _warm_ups(self, loaded: Loaded) -> Iterator[Callable[[], object]]:
+        """What to run before the first request: a translation of each shape of a batch, of which those of one line also for
+        several hypotheses, so that JAX compiles the programs; one of each kind with an engine that does not compile.
+        """
+        kinds = sorted({1, self._searched(self.max_n_best)}) if self.config.decode.strategy == "beam" else [1]
+        if loaded.engine.name != "jax":
+            yield from (functools.partial(self._loaded(n_best).translate, ["a"]) for n_best in kinds)
+            return
+        for count, tokens in _warm_up_shapes(loaded, self._max_batch):
+            for n_best in kinds if count == 1 else [1]:
+                yield functools.partial(_warm_up, self._loaded(n_best), count, tokens)
 
     def _loaded(self, n_best: int) -> Loaded:
         """The run with this decode.n_best; the runs share their parameters and compiled programs."""
@@ -268,13 +281,14 @@ def _warm_up_shapes(loaded: Loaded, max_batch: int) -> Iterator[tuple[int, int]]
 
 
 def _warm_up(loaded: Loaded, count: int, tokens: int) -> None:
-    """Translates `count` lines of about `tokens` tokens, to one token more than the first cache holds, so that the program
-    after it is compiled, too.
+    """Translates `count` lines of about `tokens` tokens, once to an end within the first cache, and once to one token more
+    than it holds, so that the programs after it are compiled, too.
     """
     encode, text = loaded.tokenizers.source.encode, "a"
     while len(encode(text)) < min(tokens, loaded.max_source_length) - 1 and len(text) < 4 * tokens:
         text += " a"
-    cap = CACHE_LENGTHS[0 if tokens <= CACHE_LENGTHS[1] else 1] + 1
-    decode = dataclasses.replace(loaded.config.decode, max_length_ratio=0.0, max_length_offset=cap)
-    loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, decode=decode))
-    loaded.translate([text] * count)
+    first_cache = CACHE_LENGTHS[0 if tokens <= CACHE_LENGTHS[1] else 1]
+    for cap in (1, first_cache + 1):
+        decode = dataclasses.replace(loaded.config.decode, max_length_ratio=0.0, max_length_offset=cap)
+        short = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, decode=decode))
+        short.translate([text] * count)

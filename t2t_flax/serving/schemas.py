@@ -110,11 +110,12 @@ class Language(BaseModel):
 
 
 class Model(BaseModel):
-    """steps: the checkpoints whose mean the parameters are. max_n_best: the most hypotheses of a line."""
+    """steps: the checkpoints whose mean the parameters are. engine: what decodes. max_n_best: the most hypotheses of a line."""
 
     name: str
     workdir: str
     steps: list[int]
+    engine: str
     task: str
     source: str
     target: str

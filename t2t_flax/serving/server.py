@@ -55,8 +55,9 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket)
         server.should_exit = True
 
     def ready(model: ServedModel) -> None:
-        steps = " and ".join(map(str, model.describe()["steps"]))
-        print(f"{model.name}: ready (step {steps})", file=sys.stderr, flush=True)
+        described = model.describe()
+        steps = " and ".join(map(str, described["steps"]))
+        print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
 
     try:
         for model in models:

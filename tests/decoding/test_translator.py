@@ -232,3 +232,4 @@ def test_matrices_in_bfloat16_give_the_same_logits(keys):
     matrices = [x.dtype for x in jax.tree.leaves(cast) if x.ndim > 1]
     assert set(matrices) == {np.dtype(model.dtype)} and model.dtype != np.float32
     jax.tree.map(np.testing.assert_array_equal, logits(state.params), logits(cast))
+    assert in_compute_type(model, cast) is cast, "a server converts them once, not at every request"

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 
+import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -233,3 +234,38 @@ def test_samples_are_those_of_the_request_alone(run):
     for lines, answer in zip(bodies, answers, strict=True):
         alone = [translation.text for translation in sampled.translate(lines)]
         assert [each["hypotheses"][0]["text"] for each in answer["translations"]] == alone
+
+
+def test_another_engine_gives_what_it_gives_alone(run):
+    """CTranslate2 under the rules that it follows."""
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    rules = dict(engine="ctranslate2", length_penalty="power", early_stopping="beam_full")
+    decode = dataclasses.replace(run.config.decode, **rules)
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode))
+    with serving({"tiny": other}) as server, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        bodies = [{"text": line, "n_best": 1 + i % 3} for i, line in enumerate(LINES)]
+        answers = list(pool.map(lambda body: server.post("/api/translate", body).json(), bodies))
+        assert server.get("/api/models").json()[0]["engine"].startswith("ctranslate2 ")
+    for body, answer in zip(bodies, answers, strict=True):
+        hypotheses = answer["translations"][0]["hypotheses"]
+        assert [h["text"] for h in hypotheses] == texts(other, body["text"], n_best=body["n_best"])
+
+
+def test_requests_after_the_warm_up_compile_nothing(run):
+    """With a beam of its own, whose programs no other test has compiled."""
+    decode = dataclasses.replace(run.config.decode, beam_size=2, alpha=0.7)
+    other, compiled = dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode)), []
+
+    def listener(event, seconds, **keys):
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        with serving({"tiny": other}) as server:
+            warm = len(compiled)
+            for body in ({"text": "Yes."}, {"text": "Yes.", "n_best": 2}, {"text": "No."}):
+                assert server.post("/api/translate", body).status_code == 200
+            assert warm and len(compiled) == warm
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)

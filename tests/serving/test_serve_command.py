@@ -82,7 +82,7 @@ def test_signal_ends_the_server_with_exit_code_0(workdir, number, tmp_path):
         finally:
             server.kill()
     text = (tmp_path / "log").read_text()
-    assert "tiny: ready (step 2)" in text and "Traceback" not in text, text
+    assert "tiny: ready (step 2; jax " in text and "Traceback" not in text, text
 
 
 def test_damaged_run_ends_the_server_with_exit_code_2(workdir, tmp_path, capsys):
