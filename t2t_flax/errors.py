@@ -24,6 +24,7 @@ _OPTIONAL = {
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",
+    "torch": "torch",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t_flax.config import Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
 from t2t_flax.interop.feature_order import Positions, recognize_positions, reordered, sines_first
 from t2t_flax.interop.imported import IMPROBABLE, ImportedModel, import_config, json_file, sentencepiece_pair
 from t2t_flax.interop.named_arrays import NamedArrays, Vocabulary, renumbered
@@ -19,7 +19,6 @@ from t2t_flax.interop.safetensors_file import read_tensors
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-TORCH_INSTALL = "pip install -e '.[torch]' (or: pip install torch)"
 _EXPECTED = "Marian's encoder and decoder"
 _ACTIVATIONS = {
     "relu": "relu",
@@ -143,7 +142,7 @@ def _weights(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
     try:
         import torch
     except ModuleNotFoundError:
-        raise UserError(f"{path} needs the package torch: {TORCH_INSTALL}") from None
+        raise UserError(f"{path} needs the package torch: {install_hint('torch')}.") from None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return path, {name: tensor.float().numpy() for name, tensor in state.items()}

@@ -172,6 +172,7 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path, ca
         ([f"--from={other}", target], "model_type = 'm2m_100'; expected marian"),
         ([f"--from={workdir}", target], "is a run of t2t_flax already"),
         ([f"--from={exported}", f"--workdir={workdir}"], "already exists: name a new folder"),
+        ([f"--from={exported}", "--workdir=pretrained:toy"], "is part of the package, where nothing is written"),
         ([f"--from={exported}", target, "--config.model.num_heads=2"], "model.num_heads: 4 there, 2 here"),
         ([f"--from={exported}", target, "--config.decode.beamsize=2"], "Did you mean 'decode.beam_size'?"),
     ]:

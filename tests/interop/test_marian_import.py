@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_pat
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
-def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path):
+def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path, monkeypatch):
     """Older ones hold every tied table and the vectors of positions."""
     folder, model, _, run = opus
     copy = shutil.copytree(folder, tmp_path / "old")
@@ -215,6 +216,10 @@ def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path):
     ]:
         torch.save(state | {name: state[name] + 1.0}, copy / "pytorch_model.bin")
         with pytest.raises(UserError, match=message):
+            read_model(copy)
+    with monkeypatch.context() as without_torch:
+        without_torch.setitem(sys.modules, "torch", None)
+        with pytest.raises(UserError, match=r"needs the package torch: pip install -e '\.\[torch\]'"):
             read_model(copy)
     (copy / "pytorch_model.bin").write_bytes(b"PK no weights")
     with pytest.raises(UserError, match="pytorch_model.bin cannot be read as PyTorch's weights"):
