@@ -51,7 +51,7 @@ def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return out
 
 
-@pytest.mark.parametrize("mixer", ["attention", "conv"])
+@pytest.mark.parametrize("mixer", ["attention", pytest.param("conv", marks=pytest.mark.slow)])
 def test_gradients_are_the_full_gradient_projected(mixer):
     """Oracle: with W + s A B, dL/dA = s G B^T and dL/dB = s A^T G, in float64 NumPy from the gradient G of the merged kernel."""
     lora = dict(lora_rank=3, lora_alpha=6.0, lora_modules="*")
@@ -136,6 +136,7 @@ def test_the_first_update_sees_the_base_model(store, trained):
     assert trained[2][0, 0] == losses[0, 0]
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
     _, state, losses = run_updates(small_config(**KEYS), store, (2, 2, 2))
     np.testing.assert_allclose(losses, trained[2], rtol=1e-4)

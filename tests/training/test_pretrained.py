@@ -15,6 +15,7 @@ from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
+from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.setup import TrainingSetup
@@ -80,6 +81,13 @@ def test_other_texts_are_refused(text):
 def test_keys_about_the_first_run_need_one(key, value):
     with pytest.raises(UserError, match=f"config.train.{key} = {value} .* name its workdir in config.train.init_from"):
         config_lib.load_config("aiayn_base", {f"train.{key}": value})
+
+
+def test_explain_says_where_parameters_start():
+    keys = {"init_from": "runs/base", "init_checkpoint": "average:3", "init_vocabulary": "by_piece"}
+    config = config_lib.load_config("toy", {f"train.{key}": value for key, value in keys.items()})
+    start = describe(config).split("\n\n")[0]
+    assert start == "start\n  parameters of runs/base, checkpoint average:3, another tokenizer, rows by piece"
 
 
 OLD = TokenizerPair(*(SymbolTokenizer.of([text]) for text in ("a b c d", "p q r")))
