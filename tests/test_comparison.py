@@ -37,6 +37,16 @@ def test_features_are_answered_with_yes_no_or_partly():
         assert all(re.match(r"(yes|no|partly|not found)\b", cell) for cell in cells), label
 
 
+def test_summary_follows_the_tables():
+    less, more = re.findall(r"^- (?:Here \*\*no|\*\*yes\*\* here)([^:]*:.*?)(?=^- |^#)", TEXT, re.M | re.S)
+    answers = {label: [cell.startswith("yes") for cell in cells] for label, *cells in ROWS[5:]}
+    in_short = [
+        {re.sub(r"\s+", " ", label) for label in re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", text)} for text in (less, more)
+    ]
+    assert in_short[0] == {label for label, (ours, *_) in answers.items() if not ours}
+    assert in_short[1] == {label for label, (ours, *others) in answers.items() if ours and not any(others)}
+
+
 def test_words_of_a_search_that_found_nothing_are_listed():
     searched = re.findall(r"^\| ([^|]+) \| `.+` \|$", TABLES.split("## Where nothing was found")[1], re.M)
     assert set(searched) == {label for label, *cells in ROWS if any(cell.startswith("not found") for cell in cells)}
