@@ -6,7 +6,6 @@ Clients are imported when they are opened. They may take their time and may fail
 import dataclasses
 import fcntl
 import importlib.util
-import logging
 import netrc
 import os
 import re
@@ -27,7 +26,8 @@ from t2t_flax.filesystem import is_remote
 FINISH_SECONDS = 30.0
 """How long a client may take to send the rest at the end."""
 PROJECT = "t2t_flax"
-_BOARD_FLUSH_SECONDS = 20
+_FLUSH_SECONDS = 1.0
+"""How long a client may hold values itself: a kill (SIGKILL) loses them."""
 _BOARD_QUEUE = 2**15
 """Values that may wait, of which a line has some 25."""
 _CONNECT_SECONDS = 5.0
@@ -83,7 +83,7 @@ class TensorBoard:
         self._writer = tensorboardX.SummaryWriter(
             folder,
             purge_step=purge,
-            flush_secs=_BOARD_FLUSH_SECONDS,
+            flush_secs=_FLUSH_SECONDS,
             max_queue=_BOARD_QUEUE,
             filename_suffix=f".{run.resume_step}",  # names have seconds, and a short run closes and opens within one
         )
@@ -113,6 +113,7 @@ class Wandb:
             symlink=False,
             x_save_requirements=False,
             finish_timeout=FINISH_SECONDS,
+            x_transaction_log_flush_interval=_FLUSH_SECONDS,
         )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
@@ -132,7 +133,8 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
         self.id = self._run.id
         folder = os.path.dirname(self._run.dir)
-        self.place = self._run.url or f"offline; `wandb sync {folder}` sends it"
+        self.place = "" if self._run.offline else self._run.url or ""
+        self.place = self.place or f"offline; `wandb sync {folder}` sends it"
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step} | values)
@@ -166,8 +168,7 @@ class Mlflow:
 
     def __init__(self, run: TrackedRun, id: str):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         from mlflow.entities import Metric, Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient

@@ -178,7 +178,7 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(EventsWriter, "flush", full)
-    monkeypatch.setattr(trackers, "_BOARD_FLUSH_SECONDS", 0)
+    monkeypatch.setattr(trackers, "_FLUSH_SECONDS", 0)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     write_run(tmp_path, config_of("tensorboard"), 1, 200)
     assert len(read_metrics(tmp_path)) == 300 and not [t for t in threading.enumerate() if t.name.startswith("tracker")]
