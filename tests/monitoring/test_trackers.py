@@ -58,6 +58,15 @@ class MemoryRun:
         self.closed = True
 
 
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    """A thread that a test left behind would log into the next one."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("tracker-"):
+            thread.join(60)
+
+
 @pytest.fixture
 def memory(monkeypatch):
     server = Memory()
