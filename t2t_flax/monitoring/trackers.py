@@ -114,6 +114,7 @@ class Wandb:
             x_save_requirements=False,
             finish_timeout=FINISH_SECONDS,
             x_transaction_log_flush_interval=_FLUSH_SECONDS,
+            x_sync_dir_suffix=str(run.resume_step),  # as for TensorBoard's files: folders are named by the second
         )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
