@@ -215,8 +215,10 @@ def board(workdir):
 
 def wandb_records(workdir):
     """The records of all offline parts, in order: a log of 32 KB blocks, LevelDB's form."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # its process writes the end of a file after the client has been told that it is there
     for file in sorted((workdir / "wandb").glob("offline-run-*/*.wandb")):
         data, at, record = file.read_bytes(), 7, b""
         while at + 7 <= len(data):
