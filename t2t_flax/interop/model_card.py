@@ -104,7 +104,7 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
     if scores:
         before = "" if dtype == "float32" else f" They are of the model before its conversion to {dtype}."
         rows = "".join(
-            f"| {s.data} ({s.split}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | `{s.signature}` |\n"
+            f"| {s.data} ({s.split}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | `{_cell(s.signature)}` |\n"
             for s in scores
         )
         parts.append(
@@ -119,8 +119,13 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
     if corpus:
         parts.append(
             f"## Data\n\nTrained on {corpus} ({d.source_language}-{d.target_language}); tokenizer: {d.tokenizer}, "
-            f"{d.vocab_size:,} pieces asked for."
+            f"data.vocab_size {d.vocab_size:,}."
         )
     if command:
         parts.append(f"## Written by\n\n```\n{command}\n```")
     return parts
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a Markdown table, where a bar ends the cell even within code."""
+    return text.replace("|", "\\|")
