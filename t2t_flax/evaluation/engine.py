@@ -14,7 +14,6 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
 from t2t_flax.interop import ctranslate2_export, ctranslate2_translator
 from t2t_flax.interop.exported_cache import digest_of, open_exported
 
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import Loaded
 
 log = logging.getLogger("t2t_flax")
-FOLDER = "ctranslate2"
-"""Where exported models are kept in a run's folder."""
-SHARED_FOLDER = "~/.cache/t2t_flax/ctranslate2"
-"""Where they are kept if the run's folder is remote or may not be written to."""
+FOLDER = "~/.cache/t2t_flax/ctranslate2"
+"""Where exported models are kept: never in a run's folder, which is untrusted input and could bring another model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +150,7 @@ def _exported(loaded: "Loaded", kind: str) -> Any:
     exporter = Path(ctranslate2_export.__file__).read_text()
     sizes = list(map(len, vocabularies))
     name = digest_of(loaded.params, dataclasses.asdict(model), sizes, kind, exporter, installed_version())
-    folders = [Path(SHARED_FOLDER).expanduser()]
-    if not is_remote(loaded.workdir) and (loaded.workdir / "config.json").exists():  # a run, not an exported model
-        folders.insert(0, Path(loaded.workdir) / FOLDER)
-    return open_exported(folders, f"{kind}-{name}", write, functools.partial(_open, kind=kind))
+    return open_exported(Path(FOLDER).expanduser(), f"{kind}-{name}", write, functools.partial(_open, kind=kind))
 
 
 def _open(folder: Path, kind: str) -> Any:

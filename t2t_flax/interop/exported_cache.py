@@ -5,17 +5,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from t2t_flax.filesystem import atomic_directory, is_write_refused
+from t2t_flax.filesystem import atomic_directory
 from t2t_flax.interop.safetensors_file import flatten
 from t2t_flax.locks import exclusive_writer, machine_tag
 
-KEPT = 4
+KEPT = 8
 """Exported models that stay in a folder: those used last."""
 _CONTENT = "content.json"
 _UNREADABLE = (OSError, ValueError, RuntimeError)
@@ -32,31 +32,24 @@ def digest_of(params: Any, *others: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_exported(
-    folders: Sequence[Path], name: str, write: Callable[[Path], None], load: Callable[[Path], Loaded]
-) -> Loaded:
-    """`load(folder)` of the exported model `name` in the first of `folders` that has it intact, or else can be written to.
+def open_exported(folder: Path, name: str, write: Callable[[Path], None], load: Callable[[Path], Loaded]) -> Loaded:
+    """`load(folder / name)`, the exported model of that name.
 
-    write(folder) fills a new one. A damaged one is written again. Only one process writes at a time, the others wait for it;
-    each that uses a model keeps it from being removed. Raises the OSError of the last folder if none can be written to.
+    write(path) fills a new one; a damaged one is written again. The digests beside a model find damage, not a model that
+    somebody else put there: `folder` must be one that only its user writes to. Only one process writes at a time, the others
+    wait for it; each that uses a model keeps it from being removed. Raises OSError if the folder cannot be written to.
     """
-    for folder in folders:
-        with contextlib.suppress(*_UNREADABLE):
+    with contextlib.suppress(*_UNREADABLE):
+        return _load(folder / name, load)
+    with exclusive_writer(folder / name, "the export for CTranslate2"):
+        with contextlib.suppress(*_UNREADABLE):  # written by the process that was waited for
             return _load(folder / name, load)
-    for i, folder in enumerate(folders):
-        try:
-            with exclusive_writer(folder / name, "the export for CTranslate2"):
-                with contextlib.suppress(*_UNREADABLE):  # written by the process that was waited for
-                    return _load(folder / name, load)
-                with atomic_directory(folder / name, tag=machine_tag()) as new:
-                    write(Path(new))
-                    (Path(new) / _CONTENT).write_text(json.dumps(_digests(Path(new))))
-                _remove_oldest(folder, keep=name)
-                return _load(folder / name, load)
-        except OSError as error:
-            if i == len(folders) - 1 or not is_write_refused(error):
-                raise
-    raise ValueError("no folders")
+        with atomic_directory(folder / name, tag=machine_tag()) as new:
+            write(Path(new))
+            (Path(new) / _CONTENT).write_text(json.dumps(_digests(Path(new))))
+        loaded = _load(folder / name, load)
+        _remove_oldest(folder, keep=name)
+        return loaded
 
 
 def _load(folder: Path, load: Callable[[Path], Loaded]) -> Loaded:

@@ -7,26 +7,24 @@ import sys
 import numpy as np
 import pytest
 
-from t2t_flax.interop import exported_cache
 from t2t_flax.interop.exported_cache import KEPT, digest_of, open_exported
 
 
-def cached(folders, name, content="model"):
+def cached(folder, name, content="model"):
     """(what was loaded, how often it was written)."""
     written = []
 
-    def write(folder):
-        written.append(folder)
-        (folder / "model.bin").write_text(content)
+    def write(path):
+        written.append(path)
+        (path / "model.bin").write_text(content)
 
-    return open_exported(folders, name, write, lambda folder: (folder / "model.bin").read_text()), len(written)
+    return open_exported(folder, name, write, lambda path: (path / "model.bin").read_text()), len(written)
 
 
 def test_a_model_is_written_once_and_found_again(tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    assert cached(folders, "x") == ("model", 1) and cached(folders, "x") == ("model", 0)
-    assert cached(folders[::-1], "x") == ("model", 0), "a later folder has it"
-    assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["x"]
+    folder = tmp_path / "a"
+    assert cached(folder, "x") == ("model", 1) and cached(folder, "x") == ("model", 0)
+    assert os.listdir(tmp_path) == ["a"] and os.listdir(folder) == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +38,9 @@ def test_a_model_is_written_once_and_found_again(tmp_path):
     ids=["changed", "missing", "list_damaged", "list_missing"],
 )
 def test_a_damaged_model_is_written_again(tmp_path, damage):
-    cached([tmp_path], "x")
+    cached(tmp_path, "x")
     damage(tmp_path / "x")
-    assert cached([tmp_path], "x") == ("model", 1) and cached([tmp_path], "x") == ("model", 0)
+    assert cached(tmp_path, "x") == ("model", 1) and cached(tmp_path, "x") == ("model", 0)
 
 
 def test_a_failed_export_leaves_nothing(tmp_path):
@@ -51,32 +49,18 @@ def test_a_failed_export_leaves_nothing(tmp_path):
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        open_exported([tmp_path], "x", fail, lambda folder: None)
+        open_exported(tmp_path, "x", fail, lambda folder: None)
     assert os.listdir(tmp_path) == []
 
 
 def test_models_that_were_not_used_for_longest_are_removed(tmp_path):
     for n in range(KEPT):
-        cached([tmp_path], f"m{n}")
+        cached(tmp_path, f"m{n}")
         os.utime(tmp_path / f"m{n}", (n, n))
     (tmp_path / "notes").mkdir()
-    cached([tmp_path], "m0")  # used again
-    cached([tmp_path], "new")
+    cached(tmp_path, "m0")  # used again
+    cached(tmp_path, "new")
     assert sorted(os.listdir(tmp_path)) == sorted(["m0", "new", "notes", *(f"m{n}" for n in range(2, KEPT))])
-
-
-def test_the_next_folder_serves_where_writing_is_refused(tmp_path, monkeypatch):
-    real = exported_cache.exclusive_writer
-
-    def refuse(folder, command):
-        if folder.parent.name == "a":
-            raise PermissionError(13, "Permission denied")
-        return real(folder, command)
-
-    monkeypatch.setattr(exported_cache, "exclusive_writer", refuse)
-    assert cached([tmp_path / "a", tmp_path / "b"], "x") == ("model", 1) and (tmp_path / "b" / "x").exists()
-    with pytest.raises(PermissionError):
-        cached([tmp_path / "a"], "y")
 
 
 def test_of_several_processes_one_writes(tmp_path):
@@ -88,7 +72,7 @@ def test_of_several_processes_one_writes(tmp_path):
         "def write(folder):\n"
         "    with open(root / 'writes', 'a') as file: file.write('one\\n')\n"
         "    (folder / 'model.bin').write_text('m' * 10**6)\n"
-        "print(len(open_exported([root / 'cache'], 'x', write, lambda f: (f / 'model.bin').read_text())))"
+        "print(len(open_exported(root / 'cache', 'x', write, lambda f: (f / 'model.bin').read_text())))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}

@@ -236,9 +236,10 @@ def test_samples_are_those_of_the_request_alone(run):
         assert [each["hypotheses"][0]["text"] for each in answer["translations"]] == alone
 
 
-def test_another_engine_gives_what_it_gives_alone(run):
+def test_another_engine_gives_what_it_gives_alone(run, tmp_path, monkeypatch):
     """CTranslate2 under the rules that it follows."""
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the exported model is kept
     rules = dict(engine="ctranslate2", length_penalty="power", early_stopping="beam_full")
     decode = dataclasses.replace(run.config.decode, **rules)
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode))
