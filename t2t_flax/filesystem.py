@@ -180,6 +180,13 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
         raise
 
 
+def refuse_existing(path: epath.PathLike, flag: str) -> bool:
+    """False if there is no such folder or file. Raises UserError if there is. Also as `keep` of `atomic_directory`."""
+    if epath.Path(path).exists():
+        raise UserError(f"{flag}={path} already exists: name a new folder.")
+    return False
+
+
 @contextlib.contextmanager
 def atomic_directory(
     path: epath.PathLike, *, tag: str = "", keep: Callable[[], bool] = lambda: False

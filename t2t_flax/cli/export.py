@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from pathlib import Path
 
 from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError
+from t2t_flax.filesystem import is_remote, refuse_existing
 from t2t_flax.interop import hub
 from t2t_flax.interop.model_card import Score, is_license, scores_of_record, without_folders
 
@@ -50,8 +50,9 @@ def run(argv: list[str]) -> int:
         )
     if args.push:
         hub.check_push(args.push)  # before the export
-    if Path(args.output).exists():
-        raise UserError(f"--output={args.output} already exists: name a new folder.")
+    if is_remote(args.output):
+        raise UserError(f"--output={args.output}: name a folder on this machine, and copy it there afterwards.")
+    refuse_existing(args.output, "--output")
     arguments.check_output("--output", args.output, folder=True)
 
     from t2t_flax.evaluation.restore import stored_config

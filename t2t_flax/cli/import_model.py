@@ -38,7 +38,8 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
 
     from t2t_flax import config as config_lib
-    from t2t_flax.filesystem import check_workdir
+    from t2t_flax.filesystem import check_workdir, refuse_existing
+    from t2t_flax.pretrained import check_writable
     from t2t_flax.process_setup import prepare_process
 
     check_workdir(args.workdir)
@@ -46,9 +47,10 @@ def run(argv: list[str]) -> int:
     from t2t_flax.interop.hub import is_hub, pull
     from t2t_flax.interop.import_model import read_model
     from t2t_flax.training.config_changes import check_same_model
-    from t2t_flax.training.params_run import check_parameters, refuse_existing, write_params_run
+    from t2t_flax.training.params_run import check_parameters, write_params_run
     from t2t_flax.training.train_state import count_params
 
+    check_writable(args.workdir, "give a new folder as --workdir")
     refuse_existing(args.workdir, "--workdir")
     languages = args.source_language, args.target_language
     source = pull(args.source) if is_hub(args.source) else args.source

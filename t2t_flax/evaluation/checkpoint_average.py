@@ -9,10 +9,11 @@ from etils import epath
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
-from t2t_flax.pretrained import run_folder
+from t2t_flax.filesystem import refuse_existing
+from t2t_flax.pretrained import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean
 from t2t_flax.training.config_changes import check_same_model
-from t2t_flax.training.params_run import refuse_existing, write_params_run
+from t2t_flax.training.params_run import write_params_run
 
 
 def average(
@@ -32,6 +33,7 @@ def average(
     tokenizer.
     """
     output = epath.Path(output)
+    check_writable(output, "give a new folder as --output")
     refuse_existing(output, "--output")
     for flag, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
         duplicate = next((value for value in values if values.count(value) > 1), None)

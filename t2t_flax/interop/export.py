@@ -10,7 +10,7 @@ from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory
+from t2t_flax.filesystem import atomic_directory, refuse_existing
 from t2t_flax.interop import ctranslate2_export, marian_export, safetensors_file
 from t2t_flax.interop.model_card import Score, front_matter, sections
 from t2t_flax.interop.model_folder import MODEL_FILE, write_model
@@ -54,11 +54,13 @@ def export(
     """Writes a new folder, whole or not at all. params: a tree of arrays, the mean of the checkpoints `steps`.
     origin, scores, license, command: the checkpoint, its evaluations and more for the README.
 
-    Raises UserError as `check_export`, for tokenizers that the format cannot hold, and if its package is not installed.
+    Raises UserError as `check_export`, if the folder exists (also if another process makes it meanwhile), for tokenizers that
+    the format cannot hold, and if its package is not installed.
     """
     check_export(config, kind, quantization)
     dtype = quantization or "float32"
-    with atomic_directory(folder) as path:
+    refuse_existing(folder, "--output")
+    with atomic_directory(folder, keep=lambda: refuse_existing(folder, "--output")) as path:
         path = Path(path)
         if kind == "ctranslate2":
             vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))

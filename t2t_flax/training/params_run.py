@@ -10,9 +10,8 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote
+from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refuse_existing
 from t2t_flax.locks import exclusive_writer, machine_tag
-from t2t_flax.pretrained import check_writable
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import array_shapes, shape_differences
 from t2t_flax.training.resume import report_full_disk
@@ -65,11 +64,3 @@ def check_parameters(config: Config, tokenizers: TokenizerPair, params: Any, whe
     differ = shape_differences(array_shapes(params), array_shapes(parameter_shapes(model)))
     if differ:
         raise UserError(f"{where} does not hold the parameters of its config and tokenizer: {differ}.")
-
-
-def refuse_existing(folder: str | epath.Path, flag: str) -> bool:
-    """False if there is no such folder. Raises UserError if there is."""
-    check_writable(folder, f"give a new folder as {flag}")
-    if epath.Path(folder).exists():
-        raise UserError(f"{flag}={folder} already exists: name a new folder.")
-    return False

@@ -13,6 +13,7 @@ from helpers.runs import start, tiny_run
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
+from t2t_flax.interop import export as export_lib
 from t2t_flax.interop import hub
 from t2t_flax.training import loop
 
@@ -97,6 +98,19 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path, capsys):
     (tmp_path / "exported").mkdir()
     export(workdir, tmp_path, "--format=safetensors", code=2)
     assert "already exists: name a new folder" in capsys.readouterr().err
+    assert main(["export", f"--workdir={workdir}", "--output=gs://bucket/toy", "--format=safetensors"]) == 2
+    assert "--output=gs://bucket/toy: name a folder on this machine" in capsys.readouterr().err
+
+
+def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, monkeypatch, capsys):
+    def write(folder, *_, **__):
+        (tmp_path / "exported").mkdir()
+        (tmp_path / "exported" / "results.txt").write_text("of another process")
+
+    monkeypatch.setattr(export_lib, "write_model", write)
+    folder = export(workdir, tmp_path, "--format=safetensors", code=2)
+    assert "already exists: name a new folder" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["exported"] and os.listdir(folder) == ["results.txt"]
 
 
 def test_model_card_has_scores_licence_and_command(workdir, tmp_path):

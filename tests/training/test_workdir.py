@@ -14,9 +14,9 @@ from helpers.configs import small_config
 from t2t_flax import config as config_lib
 from t2t_flax.cli import prepare, train
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation import checkpoint_average as average_module
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.locks import exclusive_writer
+from t2t_flax.training.params_run import write_params_run
 from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, read_config, writing
 
 
@@ -182,10 +182,10 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
 
 def test_second_average_into_a_folder_waits_and_is_refused(tmp_path):
     output, tokenizers = tmp_path / "mean", types.SimpleNamespace(digest="")
-    arguments = epath.Path(output), small_config(), tokenizers, None, [(".", 1)], []
+    arguments = epath.Path(output), small_config(), tokenizers, None, {"step": 1}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with exclusive_writer(output, "average"):
-            second = pool.submit(average_module._write, *arguments)
+            second = pool.submit(write_params_run, *arguments, flag="--output", command="average")
             with pytest.raises(concurrent.futures.TimeoutError):
                 second.result(0.5)
             (output / "checkpoints").mkdir(parents=True)
