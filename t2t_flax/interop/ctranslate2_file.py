@@ -10,12 +10,16 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, first_line
 
 NEWEST_VERSION = 6
 _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)
 """By their numbers in the file, from version 4 on; before, an array has the size of its items alone."""
 _DTYPE_OF_SIZE = {4: np.float32, 2: np.int16, 1: np.int8}
+
+
+_MOST_UNPACKED = 200
+"""Times the size of an archive; floats that were trained compress to more than half."""
 
 
 class ModelFile(NamedTuple):
@@ -68,7 +72,7 @@ def read_model_bin(path: Path) -> ModelFile:
     for _ in range(reader.number("I")):
         name = reader.string()
         arrays[name] = _array(reader, name, version)
-    arrays = _dequantized(arrays)
+    arrays = _dequantized(reader, arrays)
     for _ in range(reader.number("I") if version >= 3 else 0):
         alias, name = reader.string(), reader.string()
         if name not in arrays:
@@ -88,27 +92,45 @@ def _array(reader: _Reader, name: str, version: int) -> np.ndarray:
         dtype, count = _DTYPE_OF_SIZE.get(kind), count * kind
     if dtype is None or count != math.prod(shape) * np.dtype(dtype).itemsize:
         raise reader.error(f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is")
-    return np.frombuffer(reader.take(count), dtype).reshape(shape)
+    try:
+        return np.frombuffer(reader.take(count), dtype).reshape(shape)
+    except ValueError:  # of more dimensions than NumPy has
+        raise reader.error(f"gives {name!r} {len(shape)} dimensions: it is") from None
 
 
-def _dequantized(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """int8 weights have a scale for each row, int16 weights one in all: the weight is the integer / scale."""
     scales = {name for name in arrays if name.endswith("_scale") and name.removesuffix("_scale") in arrays}
     out = {name: x for name, x in arrays.items() if name not in scales}
     for scale in scales:
         name, divisor = scale.removesuffix("_scale"), np.asarray(arrays[scale], np.float32)
         x = out[name].astype(np.float32)
-        out[name] = x / divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim))
+        if divisor.size != 1 and divisor.shape != x.shape[: divisor.ndim]:
+            raise reader.error(f"has scales of shape {divisor.shape} for {name!r} of shape {x.shape}: it is")
+        out[name] = x / divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ())
     return out
 
 
 def read_npz(path: Path) -> ModelFile:
-    """The arrays of a NumPy archive with CTranslate2's names. Raises UserError if it cannot be read."""
+    """The arrays of a NumPy archive with CTranslate2's names. Raises UserError if it cannot be read, or would fill the memory."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > _MOST_UNPACKED * path.stat().st_size:
+            raise UserError(
+                f"{path} would unpack to {unpacked:,} bytes, more than {_MOST_UNPACKED} times its own, as no weights "
+                "do, and is not read. Copy the model again, from a source that you trust."
+            )
         with np.load(path, allow_pickle=False) as archive:
-            return ModelFile(path, "", {name: archive[name] for name in archive.files})
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a readable NumPy archive (.npz): {error}") from error
+            arrays = {name: archive[name] for name in archive.files}
+    except UserError:
+        raise
+    except Exception as error:  # any error of the archive, its compression and its arrays
+        raise UserError(f"{path} is not a readable NumPy archive (.npz): {first_line(error)}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise UserError(f"{path} is not a readable NumPy archive (.npz): its {name} is not an array.")
+    return ModelFile(path, "", arrays)
 
 
 def vocabulary_file(folder: Path, side: str) -> Path:

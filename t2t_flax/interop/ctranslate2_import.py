@@ -5,6 +5,7 @@ that 0, 1 and 2 are padding, EOS and unknown.
 """
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ _HEADS = {"TransformerBase": 8, "TransformerBig": 16}
 """Of the classes whose files do not say it."""
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
+_TEXTS = ("unk_token", "eos_token", "decoder_start_token", "source_language", "target_language")
+_SETTING_TYPES = dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": (int, float, type(None))}
 _NEVER_PREDICTED = -1e8
 _EXPECTED = "an encoder-decoder Transformer with biases in dense feed-forward layers and an output projection"
 
@@ -110,6 +113,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     settings = json_file(path) if path.exists() else {}
     if settings.get("add_source_bos"):
         raise UserError(f"{path}: add_source_bos = true is not supported: sources here have no token before them.")
+    for key, kinds in _SETTING_TYPES.items():
+        if key in settings and (not isinstance(settings[key], kinds) or isinstance(settings[key], bool)):
+            what = "text" if kinds is str else "a number"
+            raise UserError(f"{path}: {key} = {json.dumps(settings[key])}; expected {what}.")
     return settings
 
 

@@ -4,6 +4,7 @@ models and vocab.json.
 Its linear weights are [out, in], ours [in, out]; its sinusoids have all sines before all cosines.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
 }
+_SIZES = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads",
+    "decoder_attention_heads", "vocab_size",
+)  # fmt: skip
 # Of models that Marian's architecture does not have, in files of versions that wrote these keys.
 _FIXED_KEYS: dict[str, Any] = {
     "static_position_embeddings": True,
@@ -49,7 +54,7 @@ _DECODING_KEYS: dict[str, tuple[Any, ...]] = {
     "min_length": (0, None),
     "suppress_tokens": (None, []),
 }
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 
 
 def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
@@ -58,8 +63,9 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
     """
     config = json_file(folder / _CONFIG)
     generation = config | (json_file(folder / _GENERATION) if (folder / _GENERATION).exists() else {})
-    tokenizer = json_file(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    tokenizer = json_file(folder / _TOKENIZER) if (folder / _TOKENIZER).exists() else {}
     _check(folder / _CONFIG, config, num_heads)
+    _check_search(folder / _GENERATION, generation)
     vocabularies = _vocabularies(folder, config, tokenizer)
     arrays = NamedArrays(*_weights(folder), _EXPECTED)
     model = _model(folder / _CONFIG, config)
@@ -87,11 +93,13 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
-    missing = [key for key in ("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim",
-                               "encoder_attention_heads", "decoder_attention_heads", "vocab_size", "pad_token_id",
-                               "eos_token_id") if type(config.get(key)) is not int]  # fmt: skip
-    if missing:
-        raise UserError(f"{path}: {missing[0]} = {config.get(missing[0])!r}; expected a whole number.")
+    for key in _SIZES:
+        _whole(path, config, key, 1)
+    for key in ("pad_token_id", "eos_token_id"):
+        _whole(path, config, key, 0)
+    for key in ("decoder_vocab_size", "max_position_embeddings"):
+        _whole(path, config, key, 1, optional=True)
+    _whole(path, config, "decoder_start_token_id", 0, optional=True)
     for name in ("ffn_dim", "attention_heads"):
         ours, theirs = (config[f"{stack}_{name}"] for stack in ("encoder", "decoder"))
         if ours != theirs:
@@ -102,13 +110,20 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
         if config.get(key, value) != value:
             raise UserError(f"{path}: {key} = {config[key]!r} is not supported; expected {value!r}.")
     activation = config.get("activation_function")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
     if num_heads and num_heads != config["encoder_attention_heads"]:
         raise UserError(
             f"--num-heads={num_heads}, but {path} has encoder_attention_heads = {config['encoder_attention_heads']}: leave the "
             "flag out."
         )
+
+
+def _whole(path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False) -> None:
+    """Raises UserError unless the key is a whole number of at least `least`, or `optional` and missing or null."""
+    value = settings.get(key)
+    if not (optional and value is None) and (type(value) is not int or value < least):
+        raise UserError(f"{path}: {key} = {value!r}; expected a whole number from {least} on.")
 
 
 def _model(path: Path, config: dict[str, Any]) -> Model:
@@ -155,15 +170,17 @@ def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any
     names = ("vocab.json", "target_vocab.json" if tokenizer.get("separate_vocabs") else "vocab.json")
     sizes = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     special = {
-        PAD: _token(tokenizer, "pad_token", "<pad>"),
-        EOS: _token(tokenizer, "eos_token", "</s>"),
-        UNK: _token(tokenizer, "unk_token", "<unk>"),
+        PAD: _token(folder, tokenizer, "pad_token", "<pad>"),
+        EOS: _token(folder, tokenizer, "eos_token", "</s>"),
+        UNK: _token(folder, tokenizer, "unk_token", "<unk>"),
     }
     out = []
     for name, size in zip(names, sizes, strict=True):
         path = folder / name
         ids = json_file(path)
-        if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
+        if any(type(i) is not int for i in ids.values()) or sorted(ids.values(), key=str) != sorted(
+            range(len(ids)), key=str
+        ):
             raise UserError(f"{path} does not number its pieces 0, 1, 2, ...")
         if len(ids) != size:
             raise UserError(f"{path} has {len(ids)} pieces, but the model in {folder / _CONFIG} has {size}.")
@@ -176,9 +193,12 @@ def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any
     return out[0], out[1]
 
 
-def _token(tokenizer: dict[str, Any], key: str, default: str) -> str:
+def _token(folder: Path, tokenizer: dict[str, Any], key: str, default: str) -> str:
     token = tokenizer.get(key) or default
-    return token["content"] if isinstance(token, dict) else token
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str):
+        raise UserError(f"{folder / _TOKENIZER}: {key} = {tokenizer[key]!r}; expected a token.")
+    return token
 
 
 def _positions(arrays: NamedArrays, model: Model) -> Positions:
@@ -277,14 +297,23 @@ def _norm(arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]
     return {"scale": arrays.take(f"{name}.weight", model.d_model), "bias": arrays.take(f"{name}.bias", model.d_model)}
 
 
+def _check_search(path: Path, generation: dict[str, Any]) -> None:
+    for key in ("num_beams", "max_length"):
+        _whole(path, generation, key, 1, optional=True)
+    penalty = generation.get("length_penalty")
+    if penalty is not None and (type(penalty) not in (int, float) or not math.isfinite(penalty)):
+        raise UserError(f"{path}: length_penalty = {penalty!r}; expected a number.")
+
+
 def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
     """Hugging Face's search in our keys: score / length^length_penalty; max_length counts the start token."""
+    penalty = generation.get("length_penalty")
     beams = generation.get("num_beams") or 1
     limit = generation.get("max_length") or config.get("max_position_embeddings") or Decode.max_source_length
     return {
         "beam_size": beams,
         "length_penalty": "power",
-        "alpha": max(0.0, float(generation.get("length_penalty", 1.0))),
+        "alpha": max(0.0, 1.0 if penalty is None else float(penalty)),
         "early_stopping": "beam_full" if generation.get("early_stopping") is True else "exact",
         "max_length_ratio": 0.0,
         "max_length_offset": max(1, limit - 1),

@@ -15,7 +15,13 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
-from t2t_flax.interop.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
+from t2t_flax.interop.safetensors_file import (
+    DTYPES,
+    flatten,
+    read_metadata,
+    read_safetensors,
+    write_safetensors,
+)
 
 MODEL_FILE = "model.safetensors"
 
@@ -76,11 +82,25 @@ def open_model_folder(folder: epath.PathLike) -> ModelFolder | None:
     if is_remote(path):
         raise UserError(f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that.")
     config, checkpoint = read_metadata(Path(path / MODEL_FILE))
-    try:
-        steps, tokenizer, dtype = tuple(checkpoint["steps"]), checkpoint["tokenizer"], checkpoint["dtype"]
-    except KeyError as error:
-        raise UserError(f"{path / MODEL_FILE} lacks {error} in its metadata: export it again.") from None
+    steps, tokenizer, dtype = _checked(path / MODEL_FILE, checkpoint)
     return ModelFolder(path, config_lib.from_json(json.dumps(config)), steps, tokenizer, dtype)
+
+
+def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, ...], str, str]:
+    """The steps, which records are named after, the digest and the type. Raises UserError if one is missing or no such thing."""
+    is_steps = lambda x: isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)  # noqa: E731
+    expected = {
+        "steps": (is_steps, "whole numbers from 0 on"),
+        "tokenizer": (lambda x: isinstance(x, str), "a digest"),
+        "dtype": (lambda x: x in DTYPES, " or ".join(DTYPES)),
+    }
+    for key, (fits, what) in expected.items():
+        if key not in checkpoint:
+            raise UserError(f"{file} lacks {key!r} in its metadata: export it again.")
+        if not fits(checkpoint[key]):
+            value = repr(checkpoint[key])[:100]
+            raise UserError(f"{file} has {key} = {value} in its metadata; expected {what}: export it again.")
+    return tuple(checkpoint["steps"]), checkpoint["tokenizer"], checkpoint["dtype"]
 
 
 def write_model(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -44,14 +45,24 @@ class NamedArrays:
             raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({expected_shape}).")
         if array.dtype.kind in "iu":
             raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized, weights.")
-        return array.astype(np.float32)
+        try:
+            return array.astype(np.float32)
+        except (ValueError, TypeError):
+            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights.") from None
 
     def scalar(self, name: str, default: float) -> float:
-        """The single number of this name; `default` where there is none."""
+        """The single number of this name; `default` where there is none. Raises UserError for anything else."""
         if name not in self._arrays:
             return default
         self._used.add(name)
-        return float(self._arrays[name].reshape(-1)[0])
+        array = self._arrays[name]
+        try:
+            value = float(array.reshape(-1)[0])
+        except (ValueError, TypeError, IndexError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{self.path}: {name!r} is {array.dtype} of shape {array.shape}; expected a finite number.")
+        return value
 
     def is_float(self, name: str) -> bool:
         """Whether there is an array of this name, and of a floating-point type."""

@@ -12,6 +12,8 @@ from t2t_flax.errors import UserError
 
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"
+# NumPy lacks some types of tensors that the format has.
+_DAMAGED = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
@@ -24,13 +26,17 @@ def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The tree that `flatten` flattened."""
+    """The tree that `flatten` flattened. Raises ValueError for a path that is within another one."""
     tree: dict[str, Any] = {}
     for path, x in arrays.items():
         *parents, name = path.split("/")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{parent!r} of {path!r} is an array itself")
+        if name in node:
+            raise ValueError(f"{path!r} is the path of other arrays as well")
         node[name] = x
     return tree
 
@@ -64,20 +70,34 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except _DAMAGED as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
     metadata, arrays = _read(path, with_arrays=True)
-    return unflatten(arrays), json.loads(metadata["config"])
+    try:
+        return unflatten(arrays), _object(path, metadata, "config")
+    except ValueError as error:
+        raise UserError(f"{path} does not hold parameters of t2t_flax: {error}.") from None
 
 
 def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(config, checkpoint) of a file of `write_safetensors`, without its parameters. Raises UserError for any other file."""
     metadata, _ = _read(path, with_arrays=False)
-    return json.loads(metadata["config"]), json.loads(metadata.get("checkpoint", "{}"))
+    return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")
+
+
+def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
+    """The JSON object of that key."""
+    try:
+        value = json.loads(metadata[key])
+    except (KeyError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} has no JSON object as the {key} of its metadata: export it again.")
+    return value
 
 
 def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -90,5 +110,5 @@ def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, str], dict[str, n
                 )
             names = file.keys() if with_arrays else ()
             return metadata, {name: file.get_tensor(name).astype(np.float32) for name in names}
-    except (SafetensorError, OSError) as error:
+    except _DAMAGED as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
