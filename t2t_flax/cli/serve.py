@@ -59,6 +59,10 @@ def run(argv: list[str]) -> int:
         help="characters of a request (default: 20000)",
     )  # fmt: skip
     parser.add_argument(
+        "--max-lines", type=arguments.count(1), default=1000, metavar="N",
+        help="lines of a request, empty ones included (default: 1000)",
+    )  # fmt: skip
+    parser.add_argument(
         "--timeout", type=arguments.count(1, 86_400), default=60, metavar="S",
         help="seconds after which a request is answered with 504 and leaves the queue (default: 60)",
     )  # fmt: skip
@@ -89,10 +93,10 @@ def run(argv: list[str]) -> int:
         max_batch = args.max_batch or config.decode.batch_size
         batcher = Batcher(max_batch, args.batch_wait_ms / 1000, args.max_queue)
         models.append(ServedModel(name, config, restore, batcher, max_batch, metrics))
-    limits = Limits(args.max_body_bytes, args.max_text_length, args.timeout)
+    limits = Limits(args.max_body_bytes, args.max_text_length, args.max_lines, args.timeout)
     print(f"listening on {url(listening)}", flush=True)
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
-    serve(create_app(models, limits, metrics), models, listening)
+    serve(create_app(models, limits, metrics), models, listening, limits.timeout)
     return OK
 
 

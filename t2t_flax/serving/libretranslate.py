@@ -11,7 +11,7 @@ from t2t_flax.serving.errors import RequestError
 from t2t_flax.serving.languages import language_name
 from t2t_flax.serving.model import ServedModel
 from t2t_flax.serving.service import Service
-from t2t_flax.serving.text import check_text, join_lines, split_lines
+from t2t_flax.serving.text import join_lines, split_lines
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": schemas.Error} for code in (400, 408, 413, 422, 429, 500, 503, 504)
@@ -46,7 +46,7 @@ def router(service: Service) -> APIRouter:
         """Translates each line of a text, or of several texts. `source: "auto"` chooses by the target language."""
         body = await service.read(request, schemas.LibreTranslateRequest, form=True)
         texts = [body.q] if isinstance(body.q, str) else body.q
-        check_text("q", texts, service.limits.max_text_length)
+        service.check_text("q", texts)
         if not any(text.strip() for text in texts):
             raise RequestError(400, "q has no text.")
         if body.format != "text":
@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
         model = _find(service, body.source, body.target)
         n_best = min(1 + body.alternatives, model.max_n_best)
         lines = [line for text in texts for line in split_lines(text)]
-        results = iter(await service.wait(request, service.submit(model.translate, lines, [""] * len(lines), n_best)))
+        results = iter(await service.translate(request, model, lines, [""] * len(lines), n_best))
         answers = [_answers(text, [next(results) for _ in split_lines(text)], n_best) for text in texts]
         one = isinstance(body.q, str)
         content: dict[str, Any] = {"translatedText": answers[0][0] if one else [answer[0] for answer in answers]}

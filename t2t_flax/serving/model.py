@@ -24,6 +24,8 @@ from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
 
+Hypotheses = list[dict[str, Any]]
+"""The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
 MAX_ATTENTION_TOKENS = 128
@@ -130,7 +132,7 @@ class ServedModel:
         }
 
     def translate(self, lines: Sequence[str], prefixes: Sequence[str], n_best: int) -> Job[Line]:
-        """Queues lines; each result is a list of hypotheses {"text", "score", "pieces"}, best first.
+        """Queues the lines that need a search; each result is `Hypotheses`, best first, of the item's line.
 
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         """
@@ -149,8 +151,16 @@ class ServedModel:
         )
         alone = object() if self.config.decode.strategy == "sample" else None
         key = TranslateKey(self._searched(n_best), round_up(longest, PREFIX_LENGTHS), alone)
-        items = [Line(i, line, prefix, n_best) for i, (line, prefix) in enumerate(zip(lines, prefixes, strict=True))]
+        items = [
+            Line(i, line, prefix, n_best)
+            for i, (line, prefix) in enumerate(zip(lines, prefixes, strict=True))
+            if line.strip() or prefix or alone  # samples depend on a line's number in its batch
+        ]
         return self._batcher.submit(key, items)
+
+    def untranslated(self, line: str, n_best: int) -> Hypotheses:
+        """What an empty line without a prefix translates to."""
+        return [{"text": task_of(self.config).postprocess(line, ""), "score": 0.0, "pieces": []}] * n_best
 
     def _searched(self, n_best: int) -> int:
         """decode.n_best of the search for `n_best` hypotheses: one of two, so that few programs are compiled and batches are
@@ -229,7 +239,7 @@ class ServedModel:
             return list(self._loaded(1).score(items, where=lambda number: "the pair"))
         return [self._attend(*pair) for pair in items]
 
-    def _translate(self, key: TranslateKey, items: list[Line]) -> list[list[dict[str, Any]]]:
+    def _translate(self, key: TranslateKey, items: list[Line]) -> list[Hypotheses]:
         loaded, task = self._loaded(key.n_best), task_of(self.config)
         prefixes = [item.prefix for item in items] if key.prefix_length else None
         translations = loaded.translate([item.text for item in items], prefixes=prefixes, first_line=items[0].number)

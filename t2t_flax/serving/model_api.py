@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from t2t_flax.serving import schemas
 from t2t_flax.serving.errors import RequestError
 from t2t_flax.serving.service import Service
-from t2t_flax.serving.text import check_text, split_lines
+from t2t_flax.serving.text import split_lines
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": schemas.Error} for code in (400, 404, 408, 413, 422, 429, 500, 503, 504)
@@ -35,16 +35,16 @@ def router(service: Service) -> APIRouter:
     async def translate(request: Request) -> Response:
         """Hypotheses of each line. A text that is a string is cut into lines; in a list each entry is a line."""
         body = await service.read(request, schemas.TranslateRequest)
-        model, limit, single = service.model(body.model), service.limits.max_text_length, isinstance(body.text, str)
+        model, single = service.model(body.model), isinstance(body.text, str)
         texts = [body.text] if isinstance(body.text, str) else body.text
         prefixes = [body.prefix] if isinstance(body.prefix, str) else body.prefix
-        check_text("text", texts, limit, several_lines=single)
-        check_text("prefix", prefixes or [], limit, several_lines=False)
+        service.check_text("text", texts, several_lines=single)
+        service.check_text("prefix", prefixes or [], several_lines=False)
         lines = split_lines(texts[0]) if single else texts
         if not any(line.strip() for line in lines):
             raise RequestError(400, "text has no text.")
-        job = service.submit(model.translate, lines, _for_lines(prefixes, len(lines)), body.n_best)
-        results = await service.wait(request, job)
+        prefixes = _for_lines(prefixes, len(lines))
+        results = await service.translate(request, model, lines, prefixes, body.n_best)
         translations = [
             {"source": line, "hypotheses": hypotheses} for line, hypotheses in zip(lines, results, strict=True)
         ]
@@ -60,7 +60,7 @@ def router(service: Service) -> APIRouter:
         """Attention weights of every layer and head for a pair, rounded to four digits."""
         body = await service.read(request, schemas.AttentionRequest)
         model = service.model(body.model)
-        _check_pair(body.source, body.target, service.limits.max_text_length)
+        _check_pair(service, body.source, body.target)
         (text,) = await service.wait(request, service.submit(model.attend, body.source, body.target))
         return Response(text, media_type="application/json")
 
@@ -74,7 +74,7 @@ def router(service: Service) -> APIRouter:
         """Log-probability of a translation given its source, and of each of its pieces."""
         body = await service.read(request, schemas.ScoreRequest)
         model = service.model(body.model)
-        _check_pair(body.source, body.target, service.limits.max_text_length)
+        _check_pair(service, body.source, body.target)
         (result,) = await service.wait(request, service.submit(model.score, body.source, body.target))
         pieces = [
             {"piece": piece, "log_prob": value}
@@ -92,11 +92,11 @@ def _for_lines(prefixes: Sequence[str] | None, count: int) -> Sequence[str]:
     return prefixes or [""] * count
 
 
-def _check_pair(source: str, target: str | None, limit: int) -> None:
-    check_text("source", [source], limit, several_lines=False)
+def _check_pair(service: Service, source: str, target: str | None) -> None:
+    service.check_text("source", [source], several_lines=False)
     if not source.strip():
         raise RequestError(400, "source has no text.")
     if target is not None:
-        check_text("target", [target], limit, several_lines=False)
+        service.check_text("target", [target], several_lines=False)
         if not target.strip():
             raise RequestError(400, "target has no text.")

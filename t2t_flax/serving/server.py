@@ -1,9 +1,13 @@
 """Runs the application: a listening socket, the models' threads, and an end in order."""
 
+import asyncio
 import errno
+import math
 import socket
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -36,20 +40,41 @@ def url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: FastAPI) -> uvicorn.Server:
-    """uvicorn without its logs; models are started and stopped by the caller."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
-        )
-    )
+class Server(uvicorn.Server):
+    """uvicorn, of which a second signal closes all connections at once."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop:
+            self.force_exit = True
+            self._loop.call_soon_threadsafe(self._close_connections)
+        super().handle_exit(sig, frame)
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
-def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket) -> None:
-    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and returns. Raises what a model
-    raised while it was loaded.
+def make_server(app: FastAPI, timeout: float) -> Server:
+    """uvicorn without its logs; models are started and stopped by the caller. At the end its clients have `timeout` seconds,
+    that of a request, and one more to take their answers: one that reads nothing must not keep the process.
     """
-    server = make_server(app)
+    options: dict[str, Any] = dict(
+        http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
+    )
+    return Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=math.ceil(timeout) + 1))
+
+
+def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> None:
+    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, for at most about `timeout` seconds,
+    and returns; a second signal closes the connections. Raises what a model raised while it was loaded.
+    """
+    server = make_server(app, timeout)
 
     def end() -> None:
         server.should_exit = True

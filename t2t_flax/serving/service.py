@@ -10,8 +10,9 @@ from fastapi import Request
 from t2t_flax.errors import UserError
 from t2t_flax.serving.batching import Closed, Job, QueueFull
 from t2t_flax.serving.errors import RequestError
-from t2t_flax.serving.model import ServedModel
+from t2t_flax.serving.model import Hypotheses, ServedModel
 from t2t_flax.serving.schemas import Shape, parse_body, read_body
+from t2t_flax.serving.text import check_text
 
 CLIENT_GONE = 499
 """Status in the metrics of a request whose client closed the connection."""
@@ -20,12 +21,13 @@ _RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """max_body_bytes: of a request. max_text_length: characters of a request. timeout: seconds for a request, reading it
-    included.
+    """max_body_bytes: of a request. max_text_length: characters of a request. max_lines: of a request, empty ones included.
+    timeout: seconds for a request, reading it included.
     """
 
     max_body_bytes: int = 2**20
     max_text_length: int = 20_000
+    max_lines: int = 1000
     timeout: float = 60.0
 
 
@@ -64,6 +66,19 @@ class Service:
                 408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
             ) from None
         return parse_body(body, request.headers.get("content-type", ""), shape, form=form)
+
+    def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
+        """`text.check_text` with the server's limits."""
+        check_text(field, texts, self.limits.max_text_length, self.limits.max_lines, several_lines=several_lines)
+
+    async def translate(
+        self, request: Request, model: ServedModel, lines: Sequence[str], prefixes: Sequence[str], n_best: int
+    ) -> list[Hypotheses]:
+        """The hypotheses of each line. Lines that need no search do not wait for the device. Raises RequestError."""
+        job = self.submit(model.translate, lines, prefixes, n_best)
+        queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
+        results: dict[int, Hypotheses] = dict(queued)
+        return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]
 
     async def wait(self, request: Request, job: Job[Any]) -> list[Any]:
         """The results of a job. Takes it out of the queue when time is up or the client has gone. Raises RequestError."""

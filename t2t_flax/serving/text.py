@@ -8,13 +8,18 @@ from t2t_flax.serving.errors import RequestError
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def check_text(field: str, texts: Sequence[str], max_length: int, *, several_lines: bool = True) -> None:
-    """Raises RequestError for control characters other than newline and tab, for more than `max_length` characters in all,
-    or where only one line is allowed.
+def check_text(
+    field: str, texts: Sequence[str], max_length: int, max_lines: int, *, several_lines: bool = True
+) -> None:
+    """Raises RequestError for control characters other than newline and tab, for more than `max_length` characters or
+    `max_lines` lines in all, empty ones included, or where only one line is allowed.
     """
     total = sum(map(len, texts))
     if total > max_length:
         raise RequestError(400, f"{field} has {total} characters: at most {max_length} are allowed.")
+    total = sum(text.count("\n") + 1 for text in texts)
+    if total > max_lines:
+        raise RequestError(400, f"{field} has {total} lines: at most {max_lines} are allowed.")
     for text in texts:
         for number, line in enumerate(split_lines(text), 1):
             if control := _CONTROL.search(line):

@@ -23,7 +23,8 @@ def serving(runs, *, limits=None, max_batch=4, wait=0.02, max_queue=64, ready=Tr
         ServedModel(name, loaded.config, lambda loaded=loaded: loaded, Batcher(max_batch, wait, max_queue), 1, metrics)
         for name, loaded in runs.items()
     ]
-    server = make_server(create_app(models, limits or Limits(timeout=50), metrics))
+    limits = limits or Limits(timeout=50)
+    server = make_server(create_app(models, limits, metrics), limits.timeout)
     listening = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     running = Running(url(listening), server, thread, models, failed)

@@ -87,6 +87,29 @@ def test_libretranslate_clients_get_lines_lists_and_alternatives(server, run):
     assert form.json() == {"translatedText": first}
 
 
+def test_empty_lines_are_answered_without_a_batch(run):
+    """As the run answers them; an empty line with a prefix, and samples, which are numbered, are batched."""
+    seen = []
+
+    class Seen(type(run)):
+        def translate(self, lines, **keys):
+            seen.extend(lines)
+            return super().translate(lines, **keys)
+
+    recording = Seen(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
+    lines = ["", LINES[0], " ", LINES[1], ""]
+    with serving({"tiny": recording}) as server:
+        seen.clear()
+        answer = server.post("/api/translate", {"text": lines, "n_best": 2}).json()
+        assert sorted(seen) == sorted(LINES[:2])
+        for line, translation in zip(lines, answer["translations"], strict=True):
+            alone = expected(run, line, n_best=2)
+            assert [h["text"] for h in translation["hypotheses"]] == [text for text, _ in alone]
+        body = {"text": ["", "", LINES[0]], "prefix": ["Der", "", ""]}
+        answer = server.post("/api/translate", body).json()["translations"]
+        assert [entry["hypotheses"][0]["text"] for entry in answer[:2]] == ["Der", ""]
+
+
 def test_languages_and_models_are_listed(server, run):
     assert server.get("/languages").json() == [
         {"code": "de", "name": "German", "targets": []},

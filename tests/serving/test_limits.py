@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import re
+import signal
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="the tests' HTTP client")
+from fastapi import Response  # noqa: E402
 from helpers.http_server import serving, wait_for  # noqa: E402
 
 from t2t_flax.errors import UserError  # noqa: E402
@@ -23,10 +25,14 @@ def waiting(server):
     return float(re.search(r't2t_flax_queue_requests{model="tiny"} (\S+)', server.get("/metrics").text)[1])
 
 
+def address(server) -> tuple[str, int]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
 def raw(server, head: str, *parts: bytes) -> socket.socket:
     """A connection that has sent the beginning of a request."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection = socket.create_connection(address(server), timeout=60)
     connection.sendall(head.replace("\n", "\r\n").encode() + b"".join(parts))
     return connection
 
@@ -86,6 +92,26 @@ def test_bodies_are_limited_before_they_are_read_to_the_end(run):
         assert endless.recv(100).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize(
+    "path, body, field",
+    [
+        ("/translate", {"q": ["a", "", ""], "source": "en", "target": "de"}, "q"),
+        ("/translate", {"q": "a\n\n", "source": "en", "target": "de"}, "q"),
+        ("/api/translate", {"text": ["a", "", ""]}, "text"),
+        ("/api/translate", {"text": "a", "prefix": ["", "", ""]}, "prefix"),
+    ],
+)
+def test_lines_are_limited(two_lines, path, body, field):
+    answer = two_lines.post(path, body)
+    assert answer.status_code == 400 and answer.json()["error"] == f"{field} has 3 lines: at most 2 are allowed."
+
+
+@pytest.fixture(scope="module")
+def two_lines(run):
+    with serving({"tiny": run}, limits=Limits(max_lines=2)) as server:
+        yield server
+
+
 def test_body_that_does_not_come_is_408(run):
     with serving({"tiny": run}, limits=Limits(timeout=0.2)) as server:
         slow = raw(server, "POST /translate HTTP/1.1\nHost: x\nContent-Length: 10\n\n", b"{")
@@ -124,6 +150,33 @@ def test_end_answers_what_is_in_the_queue_and_takes_no_more(gated):
         assert [each.result().status_code for each in requests] == [200, 200, 200]
         server.thread.join(60)
         assert not server.thread.is_alive()
+
+
+@pytest.fixture
+def unread(run, request):
+    """A server, and a client that reads only the beginning of a large answer."""
+    with serving({"tiny": run}, limits=Limits(timeout=request.param)) as server, socket.socket() as client:
+        server.server.config.app.add_api_route("/large", lambda: Response(bytes(30_000_000)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(address(server))
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(8) == b"HTTP/1.1"
+        yield server
+
+
+@pytest.mark.parametrize("unread", [0.2], indirect=True)
+def test_end_does_not_wait_for_a_client_that_does_not_read(unread):
+    unread.end()
+    unread.thread.join(30)
+    assert not unread.thread.is_alive()
+
+
+@pytest.mark.parametrize("unread", [600], indirect=True)
+def test_second_signal_does_not_wait_for_clients(unread):
+    for _ in range(2):
+        unread.server.handle_exit(signal.SIGTERM, None)
+    unread.thread.join(30)
+    assert not unread.thread.is_alive()
 
 
 def test_error_of_the_model_is_500_without_details_and_the_next_request_works(run):

@@ -26,7 +26,7 @@ def test_joining_the_lines_of_a_text_gives_the_text(text):
 def test_only_texts_without_control_characters_pass(text):
     allowed = not any(ord(c) < 32 and c not in "\n\t" or 127 <= ord(c) < 160 for c in text.replace("\r\n", "\n"))
     try:
-        check_text("q", [text], 30)
+        check_text("q", [text], 30, 30)
     except RequestError as error:
         assert not allowed and error.status == 400 and "U+" in error.message
     else:
@@ -34,9 +34,16 @@ def test_only_texts_without_control_characters_pass(text):
 
 
 def test_length_is_that_of_all_texts():
-    check_text("q", ["abc", "de"], 5)
+    check_text("q", ["abc", "de"], 5, 2)
     with pytest.raises(RequestError, match="q has 6 characters: at most 5"):
-        check_text("q", ["abc", "def"], 5)
+        check_text("q", ["abc", "def"], 5, 2)
+
+
+@pytest.mark.parametrize("texts", [["", "", "", ""], ["\n\n\n"], ["a\n", "\n"]])
+def test_empty_lines_count_as_lines(texts):
+    check_text("q", texts, 9, 4)
+    with pytest.raises(RequestError, match="q has 4 lines: at most 3 are allowed."):
+        check_text("q", texts, 9, 3)
 
 
 def multipart(**fields: str) -> bytes:
