@@ -1,15 +1,18 @@
 """`export`: a trained model for other programs."""
 
 import json
+import logging
 import shlex
 
 from etils import epath
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK, UserError
+from t2t_flax.errors import OK, UserError, first_line
 from t2t_flax.filesystem import is_remote, refuse_existing
 from t2t_flax.interop import hub
 from t2t_flax.interop.model_card import Score, is_license, scores_of_record, without_folders
+
+log = logging.getLogger("t2t_flax")
 
 
 def run(argv: list[str]) -> int:
@@ -84,7 +87,10 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
     """The scores in the run's evaluation records of these checkpoints, each once."""
     scores: dict[Score, None] = {}
     for path in sorted((workdir / "eval").glob("*.json")):
-        record = json.loads(path.read_text())
-        if record.get("checkpoint", {}).get("averaged") == list(steps):
-            scores |= dict.fromkeys(scores_of_record(record))
+        try:
+            record = json.loads(path.read_text())
+            if record["checkpoint"]["averaged"] == list(steps):
+                scores |= dict.fromkeys(scores_of_record(record))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.warning("%s is no evaluation record, so the README does not list it: %s", path, first_line(error))
     return list(scores)

@@ -5,6 +5,7 @@ The token comes from HF_TOKEN or `hf auth login`; HF_ENDPOINT, HF_HOME and HF_HU
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def push(folder: str | Path, name: str, *, public: bool = False, message: str = 
     Raises UserError as `check_push`, and for what the Hub refuses; the folder stays as it is.
     """
     repo, hub = check_push(name), _client(name)
-    stays = f"{folder} is written; `hf upload {repo} {folder}` sends it later"
+    later = shlex.join(["hf", "upload", repo, str(folder), *([] if public else ["--private"])])
+    stays = f"{folder} is written; `{later}` sends it later"
     with _explained(f"--push={name}", stays):
         hub.create_repo(repo, private=not public, exist_ok=True)
         commit = hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message=message)

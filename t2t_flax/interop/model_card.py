@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,10 @@ from t2t_flax.config import Config
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
+_PREFIX = re.compile(r"\s*(?:(?:--)?[\w.-]+=|(?:tsv|jsonl|parquet):|[\w.+-]+:(?!//))")
+"""What stands before a path: a flag, the name of a source, its format."""
+_REMOTE = re.compile(r"(?!file:)[a-zA-Z][\w.+-]*://")
+_ABSOLUTE = re.compile(r"file://|\.{0,2}/|~")
 _METRICS = {
     "sacrebleu": ("bleu", "BLEU"),
     "chrf": ("chrf", "chrF"),
@@ -41,19 +46,43 @@ def is_license(text: str) -> bool:
 
 
 def scores_of_record(record: dict[str, Any]) -> list[Score]:
-    """The scores of an evaluation record that a card lists."""
+    """The scores of an evaluation record that a card lists. Raises KeyError, TypeError, ValueError or AttributeError for what
+    is not a record: runs are untrusted input.
+    """
     data = record["data"]
-    name = data.get("corpus") or without_folders(data["spec"])
-    return [
-        Score(metric, entry["score"], entry.get("signature", ""), record["split"], name, data["sentences"])
-        for metric, entry in record["scores"].items()
-        if metric in _METRICS
-    ]
+    name, split, sentences = (
+        data.get("corpus") or without_folders(data["spec"]),
+        record["split"],
+        int(data["sentences"]),
+    )
+    scores = []
+    for metric, entry in record["scores"].items():
+        if metric in _METRICS:
+            value, signature = float(entry["score"]), entry.get("signature", "")
+            if not math.isfinite(value) or not all(isinstance(text, str) for text in (name, split, signature)):
+                raise ValueError(f"scores.{metric} is not a score")
+            scores.append(Score(metric, value, signature, split, name, sentences))
+    return scores
 
 
 def without_folders(spec: str) -> str:
-    """A source of text without the places on the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`."""
-    return re.sub(r"(?<![\w:./])[~.]{0,2}/[^,;=]*/", "", spec)
+    """Sources of text, or a flag, without the places on the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`.
+
+    Addresses such as gs://bucket/a.en stay, file:// does not. Of paths separated by commas also those that follow an absolute
+    one are without folders, because the comma may be in the name of a folder.
+    """
+    parts, after_absolute = [], False
+    for part in re.split(r"([,;]\s*)", spec):
+        start = 0
+        while prefix := _PREFIX.match(part, start):
+            start = prefix.end()
+        prefix, path = part[:start], part[start:]
+        if start or part.startswith(";"):
+            after_absolute = False
+        if _ABSOLUTE.match(path) or (after_absolute and "/" in path and not _REMOTE.match(path)):
+            path, after_absolute = path.rstrip("/").rpartition("/")[2], True
+        parts.append(prefix + path)
+    return "".join(parts)
 
 
 def front_matter(config: Config, kind: str, name: str, scores: Sequence[Score], license: str) -> str:
@@ -104,7 +133,8 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
     if scores:
         before = "" if dtype == "float32" else f" They are of the model before its conversion to {dtype}."
         rows = "".join(
-            f"| {s.data} ({s.split}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | `{_cell(s.signature)}` |\n"
+            f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | "
+            f"{_code(s.signature)} |\n"
             for s in scores
         )
         parts.append(
@@ -118,7 +148,7 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
     corpus = d.corpus or without_folders(d.train)
     if corpus:
         parts.append(
-            f"## Data\n\nTrained on {corpus} ({d.source_language}-{d.target_language}); tokenizer: {d.tokenizer}, "
+            f"## Data\n\nTrained on {_plain(corpus)} ({d.source_language}-{d.target_language}); tokenizer: {d.tokenizer}, "
             f"data.vocab_size {d.vocab_size:,}."
         )
     if command:
@@ -126,6 +156,12 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
     return parts
 
 
-def _cell(text: str) -> str:
-    """Text in a cell of a Markdown table, where a bar ends the cell even within code."""
-    return text.replace("|", "\\|")
+def _plain(text: str) -> str:
+    """Text of a run, untrusted, as Markdown that shows it as it is, in one line: no markup, and no end of a table's cell."""
+    return re.sub(r"[&<>|`*\[\]\\]", lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """The same as code, where a bar ends the cell of a table unless escaped, and only a backtick ends the code."""
+    text = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+    return f"`{text}`" if text else ""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def export(workdir, tmp_path, *words, code=0):
 
 def test_ctranslate2_folder_translates_as_its_readme_says(workdir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
-    folder = export(workdir, tmp_path, "--format=ctranslate2", "--step=1")
+    folder = export(workdir, tmp_path, "--format=ctranslate2", "--quantization=float32", "--step=1")
     readme = (folder / "README.md").read_text()
     assert "# en-de model, ctranslate2 float32" in readme and "step 1 of run" in readme
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
@@ -148,6 +149,28 @@ def test_model_card_has_scores_licence_and_command(workdir, tmp_path):
         patch.setattr(hf.constants, "ENDPOINT", address)
         card.validate()
         assert server.cards == [card.content]
+
+
+def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
+    (run / "eval").mkdir()
+    data, entry = {"corpus": "corpus", "spec": "", "sentences": 3}, {"score": 1.0, "signature": "s"}
+    record = {"split": "test", "data": data, "scores": {"sacrebleu": entry}, "checkpoint": {"averaged": [2]}}
+    bad = ["{", "[]", "{}", record | {"scores": {"sacrebleu": {}}}, record | {"scores": [1]}, record | {"split": {}},
+           record | {"data": {}}, record | {"scores": {"sacrebleu": entry | {"score": float("nan")}}},
+           record | {"scores": {"sacrebleu": entry | {"signature": ["s"]}}}, record | {"checkpoint": None}]  # fmt: skip
+    for i, content in enumerate(bad):
+        (run / "eval" / f"bad{i}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    markup = data | {"corpus": "a|b`c`\n\n# <img src=x> [d](http://e)"}
+    (run / "eval" / "markup.json").write_text(json.dumps(record | {"data": markup}))
+    readme = (export(run, tmp_path, "--format=safetensors") / "README.md").read_text()
+    warned = [name for name in (f"bad{i}.json" for i in range(len(bad))) if name in caplog.text]
+    assert len(warned) == len(bad) and "markup.json" not in caplog.text
+    (row,) = [line for line in readme.splitlines() if "| BLEU |" in line]
+    assert row == (
+        "| a&#124;b&#96;c&#96; # &#60;img src=x&#62; &#91;d&#93;(http://e) (test, 3 sentences) | BLEU | 1.00 | `s` |"
+    )
 
 
 @pytest.mark.parametrize(

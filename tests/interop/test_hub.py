@@ -107,7 +107,8 @@ def test_errors_of_a_push_keep_the_folder(server, client, folder):
     for name, variables, message in cases:
         line = client("push", folder, name, **variables)
         assert line.startswith(f"USER ERROR --push={name}") and message in line, line
-        assert f"{folder} is written; `hf upload" in line, line
+        later = f"`hf upload {name.removeprefix('hub:')} {folder} --private`"
+        assert f"{folder} is written; {later} sends it later" in line, line
     assert "needs a token that may write: `hf auth login`" in client("push", folder, "hub:writer/toy", HF_TOKEN=None)
     assert read(folder) == FILES
 
