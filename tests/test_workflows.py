@@ -19,9 +19,12 @@ WRITES = {("release", "github"): {"contents"}, ("release", "pypi"): {"id-token"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_actions_are_pinned_to_a_major_version(path):
+def test_actions_are_pinned_to_a_version(path):
+    """To a major version; what gets the right to publish on PyPI, to an exact one."""
     for action in re.findall(r"uses: (\S+)", path.read_text()):
-        assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", action), action
+        if not action.startswith("./"):
+            version = r"v\d+\.\d+\.\d+" if action.startswith("pypa/") else r"v\d+"
+            assert re.fullmatch(rf"[\w-]+/[\w-]+@{version}", action), action
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -31,7 +34,7 @@ def test_jobs_may_write_only_what_they_publish(path):
     for name, job in workflow["jobs"].items():
         written = {scope for scope, access in job.get("permissions", {}).items() if access == "write"}
         assert written == WRITES.get((path.stem, name), set()), name
-        assert job["timeout-minutes"] <= 90
+        assert "uses" in job or job["timeout-minutes"] <= 90
 
 
 def release_step(tag: str, folder: Path) -> subprocess.CompletedProcess:
@@ -54,6 +57,9 @@ def test_another_tag_ends_the_release(tag, tmp_path):
     assert done.returncode == 1 and f"the tag is {tag}" in done.stdout
 
 
-def test_everything_is_published_after_the_check():
+def test_everything_is_published_after_the_check_and_the_tests():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
-    assert all(job["needs"] == "build" for name, job in jobs.items() if name != "build")
+    assert all(job["needs"] == "build" for name, job in jobs.items() if name not in ("test", "build"))
+    assert jobs["build"]["needs"] == "test" and jobs["test"] == {"uses": "./.github/workflows/ci.yml"}
+    triggers = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[True]  # YAML 1.1 reads "on" so
+    assert "workflow_call" in triggers and triggers["push"] == {"branches": ["**"]}, "a tag is tested once"
