@@ -19,6 +19,7 @@ _OPTIONAL = {
     "gcs": "gcsfs",
     "s3": "s3fs",
     "hf": "transformers huggingface_hub",
+    "ctranslate2": "ctranslate2",
     "sweep": "optuna submitit",
     "serve": "fastapi prometheus-client pydantic uvicorn",
     "wandb": "wandb",
@@ -38,5 +39,5 @@ def first_line(error: BaseException, *, limit: int = 300) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Commands that install an optional part, to end an error message with. t2t_flax itself is not on PyPI."""
+    """Commands that install an optional part, in a checkout or beside any installation, to end an error message with."""
     return f"pip install -e '.[{extra}]' in the checkout, or pip install {_OPTIONAL[extra]}"

@@ -66,6 +66,15 @@ def test_every_import_of_the_package_is_required():
         assert distributions & (names("requirements-run.txt") | optional), f"nothing installs {module}"
 
 
+def test_all_has_every_extra_but_those_that_its_comment_names():
+    (needs,) = PROJECT["optional-dependencies"]["all"]
+    named = set(re.fullmatch(r"t2t-flax\[(.*)\]", needs)[1].split(","))
+    left_out = {"cuda", "tpu", "plan", "plan-gpu", "ja", "ko", "wandb", "mlflow", "trackio", "torch", "dev", "all"}
+    assert named | left_out == extras().keys() and not named & left_out
+    comment = (ROOT / "pyproject.toml").read_text().partition("\nall = ")[0].splitlines()[-1]
+    assert all(word in comment for word in ("accelerator", "language", "tracker", "torch"))
+
+
 @pytest.mark.parametrize("extra", errors._OPTIONAL)
 def test_install_hints_name_an_extra_and_its_packages(extra):
     hint = install_hint(extra)

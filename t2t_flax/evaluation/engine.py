@@ -13,7 +13,7 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.decoding.translator import Translation, Translator
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
 from t2t_flax.interop import ctranslate2_export, ctranslate2_translator
 from t2t_flax.interop.exported_cache import digest_of, open_exported
 
@@ -95,7 +95,7 @@ def obstacle(config: Config) -> str | None:
     except UserError as error:
         return str(error).rstrip(".")
     if installed_version() is None:
-        return f"the package ctranslate2 is not installed: {ctranslate2_export.INSTALL}"
+        return f"the package ctranslate2 is not installed: {install_hint('ctranslate2')}"
     return None
 
 
@@ -142,9 +142,8 @@ def _exported(loaded: "Loaded", kind: str) -> Any:
     vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in sides)
 
     def write(folder: Path) -> None:
-        quantization = None if kind == "float32" else kind
         ctranslate2_export.write_ctranslate2(
-            folder, model, loaded.params, vocabularies, source_eos=False, quantization=quantization
+            folder, model, loaded.params, vocabularies, source_eos=False, quantization=kind
         )  # EOS is among the ids
 
     exporter = Path(ctranslate2_export.__file__).read_text()

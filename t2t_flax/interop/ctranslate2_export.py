@@ -12,12 +12,11 @@ import numpy as np
 
 from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, install_hint
 from t2t_flax.interop.supported_keys import require_supported
 from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
 
-INSTALL = "pip install -e '.[ctranslate2]' (or: pip install ctranslate2)"
-QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 POSITIONS = 2048
 """Rows of the table of sinusoids: the longest source or translation in tokens."""
 START = "<s>"
@@ -57,7 +56,7 @@ def write_ctranslate2(
         import ctranslate2
         from ctranslate2.specs import TransformerSpec
     except ModuleNotFoundError:
-        raise UserError(f"--format=ctranslate2 needs the package ctranslate2: {INSTALL}") from None
+        raise UserError(f"--format=ctranslate2 needs the package ctranslate2: {install_hint('ctranslate2')}.") from None
     activations = ctranslate2.specs.Activation
     spec = TransformerSpec.from_config(
         (config.num_encoder_layers, config.num_decoder_layers),
@@ -88,7 +87,7 @@ def write_ctranslate2(
     spec.register_source_vocabulary(list(vocabularies[0]))
     spec.register_target_vocabulary(target)
     spec.validate()
-    spec.optimize(quantization)
+    spec.optimize(None if quantization == "float32" else quantization)
     spec.save(str(folder))
 
 
