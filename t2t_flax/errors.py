@@ -21,7 +21,7 @@ _OPTIONAL = {
     "hf": "transformers huggingface_hub",
     "ctranslate2": "ctranslate2",
     "sweep": "optuna submitit",
-    "serve": "fastapi prometheus-client pydantic uvicorn",
+    "serve": "fastapi prometheus-client pydantic python-multipart uvicorn",
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",

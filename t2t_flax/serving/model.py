@@ -70,8 +70,10 @@ class AttentionKey:
 class ServedModel:
     """One run. `load` restores it, in the thread that then owns it and makes all its batches.
 
-    Requests may be submitted once `ready` is true. If loading fails, `error` is set and on_failure() called.
+    Requests may be submitted once `ready` is true, from any thread. If loading fails, `error` is set and on_failure() called.
     """
+
+    _restored: Loaded
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
-        model, (source, target), loaded = self.config.model, self.languages, self._loaded(1)
+        model, (source, target), loaded = self.config.model, self.languages, self._restored
         return {
             "name": self.name,
             "workdir": loaded.workdir.name,
@@ -184,7 +186,7 @@ class ServedModel:
 
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
-        loaded = self._loaded(1)
+        loaded = self._restored
         text = task_of(self.config).preprocess_source(text) if side == "source" and text.strip() else text
         tokens = len(getattr(loaded.tokenizers, side).encode(text)) + 1
         if tokens > loaded.max_source_length:
@@ -199,7 +201,7 @@ class ServedModel:
             loaded = self._load()
             if loaded.engine.name == "jax":
                 loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
-            self.config, self._runs = loaded.config, {loaded.config.decode.n_best: loaded}
+            self.config, self._restored = loaded.config, loaded
             for warm_up in self._warm_ups(loaded):
                 if self._stopping.is_set():
                     return
@@ -225,11 +227,13 @@ class ServedModel:
                 yield functools.partial(_warm_up, self._loaded(n_best), count, tokens)
 
     def _loaded(self, n_best: int) -> Loaded:
-        """The run with this decode.n_best; the runs share their parameters and compiled programs."""
+        """The run with this decode.n_best, for the model's thread alone; the runs share their parameters and compiled
+        programs.
+        """
         if n_best not in self._runs:
-            loaded = next(iter(self._runs.values()))
-            decode = dataclasses.replace(loaded.config.decode, n_best=n_best)
-            self._runs[n_best] = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, decode=decode))
+            config = self._restored.config
+            config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, n_best=n_best))
+            self._runs[n_best] = dataclasses.replace(self._restored, config=config)
         return self._runs[n_best]
 
     def _process(self, key: Hashable, items: list[Any]) -> list[Any]:

@@ -61,7 +61,7 @@ def router(service: Service) -> APIRouter:
         body = await service.read(request, schemas.AttentionRequest)
         model = service.model(body.model)
         _check_pair(service, body.source, body.target)
-        (text,) = await service.wait(request, service.submit(model.attend, body.source, body.target))
+        (text,) = await service.wait(request, await service.submit(model.attend, body.source, body.target))
         return Response(text, media_type="application/json")
 
     @routes.post(
@@ -75,7 +75,7 @@ def router(service: Service) -> APIRouter:
         body = await service.read(request, schemas.ScoreRequest)
         model = service.model(body.model)
         _check_pair(service, body.source, body.target)
-        (result,) = await service.wait(request, service.submit(model.score, body.source, body.target))
+        (result,) = await service.wait(request, await service.submit(model.score, body.source, body.target))
         pieces = [
             {"piece": piece, "log_prob": value}
             for piece, value in zip(result.tokens, result.token_log_probs, strict=True)

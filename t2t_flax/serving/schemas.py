@@ -1,17 +1,20 @@
 """Bodies of requests and answers: read with limits, checked, and described for /openapi.json."""
 
-import email
-import email.policy
+import logging
 import urllib.parse
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from python_multipart.multipart import create_form_parser
 
 from t2t_flax.serving.errors import RequestError
 
 Texts = str | list[str]
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_MAX_FIELDS = 10_000
+# It logs what is wrong with each body; the client is told.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class _Strict(BaseModel):
@@ -171,21 +174,38 @@ def _form_fields(body: bytes, content_type: str) -> dict[str, Texts]:
     """The fields of a form by name; one that comes several times is a list."""
     try:
         if content_type.lower().startswith("multipart"):
-            head = f"Content-Type: {content_type}\r\n\r\n".encode()
-            message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
-            pairs = [
-                (part.get_param("name", header="content-disposition"), part.get_payload(decode=True).decode("utf-8"))
-                for part in message.iter_parts()
-            ]
+            pairs = _multipart_fields(body, content_type)
         else:
             text = body.decode("utf-8")
-            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=10_000)
+            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except Exception:  # whatever the parsers raise for bytes that are no form
-        raise RequestError(400, "the body is not a form in UTF-8.") from None
+        raise RequestError(
+            400, f"the body is not a form in UTF-8 with at most {_MAX_FIELDS} fields and no files."
+        ) from None
     fields: dict[str, Any] = {}
     for name, value in pairs:
         fields.setdefault(name, []).append(value)
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+
+
+def _multipart_fields(body: bytes, content_type: str) -> list[tuple[str, str]]:
+    """Name and value of each part, which may not be a form itself. Raises ValueError and the parser's errors."""
+    pairs: list[tuple[str, str]] = []
+
+    def add(field: Any) -> None:
+        if len(pairs) == _MAX_FIELDS:
+            raise ValueError("too many fields")
+        pairs.append((field.field_name.decode("utf-8"), (field.value or b"").decode("utf-8")))
+
+    def refuse(file: Any) -> None:
+        raise ValueError("a file")
+
+    # A file is refused at its end: until then it is kept in memory, never on disk.
+    limits = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    parser = create_form_parser({"Content-Type": content_type.encode("latin-1")}, add, refuse, limits)
+    parser.write(body)
+    parser.finalize()
+    return pairs
 
 
 def _request_error(error: ValidationError, shape: type[BaseModel]) -> RequestError:

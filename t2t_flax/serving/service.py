@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -58,14 +58,16 @@ class Service:
     async def read(self, request: Request, shape: type[Shape], *, form: bool = False) -> Shape:
         """The request's body. Raises RequestError."""
         self.require_ready()
+        request.state.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         try:
-            async with asyncio.timeout(self.limits.timeout):
+            async with asyncio.timeout_at(request.state.deadline):
                 body = await read_body(request, self.limits.max_body_bytes)
         except TimeoutError:
             raise RequestError(
                 408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
             ) from None
-        return parse_body(body, request.headers.get("content-type", ""), shape, form=form)
+        # In a thread, as everything that takes longer for a larger body: others are answered meanwhile.
+        return await asyncio.to_thread(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
 
     def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
         """`text.check_text` with the server's limits."""
@@ -75,17 +77,20 @@ class Service:
         self, request: Request, model: ServedModel, lines: Sequence[str], prefixes: Sequence[str], n_best: int
     ) -> list[Hypotheses]:
         """The hypotheses of each line. Lines that need no search do not wait for the device. Raises RequestError."""
-        job = self.submit(model.translate, lines, prefixes, n_best)
+        job = await self.submit(model.translate, lines, prefixes, n_best)
         queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
         results: dict[int, Hypotheses] = dict(queued)
         return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]
 
     async def wait(self, request: Request, job: Job[Any]) -> list[Any]:
-        """The results of a job. Takes it out of the queue when time is up or the client has gone. Raises RequestError."""
+        """The results of a job of a request that `read` has read. Takes it out of the queue when the request's time is up or
+        its client has gone. Raises RequestError.
+        """
+        remaining = max(0.0, request.state.deadline - asyncio.get_running_loop().time())
         result = asyncio.wrap_future(job.future)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({result, gone}, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({result, gone}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
                 if gone.done():
                     raise RequestError(CLIENT_GONE, "the client closed the connection.")
@@ -101,10 +106,12 @@ class Service:
             gone.cancel()
             result.cancel()
 
-    def submit(self, submit: Any, *arguments: Any) -> Job[Any]:
-        """`submit(*arguments)`, one of a model's methods. Raises RequestError, also where the queue is full or closed."""
+    async def submit(self, submit: Callable[..., Job[Any]], *arguments: Any) -> Job[Any]:
+        """`submit(*arguments)`, one of a model's methods, in a thread, because it counts tokens. Raises RequestError, also
+        where the queue is full or closed.
+        """
         try:
-            return submit(*arguments)
+            return await asyncio.to_thread(submit, *arguments)
         except QueueFull:
             raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
         except Closed:

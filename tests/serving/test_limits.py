@@ -1,22 +1,33 @@
 """A server under pressure: full queues, large and slow bodies, time limits, clients that leave, the end in order."""
 
+import asyncio
 import concurrent.futures
+import contextlib
+import copy
 import dataclasses
 import re
 import signal
 import socket
+import threading
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
+pytest.importorskip("python_multipart", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="the tests' HTTP client")
-from fastapi import Response  # noqa: E402
+import httpx  # noqa: E402
+from fastapi import Request, Response  # noqa: E402
 from helpers.http_server import serving, wait_for  # noqa: E402
 
+from t2t_flax.data.tokenizers import TokenizerPair  # noqa: E402
 from t2t_flax.errors import UserError  # noqa: E402
-from t2t_flax.serving.service import Limits  # noqa: E402
+from t2t_flax.serving.batching import Job  # noqa: E402
+from t2t_flax.serving.errors import RequestError  # noqa: E402
+from t2t_flax.serving.model import ServedModel  # noqa: E402
+from t2t_flax.serving.schemas import TranslateRequest  # noqa: E402
+from t2t_flax.serving.service import Limits, Service  # noqa: E402
 
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 
@@ -116,6 +127,80 @@ def test_body_that_does_not_come_is_408(run):
     with serving({"tiny": run}, limits=Limits(timeout=0.2)) as server:
         slow = raw(server, "POST /translate HTTP/1.1\nHost: x\nContent-Length: 10\n\n", b"{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+class FakeClock(asyncio.SelectorEventLoop):
+    """A loop whose time does not pass by itself."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+
+def test_waiting_has_what_reading_left_of_the_time(run):
+    """A body that takes 7 of 10 seconds, and a result that never comes: a second passes at each turn of the loop."""
+
+    async def ask():
+        arrived = False
+
+        async def receive():
+            nonlocal arrived
+            if not arrived:
+                arrived, loop.now = True, loop.now + 7
+                return {"type": "http.request", "body": b'{"text": "a"}', "more_body": False}
+            while True:
+                loop.now += 1
+                await asyncio.sleep(0)
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        service = Service([], Limits(timeout=10))
+        await service.read(request, TranslateRequest)
+        with pytest.raises(RequestError, match="no result within 10 s"):
+            await service.wait(request, Job("key", ["a"], arrived=0.0))
+
+    with contextlib.closing(FakeClock()) as loop:
+        loop.run_until_complete(ask())
+        assert 10 <= loop.now < 13
+
+
+def test_counting_tokens_holds_up_no_other_request(run):
+    """The tokenizer of the first request returns only once another request was answered."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(type(run.tokenizers.source)):
+        def encode(self, text):
+            if text == "slow":
+                entered.set()
+                assert go_on.wait(60)
+            return super().encode(text)
+
+    source = copy.copy(run.tokenizers.source)
+    source.__class__ = Slow
+    slow = dataclasses.replace(run, tokenizers=TokenizerPair(source, run.tokenizers.target))
+    with serving({"tiny": slow}) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/api/translate", {"text": "slow"})
+        assert entered.wait(60)
+        try:
+            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+        finally:
+            go_on.set()
+        assert first.result().status_code == 200
+
+
+def test_only_the_thread_of_a_model_makes_runs(run, monkeypatch):
+    callers, made = set(), ServedModel._loaded
+
+    def loaded(model, n_best):
+        callers.add(threading.current_thread().name)
+        return made(model, n_best)
+
+    monkeypatch.setattr(ServedModel, "_loaded", loaded)
+    with serving({"tiny": run}) as server:
+        for path, body in (("translate", {"text": "a", "n_best": 2}), ("attention", {"source": "a", "target": "b"})):
+            assert server.post(f"/api/{path}", body).status_code == 200
+        assert server.get("/api/models").status_code == 200
+    assert callers == {"tiny"}
 
 
 def test_requests_before_the_models_are_ready_are_503(gated):

@@ -15,7 +15,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.cli import serve as command
 from t2t_flax.cli.serve import model_names
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import wait_for  # noqa: E402
 
@@ -49,6 +49,18 @@ def test_missing_package_is_named_with_its_installation(workdir, capsys, monkeyp
 
 def test_names_of_models_are_unique():
     assert model_names(["runs/toy", "other/toy/", "pretrained:toy", "big"]) == ["toy", "toy-2", "toy-3", "big"]
+
+
+def test_name_of_a_relative_folder_is_its_own(tmp_path, monkeypatch):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert model_names([".", "below/..", "./below/", "gs://bucket/runs/far/", "/"]) == [
+        "here",
+        "here-2",
+        "below",
+        "far",
+        "run",
+    ]
 
 
 def get(url: str) -> str:

@@ -11,6 +11,7 @@ from t2t_flax.serving.text import check_text, join_lines, split_lines
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("pydantic", reason="needs the extra serve")
+pytest.importorskip("python_multipart", reason="needs the extra serve")
 from t2t_flax.serving.schemas import LibreTranslateRequest, TranslateRequest, parse_body  # noqa: E402
 
 BOUNDARY = "multipart/form-data; boundary=xyz"
@@ -62,6 +63,28 @@ def multipart(**fields: str) -> bytes:
 def test_json_and_both_forms_are_the_same_request(body, content_type):
     request = parse_body(body, content_type, LibreTranslateRequest, form=True)
     assert request == LibreTranslateRequest(q="ä b", source="en", target="de", alternatives=2)
+
+
+def test_form_within_a_form_is_plain_text():
+    """Parsing nested parts would take a time that grows with the square of their depth."""
+    nested = "--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n\r\nx\r\n--c--"
+    head = '--xyz\r\nContent-Disposition: form-data; name="q"\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n'
+    body = f"{head}{nested}\r\n".encode() + multipart(source="en", target="de")
+    assert parse_body(body, BOUNDARY, LibreTranslateRequest, form=True).q == nested
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        multipart(q="a", source="en", target="de").replace(b'name="q"', b'name="q"; filename="a.txt"'),
+        b'--xyz\r\nContent-Disposition: form-data; name="q"\r\n\r\na\r\n' * 10_001 + b"--xyz--\r\n",
+        multipart(q="\xe4").replace("\xe4".encode(), b"\xe4"),
+    ],
+    ids=["file", "too many fields", "Latin-1"],
+)
+def test_what_a_form_may_not_hold_is_refused(body):
+    with pytest.raises(RequestError, match="the body is not a form in UTF-8 with at most 10000 fields and no files."):
+        parse_body(body, BOUNDARY, LibreTranslateRequest, form=True)
 
 
 def test_repeated_field_of_a_form_is_a_list():
