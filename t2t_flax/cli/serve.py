@@ -102,14 +102,9 @@ def run(argv: list[str]) -> int:
 
 def model_names(workdirs: Sequence[str]) -> list[str]:
     """The base names of the folders; "-2", "-3" ... are added to make them unique."""
-    from t2t_flax.filesystem import is_remote
-    from t2t_flax.pretrained import is_pretrained
-
     names: list[str] = []
     for workdir in workdirs:
-        local = not (is_remote(workdir) or is_pretrained(workdir))
-        base = os.path.basename(os.path.abspath(workdir) if local else workdir.rstrip("/"))
-        base = base.removeprefix("pretrained:") or "run"
+        base = os.path.basename(os.path.abspath(workdir)).removeprefix("pretrained:") or "run"
         name, number = base, 1
         while name in names:
             number += 1

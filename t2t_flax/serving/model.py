@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -119,7 +120,7 @@ class ServedModel:
         model, (source, target), loaded = self.config.model, self.languages, self._restored
         return {
             "name": self.name,
-            "workdir": loaded.workdir.name,
+            "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
             "steps": list(loaded.steps),
             "engine": str(loaded.engine),
             "task": self.config.data.task,

@@ -4,9 +4,11 @@ import concurrent.futures
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import jax
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,10 +241,11 @@ def test_metrics_count_requests_by_path_and_status(server):
 
 def test_two_models_are_told_apart_by_name_and_languages(run):
     back = dataclasses.replace(run.config.data, source_language="de", target_language="en")
-    other = dataclasses.replace(run, config=dataclasses.replace(run.config, data=back))
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, data=back), workdir=epath.Path("."))
     with serving({"tiny": run, "back": other}) as server:
         languages = {entry["code"]: entry["targets"] for entry in server.get("/languages").json()}
         assert languages == {"en": ["de"], "de": ["en"]}
+        assert [entry["workdir"] for entry in server.get("/api/models").json()] == ["tiny", Path.cwd().name]
         answers = [server.post("/api/translate", {"text": "a", **model}).json() for model in ({}, {"model": "back"})]
         assert [answer["model"] for answer in answers] == ["tiny", "back"]
         answer = server.post("/translate", {"q": LINES[0], "source": "de", "target": "en"})
