@@ -25,7 +25,7 @@ _OPTIONAL = {
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",
-    "torch": "torch",
+    "torch": "'torch>=2.6'",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",
 }

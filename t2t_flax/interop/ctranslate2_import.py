@@ -19,7 +19,7 @@ from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.interop.ctranslate2_file import ModelFile, read_model_bin, read_npz, read_tokens, vocabulary_file
 from t2t_flax.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.interop.imported import IMPROBABLE, ImportedModel, import_config, json_file, sentencepiece_pair
+from t2t_flax.interop.imported import ImportedModel, import_config, json_file, sentencepiece_pair
 from t2t_flax.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 
 NAME = "CTranslate2"
@@ -274,10 +274,8 @@ def _tables(
         raise UserError(f"{path} has no {start}; expected the token before the first one of a translation.")
     source_table = vocabularies["source"].take(tables["source"])
     target_table, output_table = target.take(tables["target"]), target.take(projection)
-    if bias is not None or target.rows[PAD] < 0:
-        params["output_bias"] = target.take(np.zeros(width, np.float32) if bias is None else bias)
-        if target.rows[PAD] < 0:
-            params["output_bias"][PAD] = IMPROBABLE
+    if (output_bias := target.take_bias(bias)) is not None:
+        params["output_bias"] = output_bias
     one_vocabulary = vocabularies["source"].tokens == target.tokens and np.array_equal(source_table, target_table)
     if not np.array_equal(target_table, output_table):
         tied, named = "none", {"source": source_table, "target": target_table, "output": output_table}

@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 
 IMPROBABLE = -100.0
-"""Bias of padding where the other program never predicts it: without probability, but finite in a loss over all classes."""
+"""Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ Its linear weights are [out, in], ours [in, out]; its sinusoids have all sines b
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from t2t_flax.interop.safetensors_file import read_tensors
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_SAFE_TORCH = 2, 6
+"""The first version whose torch.load(weights_only=True) runs no code of the file."""
 _EXPECTED = "Marian's encoder and decoder"
 _ACTIVATIONS = {
     "relu": "relu",
@@ -53,7 +56,22 @@ _DECODING_KEYS: dict[str, tuple[Any, ...]] = {
     "do_sample": (False, None),
     "min_length": (0, None),
     "suppress_tokens": (None, []),
+    "forced_eos_token_id": (None,),
+    "num_return_sequences": (1, None),
+    "guidance_scale": (1.0, None),
+    "penalty_alpha": (0.0, None),
+    "min_new_tokens": (0, None),
 }
+_TAKEN_OVER = {"num_beams", "max_length", "length_penalty", "early_stopping", "bad_words_ids", "renormalize_logits"}
+# Keys of generation_config.json that act only with do_sample, which is reported itself, or on no translation.
+_OF_NO_TRANSLATION = {
+    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "transformers_version",
+    "use_cache", "cache_implementation", "cache_config", "compile_config", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "unk_token_id", "remove_invalid_values",
+    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "is_assistant", "disable_compile", "low_memory",
+    "prefill_chunk_size",
+}  # fmt: skip
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 
 
@@ -62,9 +80,12 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
     what this model does not have, naming the key.
     """
     config = json_file(folder / _CONFIG)
-    generation = config | (json_file(folder / _GENERATION) if (folder / _GENERATION).exists() else {})
+    own_rules = json_file(folder / _GENERATION) if (folder / _GENERATION).exists() else {}
+    generation = config | own_rules
     tokenizer = json_file(folder / _TOKENIZER) if (folder / _TOKENIZER).exists() else {}
     _check(folder / _CONFIG, config, num_heads)
+    for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
+        _check_fixed(folder / file, keys)
     _check_search(folder / _GENERATION, generation)
     vocabularies = _vocabularies(folder, config, tokenizer)
     arrays = NamedArrays(*_weights(folder), _EXPECTED)
@@ -89,7 +110,7 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
         for side, given in zip(("source", "target"), languages, strict=True)
     )
     resolved = import_config(model, pair, languages, folder, decode=_decode(config, generation))
-    return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
+    return ImportedModel(NAME, resolved, params, pair, _notes(config, own_rules, never_padding))
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
@@ -106,9 +127,6 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
             raise UserError(
                 f"{path}: encoder_{name} = {ours} and decoder_{name} = {theirs} differ; a model here has one number for both."
             )
-    for key, value in _FIXED_KEYS.items():
-        if config.get(key, value) != value:
-            raise UserError(f"{path}: {key} = {config[key]!r} is not supported; expected {value!r}.")
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
@@ -117,6 +135,12 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
             f"--num-heads={num_heads}, but {path} has encoder_attention_heads = {config['encoder_attention_heads']}: leave the "
             "flag out."
         )
+
+
+def _check_fixed(path: Path, settings: dict[str, Any]) -> None:
+    for key, value in _FIXED_KEYS.items():
+        if settings.get(key, value) != value:
+            raise UserError(f"{path}: {key} = {settings[key]!r} is not supported; expected {value!r}.")
 
 
 def _whole(path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False) -> None:
@@ -158,6 +182,11 @@ def _weights(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
         import torch
     except ModuleNotFoundError:
         raise UserError(f"{path} needs the package torch: {install_hint('torch')}.") from None
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _SAFE_TORCH:
+        raise UserError(
+            f"{path} is not read with torch {torch.__version__}: before 2.6 the file can run code of its own (CVE-2025-32434). "
+            f"Install a newer one: {install_hint('torch')}."
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return path, {name: tensor.float().numpy() for name, tensor in state.items()}
@@ -230,7 +259,7 @@ def _tables(
     same = [["source", "target", "output"]] if shared and tied else [["source", "target"], ["output"]]
     if not shared:
         same = [["source"], ["target", "output"]] if tied else [["source"], ["target"], ["output"]]
-    sizes = {"source": len(source.rows), "target": len(target.rows), "output": len(target.rows)}
+    sizes = {"source": source.count, "target": target.count, "output": target.count}
     tables = {}
     for sides in same:
         known = [name for side in sides for name in names[side] if name in arrays] or [names[sides[0]][-1]]
@@ -247,14 +276,15 @@ def _tables(
         params["target_embedding"] = {"table": target.take(tables["target"])}
     if not tied:
         params["output_embedding"] = {"table": target.take(tables["output"])}
-    if "final_logits_bias" in arrays:
-        bias = target.take(arrays.take("final_logits_bias", 1, len(target.rows))[0])
-        bias[PAD] = IMPROBABLE if bias[PAD] < IMPROBABLE else bias[PAD]
+    known = "final_logits_bias" in arrays
+    bias = target.take_bias(arrays.take("final_logits_bias", 1, sizes["output"])[0] if known else None)
+    if bias is not None:
+        bias[PAD] = max(bias[PAD], IMPROBABLE)
         params["output_bias"] = bias
     start = config.get("decoder_start_token_id")
     start = config["pad_token_id"] if start is None else start
     kind = {config["eos_token_id"]: "eos", config["pad_token_id"]: "pad"}.get(start, "bos")
-    if not 0 <= start < len(target.rows):
+    if not 0 <= start < target.count:
         raise UserError(f"{arrays.path.parent / _CONFIG}: decoder_start_token_id = {start} is not in the vocabulary.")
     if kind == "pad" and not np.any(tables["target"][start]):
         kind = "zeros"
@@ -321,8 +351,24 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
-    rules = {key: value for key, value in generation.items() if value not in _DECODING_KEYS.get(key, (value,))}
+def _notes(config: dict[str, Any], own: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+    """The rules of decoding in config.json, and all keys of generation_config.json (`own`), that are not taken over."""
+    generation, start = config | own, config.get("decoder_start_token_id")
+    special = {
+        "pad_token_id": (config["pad_token_id"], None),
+        "eos_token_id": (config["eos_token_id"], [config["eos_token_id"]], None),
+        "decoder_start_token_id": (config["pad_token_id"] if start is None else start, None),
+    }
+    neutral = _DECODING_KEYS | special
+    rules = {key: value for key, value in generation.items() if key in neutral and value not in neutral[key]}
+    known = neutral.keys() | _FIXED_KEYS.keys() | _TAKEN_OVER | _OF_NO_TRANSLATION
+    rules |= {
+        key: value
+        for key, value in own.items()
+        if key not in known and not key.startswith("_") and value not in (None, False, [], {})
+    }
+    if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
+        rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:
         rules["bad_words_ids"] = generation["bad_words_ids"]
     return tuple(f"{_GENERATION}: {key} = {value!r} is not taken over" for key, value in sorted(rules.items()))

@@ -10,6 +10,7 @@ import numpy as np
 
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError
+from t2t_flax.interop.imported import IMPROBABLE
 
 
 class NamedArrays:
@@ -84,10 +85,25 @@ class Vocabulary:
     tokens: list[str]
     rows: np.ndarray
 
+    @property
+    def count(self) -> int:
+        """The number of rows of the file's tables."""
+        return int(np.sum(self.rows >= 0))
+
     def take(self, table: np.ndarray) -> np.ndarray:
         """The rows of `table` in the order of our ids; zeros for those that the file lacks."""
         known = self.rows >= 0
         return np.where(known.reshape(-1, *[1] * (table.ndim - 1)), table[self.rows], np.float32(0))
+
+    def take_bias(self, bias: np.ndarray | None) -> np.ndarray | None:
+        """`bias` [rows] in the order of our ids, IMPROBABLE for those that the file lacks and so never predicts; None if there
+        is neither a bias nor such an id.
+        """
+        if bias is None and np.all(self.rows >= 0):
+            return None
+        taken = np.zeros(len(self.rows), np.float32) if bias is None else self.take(bias)
+        taken[self.rows < 0] = IMPROBABLE
+        return taken
 
     def without(self, token: str) -> "Vocabulary":
         i = self.tokens.index(token)

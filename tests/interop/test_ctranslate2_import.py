@@ -15,6 +15,7 @@ from t2t_flax.config import Decode
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 from t2t_flax.interop.ctranslate2_import import read_ctranslate2
+from t2t_flax.interop.imported import IMPROBABLE
 from t2t_flax.models.transformer import Transformer
 
 EOS = 1
@@ -162,6 +163,19 @@ def test_ids_are_renumbered_and_kernels_transposed(tmp_path):
     abstract = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))["params"]
     shapes_of = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)}  # noqa: E731
     assert shapes_of(params) == shapes_of(nn.unbox(abstract))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_tokens_without_a_row_are_never_predicted(tmp_path, biased):
+    """Padding and <unk>, also where all others have negative biases."""
+    arrays = fake_arrays() | {"decoder/projection/bias": np.full(6, -9, np.float32)}
+    if not biased:
+        del arrays["decoder/projection/bias"]
+    tokens = ["<s>", "</s>", "a", "b", "c", "d"]
+    _, params, source, target, _ = read_ctranslate2(write(tmp_path, arrays, tokens, tokens), num_heads=2)
+    assert source == target == ["<pad>", "</s>", "<unk>", "<s>", "a", "b", "c", "d"]
+    other = -9 if biased else 0
+    np.testing.assert_array_equal(params["output_bias"], [IMPROBABLE, other, IMPROBABLE, *[other] * 5])
 
 
 def without(*names):

@@ -214,6 +214,11 @@ def test_search_of_marian(key, value, tmp_path):
         read_model(marian_folder(tmp_path, generation={key: value}))
 
 
+def test_a_forced_first_token_of_marian_is_refused_where_transformers_5_writes_it(tmp_path):
+    with pytest.raises(UserError, match=r"generation_config\.json: forced_bos_token_id = 7 is not supported"):
+        read_model(marian_folder(tmp_path, generation={"forced_bos_token_id": 7}))
+
+
 def test_no_length_penalty_is_the_default_of_marian():
     from t2t_flax.interop.marian_import import _decode
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 
@@ -13,6 +14,7 @@ from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.interop.import_model import read_model
+from t2t_flax.interop.imported import IMPROBABLE
 from t2t_flax.interop.safetensors_file import flatten
 
 pytestmark = pytest.mark.torch
@@ -221,6 +223,12 @@ def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path, monkeypatc
         without_torch.setitem(sys.modules, "torch", None)
         with pytest.raises(UserError, match=r"needs the package torch: pip install -e '\.\[torch\]'"):
             read_model(copy)
+    with monkeypatch.context() as old_torch:
+        old_torch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+        for version in ("2.5.1+cpu", "1.13.0a0"):
+            old_torch.setattr(torch, "__version__", version)
+            with pytest.raises(UserError, match=rf"with torch {re.escape(version)}: .* pip install 'torch>=2\.6'"):
+                read_model(copy)
     (copy / "pytorch_model.bin").write_bytes(b"PK no weights")
     with pytest.raises(UserError, match="pytorch_model.bin cannot be read as PyTorch's weights"):
         read_model(copy)
@@ -259,11 +267,26 @@ def test_files_that_do_not_fit_are_refused_by_name(opus, file, change, message, 
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
+def test_a_token_that_the_vocabulary_lacks_is_never_predicted(opus, tmp_path):
+    copy = shutil.copytree(opus[0], tmp_path / "copy")
+    ids = json.loads((copy / "vocab.json").read_text())
+    (copy / "vocab.json").write_text(
+        json.dumps({"other" if piece == "<unk>" else piece: i for piece, i in ids.items()})
+    )
+    assert read_model(copy).params["output_bias"][UNK] == IMPROBABLE < read_model(opus[0]).params["output_bias"][UNK]
+
+
+@pytest.mark.parametrize("opus", ["shared"], indirect=True)
 def test_missing_files_and_foreign_rules_are_named(opus, tmp_path):
     copy = shutil.copytree(opus[0], tmp_path / "copy")
     generation = json.loads((copy / "generation_config.json").read_text())
-    (copy / "generation_config.json").write_text(json.dumps(generation | {"no_repeat_ngram_size": 3}))
-    assert any("no_repeat_ngram_size = 3 is not taken over" in note for note in read_model(copy).notes)
+    assert read_model(copy).notes == ()
+    rules = {"no_repeat_ngram_size": 3, "max_new_tokens": 5, "length_penalty": -1.0, "forced_eos_token_id": 0}
+    rules |= {"sequence_bias": [[[5], 1.0]], "decoder_start_token_id": 3}
+    without_effect = {"temperature": 0.7, "num_return_sequences": 1, "min_length": 0, "max_time": None}
+    (copy / "generation_config.json").write_text(json.dumps(generation | rules | without_effect))
+    notes = [f"generation_config.json: {key} = {rules[key]!r} is not taken over" for key in sorted(rules)]
+    assert list(read_model(copy).notes) == notes
     with pytest.raises(UserError, match="--num-heads=2, but .*encoder_attention_heads = 4"):
         read_model(copy, num_heads=2)
     (copy / "source.spm").write_bytes(b"no model")
