@@ -80,13 +80,17 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
 
 
 def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped."""
-    from t2t_flax.data.dataset import split_source, training_policies
+    """(where it is, reason) of each pair of data.train that is dropped; with data.bpe_dropout, of each segmentation."""
+    from t2t_flax.data.dataset import segmentations, split_source, training_policies
     from t2t_flax.data.preprocess import list_dropped
     from t2t_flax.tasks import task_of
 
     source = split_source(task_of(config), "train")
-    return list_dropped(source, tokenizers, training_policies(config), num_workers=config.data.num_workers)
+    for segmentation in segmentations(config):
+        note = f" (segmentation {segmentation.number})" if segmentation else ""
+        options = dict(num_workers=config.data.num_workers, segmentation=segmentation)
+        for where, reason in list_dropped(source, tokenizers, training_policies(config), **options):
+            yield where, reason + note
 
 
 def check_metrics_available(config: Config) -> None:

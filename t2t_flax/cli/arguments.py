@@ -228,13 +228,18 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings. Raises UserError if this is one of several processes, or the folder holds no run."""
+    """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or decode.engine
+    cannot be had.
+    """
     from t2t_flax.distributed.initialize import require_single_process
+    from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 
     require_single_process("this command")
-    prepare_process(stored_config(workdir, overrides))
+    config = stored_config(workdir, overrides)
+    check_engine(config)
+    prepare_process(config)
     _require_single_host()
 
 

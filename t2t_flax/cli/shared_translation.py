@@ -50,6 +50,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
     share.
     """
+    from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.restore import stored_config
 
     for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):
@@ -59,6 +60,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
     config = stored_config(args.workdir, overrides)
+    check_engine(config)
     prepare_process(config)
     return run_job(config.distributed, lambda supervisor: _job(args, overrides, supervisor))
 

@@ -62,10 +62,6 @@ def run(argv: list[str]) -> int:
         raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
     arguments.check_output("--output", args.output)
     from t2t_flax.distributed.initialize import place_among_several
-    from t2t_flax.evaluation.engine import check_engine
-    from t2t_flax.evaluation.restore import stored_config
-
-    check_engine(stored_config(args.workdir, overrides))
 
     if place_among_several():
         from t2t_flax.cli.shared_translation import run_shared

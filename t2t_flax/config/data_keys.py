@@ -18,7 +18,7 @@ class Data:
     )
     mixture: str = key(
         "",
-        "share of each source of data.train in the pairs of every update, as 'NAME=3, NAME=1'; from an update on other "
+        "share of each source of data.train in the pairs of an epoch, as 'NAME=3, NAME=1'; from an update on other "
         "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see mixture_temperature",
     )
     mixture_temperature: float = key(
@@ -66,7 +66,7 @@ class Data:
     )  # fmt: skip
     bpe_dropout_samples: int = key(
         8, "with bpe_dropout, segmentations of the training pairs, each a store; epoch e takes number e modulo this", low=2,
-        high=1000,
+        high=64,
     )  # fmt: skip
     tokenizer_sentences: int = key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1

@@ -1,5 +1,6 @@
 """What the keys of fine-tuning accept: a checkpoint of train.init_from, and patterns of parameters."""
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ def check_fine_tuning(t: "Train") -> None:
     for name in ("lora_alpha", "lora_modules"):
         if not t.lora_rank and getattr(t, name) != getattr(type(t), name):
             raise UserError(f"config.train.{name} = {getattr(t, name)} is for adapters: set config.train.lora_rank.")
+    for name, used in (("freeze", bool(t.freeze)), ("lora_modules", t.lora_rank > 0)):
+        if used and not patterns_of(getattr(t, name)):
+            raise UserError(f"config.train.{name} = {getattr(t, name)!r} names no parameters: give a pattern of paths.")
     if t.lora_rank and t.freeze:
         raise UserError(
             f"config.train.lora_rank = {t.lora_rank} trains adapters alone, all else is frozen already: leave out "
@@ -48,3 +52,9 @@ def check_fine_tuning(t: "Train") -> None:
                 f"config.train.{name} = {getattr(t, name)} is about the run to start from: name its workdir in "
                 "config.train.init_from."
             )
+
+
+def with_adapters_merged(train: "Train") -> "Train":
+    """The keys of a run whose adapters have been added to its parameters."""
+    names = ("lora_rank", "lora_alpha", "lora_modules")
+    return dataclasses.replace(train, **{name: getattr(type(train), name) for name in names})

@@ -9,6 +9,8 @@ from t2t_flax.config.data_keys import Data
 from t2t_flax.config.named_sources import parse_train_sources
 from t2t_flax.errors import UserError
 
+_RESERVED = ("<unk>", "<pad>", "<s>", "</s>")
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _START = re.compile(r"\s*(\d+)\s*:(.*)", re.DOTALL)
 
 
@@ -28,7 +30,7 @@ def parse_mixture(data: Data) -> list[Phase]:
     if not data.mixture.strip():
         return [Phase(0, None)]
     key, phases = f"config.data.mixture = {data.mixture!r}", []
-    for number, part in enumerate(data.mixture.split(";")):
+    for number, part in enumerate(part for part in data.mixture.split(";") if part.strip()):
         start = _START.fullmatch(part)
         if bool(start) != (number > 0):
             raise UserError(f"{key}: write shares from update 0, then those of later updates as '; UPDATE: NAME=1'.")
@@ -47,6 +49,8 @@ def parse_tags(data: Data) -> dict[str, str]:
     for tag in tags.values():
         if len(tag.split()) != 1:
             raise UserError(f"{key}: {tag!r} is not one word.")
+        if tag in _RESERVED or _BYTE.fullmatch(tag):
+            raise UserError(f"{key}: {tag} is a piece with a meaning of its own; choose another tag, such as <bt>.")
     return tags
 
 
@@ -76,7 +80,7 @@ def _names(data: Data) -> list[str]:
 
 def _entries(key: str, text: str, names: Sequence[str]) -> dict[str, str]:
     entries: dict[str, str] = {}
-    for entry in text.split(","):
+    for entry in (entry for entry in text.split(",") if entry.strip()):
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals or not value:
             raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")

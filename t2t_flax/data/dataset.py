@@ -1,6 +1,7 @@
 """The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -88,10 +89,12 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
             "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
         )
     check_reachable(_cache(config, workdir))
-    tokenizers = _tokenizers(task, workdir, split_source(task, "train"))
+    source = split_source(task, "train")
+    source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
+    tokenizers = _tokenizers(task, workdir, source)
     train, *samples = (
-        _split_store(task, workdir, "train", tokenizers, progress, segmentation)
-        for segmentation in _segmentations(config)
+        _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
+        for segmentation in segmentations(config)
     )
     Batches(
         train, config.data, seed=config.seed.data, samples=samples
@@ -100,7 +103,8 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     return [train, valid, *samples]
 
 
-def _segmentations(config: Config) -> list[Segmentation | None]:
+def segmentations(config: Config) -> list[Segmentation | None]:
+    """Those in which the training pairs are stored; None = the tokenizer's own."""
     d = config.data
     if not d.bpe_dropout:
         return [None]
@@ -197,7 +201,8 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
     """
     for split in splits:
         for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
-            first_pair(split_source(task, name), f"config.data.{split}")
+            for part in split_source(task, name).parts:
+                first_pair(part, f"config.data.{split}")
 
 
 def first_pair(source: Source, key: str) -> tuple[str, str]:
@@ -231,8 +236,9 @@ def _split_store(
     tokenizers: TokenizerPair,
     progress=None,
     segmentation: Segmentation | None = None,
+    source: Source | None = None,
 ) -> TokenStore:
-    config, source = task.config, split_source(task, split)
+    config, source = task.config, source or split_source(task, split)
     data = config.data
     policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
     fingerprints = [source.fingerprint()]

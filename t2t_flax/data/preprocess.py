@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
@@ -113,10 +115,15 @@ def prepare_split(
 
 
 def list_dropped(
-    source: Source, tokenizers: TokenizerPair, policies: Policies, *, num_workers: int = 0
+    source: Source,
+    tokenizers: TokenizerPair,
+    policies: Policies,
+    *,
+    num_workers: int = 0,
+    segmentation: Segmentation | None = None,
 ) -> Iterator[tuple[str, str]]:
     """(where it is, reason) of each pair that `prepare_split` drops, in order; tokenizes the source again."""
-    for part, chunks in _encode_parts(_Encoder(tokenizers, policies), source, num_workers):
+    for part, chunks in _encode_parts(_Encoder(tokenizers, policies, segmentation), source, num_workers):
         first = 0
         with contextlib.closing(chunks):
             for chunk in chunks:
@@ -197,14 +204,20 @@ class _Encoder:
     policies: Policies
     segmentation: Segmentation | None = None
 
-    def __call__(self, numbered: tuple[Pairs, int]) -> _Chunk:
-        """The chunk of these pairs, with its number in the whole source."""
-        pairs, number = numbered
+    def __call__(self, pairs: Pairs, number: int) -> _Chunk:
+        """The chunk of these pairs; number: of the chunk in the whole source."""
         sides = self.tokenizers.source, self.tokenizers.target
         if self.segmentation is None:
             return self._encode(pairs, *(tokenizer.encode for tokenizer in sides))
-        draw = dict(dropout=self.segmentation.dropout, generator=self.segmentation.generator(number))
-        return self._encode(pairs, *(functools.partial(tokenizer.sample, **draw) for tokenizer in sides))
+        generator = self.segmentation.generator(number)
+        return self._encode(pairs, *(functools.partial(self._sample, tokenizer, generator) for tokenizer in sides))
+
+    def _sample(self, tokenizer: Tokenizer, generator: random.Random, text: str) -> list[int]:
+        """Sentences that are too long as they are keep their one segmentation: drawing takes time with their square."""
+        ids = tokenizer.encode(text)
+        if len(ids) >= self.policies.max_length:
+            return ids
+        return tokenizer.sample(text, self.segmentation.dropout, generator)
 
     def _encode(self, pairs: Pairs, encode_source: _Encode, encode_target: _Encode) -> _Chunk:
         policies = self.policies
@@ -257,14 +270,19 @@ def _encode_parts(encoder: _Encoder, source: Source, num_workers: int) -> Iterat
     seen: set[bytes] = set()
     numbers = itertools.count()
     for part in source.parts:
-        pairs = _without_duplicates(part.pairs(), seen) if encoder.policies.drop_duplicates else part.pairs()
+        pairs = _without_duplicates(part.pairs(), part.tag, seen) if encoder.policies.drop_duplicates else part.pairs()
         yield part, _encode_all(encoder, pairs, num_workers, numbers)
 
 
-def _without_duplicates(pairs: Iterator[tuple[str, str]], seen: set[bytes]) -> Iterator[tuple[str, str] | None]:
-    """None for pairs whose digest is in `seen`, to which the others are added: about 120 bytes of memory a pair."""
+def _without_duplicates(
+    pairs: Iterator[tuple[str, str]], tag: str, seen: set[bytes]
+) -> Iterator[tuple[str, str] | None]:
+    """None for pairs whose digest, without the tag, is in `seen`, to which the others are added: about 120 bytes of memory a
+    pair.
+    """
     for pair in pairs:
-        digest = hashlib.blake2b(json.dumps(pair).encode(), digest_size=16).digest()
+        text = json.dumps([pair[0].removeprefix(f"{tag} ") if tag else pair[0], pair[1]])
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         yield None if digest in seen else pair
         seen.add(digest)
 
@@ -276,7 +294,7 @@ def _encode_all(
     num_workers = num_workers or _num_cores()
     chunks = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
-    yield from map(encoder, itertools.islice(chunks, inline))
+    yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
     if first is not None:
         yield from _encode_in_processes(encoder, itertools.chain([first], chunks), num_workers)
@@ -288,7 +306,7 @@ def _encode_in_processes(encoder: _Encoder, chunks: Iterable[tuple[Pairs, int]],
     try:
         with worker_pool.report_lost("tokenizes", "set config.data.num_workers = 1 to tokenize in this process"):
             for chunk in chunks:
-                pending.append(pool.submit(_work, chunk))
+                pending.append(pool.submit(_work, *chunk))
                 if len(pending) >= num_workers * CHUNKS_IN_FLIGHT:
                     yield pending.popleft().result()
             while pending:
@@ -305,8 +323,8 @@ def _start_worker(encoder: _Encoder) -> None:
     _worker_encoder = encoder
 
 
-def _work(numbered: tuple[Pairs, int]) -> _Chunk:
-    return _worker_encoder(numbered)
+def _work(pairs: Pairs, number: int) -> _Chunk:
+    return _worker_encoder(pairs, number)
 
 
 def _num_cores() -> int:

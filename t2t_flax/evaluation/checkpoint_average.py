@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
+from t2t_flax.config.fine_tuning import with_adapters_merged
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
@@ -67,7 +68,6 @@ def average(
         "averaged": averaged,
         "config_changes": list(combined.config_changes),
     }
-    write_params_run(
-        output, first.stored, first.tokenizers, combined.params, origin, flag="--output", command="average"
-    )
+    stored = dataclasses.replace(first.stored, train=with_adapters_merged(first.stored.train))
+    write_params_run(output, stored, first.tokenizers, combined.params, origin, flag="--output", command="average")
     return averaged

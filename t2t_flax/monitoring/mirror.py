@@ -1,7 +1,9 @@
 """Keeps the files of a local folder up to date in an object store, to which nothing can be appended."""
 
+import contextlib
 import logging
 import shutil
+import sqlite3
 import tempfile
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from t2t_flax.filesystem import atomic_write
 
 SECONDS = 20.0
 """Between two uploads of changed files."""
+_SQLITE_LOGS = ("-journal", "-wal", "-shm")
 log = logging.getLogger("t2t_flax")
 
 
@@ -31,12 +34,19 @@ class Mirror:
     def send(self) -> None:
         """Uploads what has changed. Raises OSError."""
         with self._lock:
-            for path in sorted(p for p in self.local.rglob("*") if p.is_file()):
-                stat = path.stat()
-                state = stat.st_size, stat.st_mtime_ns
-                if self._sent.get(path) != state:
-                    atomic_write(self.remote / path.relative_to(self.local).as_posix(), path.read_bytes())
-                    self._sent[path] = state
+            for path in sorted(self.local.rglob("*")):
+                with contextlib.suppress(FileNotFoundError):  # a tracker's thread has replaced it
+                    self._send_file(path)
+
+    def _send_file(self, path: Path) -> None:
+        if not path.is_file() or ".partial-" in path.name or path.name.endswith(_SQLITE_LOGS):
+            return
+        stat = path.stat()
+        state = stat.st_size, stat.st_mtime_ns
+        if self._sent.get(path) != state:
+            data = _whole_database(path) if path.suffix == ".db" else path.read_bytes()
+            atomic_write(self.remote / path.relative_to(self.local).as_posix(), data)
+            self._sent[path] = state
 
     def close(self) -> None:
         self._stop.set()
@@ -50,3 +60,9 @@ class Mirror:
                 self.send()
             except Exception as error:  # noqa: BLE001 - any of dozens of network errors; training goes on
                 log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
+
+
+def _whole_database(path: Path) -> bytes:
+    """An SQLite file as of its last transaction: another thread may be in the middle of the next."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return connection.serialize()

@@ -72,7 +72,7 @@ class Feed:
 
         def note() -> None:
             if not self._kind.purges:
-                text = json.dumps({"id": tracker.id, "place": tracker.place, "sent": sent}) + "\n"
+                text = json.dumps({"id": tracker.id, "sent": sent}) + "\n"
                 atomic_write(epath.Path(self._run.folder) / notes, text)
 
         def send(step: int, values: dict[str, float]) -> None:

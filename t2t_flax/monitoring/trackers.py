@@ -28,7 +28,7 @@ FINISH_SECONDS = 30.0
 PROJECT = "t2t_flax"
 _FLUSH_SECONDS = 1.0
 """How long a client may hold values itself: a kill (SIGKILL) loses them."""
-_BOARD_QUEUE = 2**15
+_BOARD_QUEUE = 2**15 - 1
 """Values that may wait, of which a line has some 25."""
 _CONNECT_SECONDS = 5.0
 _PARAMS_PER_BATCH = 100  # a limit of MLflow
@@ -164,6 +164,12 @@ def _wandb_reachable() -> bool:
         return False
 
 
+def without_credentials(uri: str) -> str:
+    """An address as it may be printed: without user, password and query."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
+
+
 class Mlflow:
     """MLflow at MLFLOW_TRACKING_URI; without one in the SQLite file WORKDIR/mlflow.db."""
 
@@ -175,10 +181,11 @@ class Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
-        self.place = os.environ.get("MLFLOW_TRACKING_URI") or _local_mlflow(run)
-        self._client = MlflowClient(tracking_uri=self.place)
-        if _is_sqlite(self.place):
-            _make_tables(self._client, self.place)
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_mlflow(run)
+        self.place = without_credentials(self._uri)
+        self._client = MlflowClient(tracking_uri=self._uri)
+        if _is_sqlite(self._uri):
+            _make_tables(self._client, self._uri)
         try:
             self.id = self._client.get_run(id).info.run_id if id else ""
         except MlflowException as error:
@@ -199,7 +206,7 @@ class Mlflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            artifacts = (run.folder / "mlflow_artifacts").absolute().as_uri() if _is_sqlite(self.place) else None
+            artifacts = (run.folder / "mlflow_artifacts").absolute().as_uri() if _is_sqlite(self._uri) else None
             try:
                 return self._client.create_experiment(name, artifact_location=artifacts)
             except exists:  # another trial of the sweep has just made it

@@ -74,7 +74,7 @@ def _merged(train: Train, params: Mapping[str, Any], add: _Add) -> Mapping[str, 
     if LORA not in params:
         return params
     leaves, adapters = flatten_dict(without_adapters(params), sep="/"), flatten_dict(params[LORA], sep="/")
-    for path in {path.rpartition("/")[0] for path in adapters}:
+    for path in sorted({path.rpartition("/")[0] for path in adapters}):  # all processes in the same order
         a, b, whole = _equation(path, leaves[path].shape)
         parts = leaves[path], adapters[f"{path}/a"], adapters[f"{path}/b"]
         leaves[path] = add(f"{a},{b}->{whole}", train.lora_alpha / train.lora_rank, *parts)

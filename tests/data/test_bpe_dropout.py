@@ -199,3 +199,10 @@ def test_segmentations_are_part_of_the_recipe():
         for s in (None, Segmentation(0.1, 0, 0), Segmentation(0.1, 0, 1))
     ]
     assert len({digest for _, digest in recipes}) == 3 and "segmentation" not in recipes[0][0]
+
+
+def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_path):
+    """Drawing takes time with the square of a word; these are dropped as too long anyway."""
+    encoder = preprocess._Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), Segmentation(0.5, 0, 0))
+    chunk = encoder([("xy" * 50_000, "short"), ("the house", "das Haus")], 0)
+    assert chunk.dropped == [(0, "too_long")] and chunk.counts["pairs_read"] == 2

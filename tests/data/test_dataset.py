@@ -40,9 +40,9 @@ def encoded(monkeypatch):
     """Records the pairs that are tokenized from now on, by thread."""
     pairs, real = {}, preprocess._Encoder.__call__
 
-    def note(self, chunk):
+    def note(self, chunk, number):
         pairs.setdefault(threading.current_thread(), []).extend(chunk)
-        return real(self, chunk)
+        return real(self, chunk, number)
 
     monkeypatch.setattr(preprocess._Encoder, "__call__", note)
     return pairs

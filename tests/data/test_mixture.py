@@ -13,7 +13,7 @@ from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.mixture import Mixture, mixtures
-from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.joined import JoinedSource, SourcePart
@@ -144,6 +144,8 @@ def test_schedule_repeats_no_order(store):
         (dict(mixture="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
         (dict(mixture="clean=1", mixture_temperature=2.0), "config.data.mixture_temperature = 2.0 would have no effect"),
         (dict(tags="bt=<b t>"), "'<b t>' is not one word"),
+        (dict(tags="bt=</s>"), "</s> is a piece with a meaning of its own"),
+        (dict(tags="bt=<0x0A>"), "<0x0A> is a piece with a meaning of its own"),
         (dict(limits="bt=0"), "'0' is not a number of pairs"),
         (dict(limits="bt=-3"), "'-3' is not a number of pairs"),
     ],
@@ -244,3 +246,24 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     assert batches.mixtures[0].describe().startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
     assert JoinedSource("x", [text("a"), text("b")]).count is None
     assert "shares from update 0: clean 50.0%, bt 50.0%" in describe(config)
+
+
+def test_duplicates_are_found_across_sources_whatever_their_tags(text, tmp_path):
+    source = JoinedSource("both", [text("a"), SourcePart(text("a"), tag="<bt>"), text("b")])
+    tokenizers = train_tokenizers(source, dataclasses.replace(TWO, vocab_size=320))
+    policies = dataclasses.replace(POLICIES, drop_duplicates=True)
+    with pytest.raises(UserError, match="no pair is left of 20.*20 occurred before"):
+        prepare_split(source, tokenizers, tmp_path / "s", policies)
+
+
+def test_a_store_of_other_sources_is_refused(store):
+    data = dataclasses.replace(TWO, train="a=a.tsv; b=b.tsv; c=c.tsv")
+    with pytest.raises(UserError, match="has 3 sources, but the token store .* was written from 2"):
+        mixtures(store, data)
+
+
+def test_every_source_is_opened_before_work_begins(text, tmp_path):
+    (tmp_path / "c.tsv").write_text("no tab\n")
+    keys = {"data.root": str(tmp_path), "data.train": "clean=a.tsv; bt=c.tsv"}
+    with pytest.raises(UserError, match=r"c\.tsv line 1: expected source TAB target"):
+        check_sources(task_of(resolve(override(default_config(), keys))), ["train"])

@@ -190,7 +190,9 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
     in_process = []
     real = preprocess._Encoder.__call__
     monkeypatch.setattr(
-        preprocess._Encoder, "__call__", lambda self, pairs: in_process.append(pairs) or real(self, pairs)
+        preprocess._Encoder,
+        "__call__",
+        lambda self, pairs, number: in_process.append(pairs) or real(self, pairs, number),
     )
     read, ahead = itertools.count(), []
     monkeypatch.setattr(source, "read", lambda lines=source.read: (pair for pair in lines() if next(read) >= 0))

@@ -217,9 +217,22 @@ def test_parquet_without_the_languages_is_refused(tables):
         UserError, match=r"has the columns en, de, score: expected en and fr \(config.data.source_language"
     ):
         open_source("p-0.parquet", root=str(tables), source_language="en", target_language="fr")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet")
+    with pytest.raises(UserError, match=r"has the columns translation: expected en and de"):
+        open_en_de("t.parquet", tables)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": None}]), tables / "n.parquet")
     with pytest.raises(UserError, match=r"n\.parquet row 1: expected a text for each language"):
         list(open_en_de("n.parquet", tables).pairs())
+
+
+def test_damaged_parquet_pages_are_reported_with_the_file(tables):
+    rows = [{"en": f"sentence {i}", "de": f"Satz {i}"} for i in range(5000)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "d.parquet", use_dictionary=False)
+    data = bytearray((tables / "d.parquet").read_bytes())
+    data[200:2000] = bytes(1800)
+    (tables / "d.parquet").write_bytes(data)
+    with pytest.raises(UserError, match=r"d\.parquet: damaged data after row 0"):
+        list(open_en_de("d.parquet", tables).pairs())
 
 
 def test_unknown_source_form_error_lists_every_form(tmp_path):

@@ -66,10 +66,10 @@ def prepare_and_report(source, tokenizers, folder, policies, prepared, answer, l
         remove_locks()
     real = preprocess._Encoder.__call__
 
-    def count(self, pairs):
+    def count(self, pairs, number):
         with prepared:
             prepared.value += len(pairs)
-        return real(self, pairs)
+        return real(self, pairs, number)
 
     preprocess._Encoder.__call__ = count
     store = prepare_split(source, tokenizers, folder, policies)

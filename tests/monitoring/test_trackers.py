@@ -332,3 +332,10 @@ def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, mo
         assert sorted((step, metric) for metric, step in values) == expected(2)
         assert group == tmp_path.name and float(settings["optimizer.lr_scale"]) == scale
     assert not any((folder / "mlflow.db").exists() for folder in folders)
+
+
+def test_credentials_of_a_server_are_not_shown():
+    shown = trackers.without_credentials
+    assert shown("postgresql://me:secret@host:5432/db?password=x") == "postgresql://host:5432/db"
+    assert shown("https://mlflow.example.com/path") == "https://mlflow.example.com/path"
+    assert shown("sqlite:////tmp/a b.db") == "sqlite:////tmp/a b.db" and shown("/tmp/runs") == "/tmp/runs"

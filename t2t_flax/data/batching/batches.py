@@ -147,12 +147,16 @@ class _Cycle:
     def __init__(self, layouts: Sequence[Layouts]):
         self.layouts = layouts
         self._ends = np.cumsum([one.sampler.updates_per_epoch for one in layouts])
+        self._latest = 0
 
     def locate(self, k: int) -> tuple[int, int, Layout]:
         """(number of the layouts, epoch, layout) of update k."""
         rounds, offset = divmod(k, int(self._ends[-1]))
         number = int(np.searchsorted(self._ends, offset, side="right"))
         layouts = self.layouts[number]
+        if number != self._latest:
+            self.layouts[self._latest].forget()
+            self._latest = number
         of_number = layouts.sampler.updates_per_epoch
         offset -= int(self._ends[number]) - of_number
         epoch, window, piece = layouts.sampler.locate(rounds * of_number + offset)

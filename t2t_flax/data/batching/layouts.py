@@ -52,6 +52,11 @@ class Layouts:
         self.sampler.counts = self.counts.updates
         self.of = functools.lru_cache(maxsize=2)(self._of)
 
+    def forget(self) -> None:
+        """Frees the windows that are laid out; they are laid out again where they are needed."""
+        self._preferred.cache_clear()
+        self.of.cache_clear()
+
     def size_of(self, needed: Size) -> int:
         """The index in `counts.sizes` to which an update of this size is padded."""
         return smallest_fitting(self.counts.sizes, needed)

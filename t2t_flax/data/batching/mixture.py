@@ -57,9 +57,14 @@ def mixtures(store: TokenStore, data: Data) -> list[tuple[int, Mixture | None]]:
     unequal that an epoch would be too long.
     """
     names = tuple(parse_train_sources(data.train))
-    pairs = store.pairs_of_sources
-    if len(names) != len(pairs):  # a store that is given by itself, as to `plan`
+    if len(names) < 2:
         return [(0, None)]
+    pairs = store.pairs_of_sources
+    if len(names) != len(pairs):
+        raise UserError(
+            f"config.data.train has {len(names)} sources, but the token store {store.folder} was written from {len(pairs)}: "
+            "prepare it with this config."
+        )
     phases = parse_mixture(data)
     return [(start, _mixture(names, pairs, weights, data.mixture_temperature)) for start, weights in phases]
 
@@ -78,6 +83,11 @@ def _mixture(
     slots = np.where(used, np.maximum(np.rint(shares * unit), sizes), 0)
     if slots.sum() > LARGEST * sizes[used].sum():
         rare = names[int(np.argmax(np.where(used, sizes / np.where(used, shares, 1), 0)))]
+        if weights is None:
+            raise UserError(
+                f"config.data.mixture_temperature = {temperature:g} makes an epoch of {slots.sum():,.0f} pairs from "
+                f"{sizes[used].sum():,}: lower it, or use fewer pairs of large sources with --config.data.limits=NAME=N."
+            )
         raise UserError(
             f"config.data.mixture: with so small a share of {rare}, an epoch that has each of its pairs once would have "
             f"{slots.sum():,.0f} pairs, {slots.sum() / sizes[used].sum():.0f} times those of the sources. Raise its share, or "

@@ -13,6 +13,8 @@ class Source(abc.ABC):
 
     reference_count = 1
     """Target sides of each sentence; training and its losses use the first."""
+    tag = ""
+    """Put before the source sentences, with a space."""
     earlier_fingerprints: tuple[str, ...] = ()
     """Fingerprints of the same spec in earlier versions: a run keeps the data that it prepared under one of them."""
 

@@ -10,6 +10,8 @@ from typing import IO
 
 from etils import epath
 
+from t2t_flax.filesystem import is_transient
+
 SUFFIXES = (".gz", ".xz", ".zst")
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .zst an OSError without a number (`is_damage`)."""
@@ -39,6 +41,8 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
     return raw
 
 
-def is_damage(error: Exception) -> bool:
+def is_damage(error: Exception, path: epath.Path) -> bool:
     """Whether an error of reading is that of damaged data, not of the disk or the network."""
-    return isinstance(error, DAMAGED) or isinstance(error, OSError) and error.errno is None
+    if path.suffix == ".zst":
+        return isinstance(error, OSError) and error.errno is None and not is_transient(error)
+    return isinstance(error, DAMAGED)

@@ -13,15 +13,15 @@ class SourcePart(Source):
 
     def __init__(self, source: Source, *, tag: str = "", limit: int = 0):
         super().__init__(source.spec, source.count and min(source.count, limit or source.count))
-        self._source, self._tag, self._limit = source, tag, limit
+        self._source, self.tag, self._limit = source, tag, limit
 
     def read(self):
         pairs = itertools.islice(self._source.read(), self._limit or None)
         # An empty side stays empty, so that it is counted as such.
-        return ((f"{self._tag} {s}" if self._tag and s.strip() else s, t) for s, t in pairs)
+        return ((f"{self.tag} {s}" if self.tag and s.strip() else s, t) for s, t in pairs)
 
     def fingerprint(self):
-        return _sha256([self._source.fingerprint(), self._tag, self._limit])
+        return _sha256([self._source.fingerprint(), self.tag, self._limit])
 
     def where(self, i):
         return self._source.where(i)

@@ -6,6 +6,7 @@ The columns are config.data.source_language and config.data.target_language. The
 
 import glob
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from etils import epath
 from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.text import existing_file, file_sha256
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import is_remote
+from t2t_flax.filesystem import is_remote, is_transient
 
 _PREFIX = "parquet"
 _NESTED = "translation"
@@ -42,7 +43,8 @@ class ParquetSource(Source):
         columns = self._columns(path)
         row = 0
         with path.open("rb") as file:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS, columns=columns):
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS, columns=columns)
+            while (batch := _next_batch(batches, path, row)) is not None:
                 for item in batch.to_pylist():
                     item = item.get(_NESTED, item) or {}
                     texts = [item.get(language) for language in self._languages]
@@ -54,10 +56,13 @@ class ParquetSource(Source):
 
     def _columns(self, path: epath.Path) -> list[str]:
         """The columns to read. Raises UserError if the file has neither form."""
+        import pyarrow
+
         schema = _metadata(path).schema.to_arrow_schema()
         if all(language in schema.names for language in self._languages):
             return list(self._languages)
-        fields = [field.name for field in schema.field(_NESTED).type] if _NESTED in schema.names else []
+        nested = schema.field(_NESTED).type if _NESTED in schema.names else None
+        fields = [field.name for field in nested] if nested is not None and pyarrow.types.is_struct(nested) else []
         if all(language in fields for language in self._languages):
             return [f"{_NESTED}.{language}" for language in self._languages]
         source, target = self._languages
@@ -76,6 +81,19 @@ class ParquetSource(Source):
                 return f"{path} row {i + 1}"
             i -= rows
         return f"{self._paths[-1]} row {self._rows[-1] + i + 1}"
+
+
+def _next_batch(batches: Iterator[Any], path: epath.Path, row: int) -> Any:
+    """The next batch, None at the end. Raises UserError for damaged data after `row` rows."""
+    import pyarrow
+
+    try:
+        return next(batches, None)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or is_transient(error)):
+            raise
+        message = first_line(error)
+        raise UserError(f"{path}: damaged data after row {row} ({message}); download or copy the file again") from None
 
 
 def _metadata(path: epath.Path) -> Any:
@@ -100,7 +118,7 @@ def _open(spec: str, context: Context) -> ParquetSource:
     (pattern,) = _files(spec)
     names = [pattern]
     if glob.has_magic(pattern) and not is_remote(context.root or "."):
-        names = sorted(glob.glob(pattern, root_dir=context.root or "."))
+        names = sorted(glob.glob(os.path.expanduser(pattern), root_dir=context.root or "."))
         if not names:
             raise UserError(f"{context.label}: no file matches {pattern}")
     return ParquetSource(spec, [existing_file(name, context) for name in names], context.languages)

@@ -140,7 +140,7 @@ def lines(path: epath.Path) -> Iterator[str]:
             f"({error.reason}); convert the file to UTF-8"
         ) from None
     except Exception as error:
-        if not is_damage(error):
+        if not is_damage(error, path):
             raise
         raise UserError(
             f"{path}: damaged {path.suffix} data after line {number} ({error}); download or copy the file again"
@@ -171,7 +171,7 @@ def _begins_with_bom(path: epath.Path) -> bool:
         with opened(path) as file:
             return file.read(len(_BOM)) == _BOM
     except Exception as error:
-        if not is_damage(error):
+        if not is_damage(error, path):
             raise
         return False  # `lines` reports the damage
 

@@ -41,10 +41,8 @@ class BpeDropout:
         self._unknown = next(i for i, p in enumerate(proto.pieces) if p.type == kinds.UNKNOWN)
         whole = sorted((p.piece for p in proto.pieces if p.type == kinds.USER_DEFINED), key=len, reverse=True)
         # Merges never cross the mark that begins a word; user-defined pieces are never divided.
-        self._parts = re.compile("|".join([*map(re.escape, whole), "▁[^▁]*", "[^▁]+"]))
-        if whole:
-            stop = "|".join(map(re.escape, whole))
-            self._parts = re.compile(f"{stop}|▁(?:(?!{stop})[^▁])*|(?:(?!{stop})[^▁])+")
+        stop = "|".join(map(re.escape, whole)) or "(?!)"
+        self._parts = re.compile(f"{stop}|▁(?:(?!{stop})[^▁])*|(?:(?!{stop})[^▁])+")
         self._whole = frozenset(whole)
 
     def encode(self, text: str, dropout: float, generator: random.Random) -> list[int]:

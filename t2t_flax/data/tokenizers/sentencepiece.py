@@ -87,7 +87,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
     sample = _sample((s for s in sentences if s.strip()), data.tokenizer_sentences)
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
-    model, tags = io.BytesIO(), list(dict.fromkeys(parse_tags(data).values()))
+    model, tags = io.BytesIO(), sorted(set(parse_tags(data).values()))
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
