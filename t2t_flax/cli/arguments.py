@@ -228,8 +228,8 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or decode.engine
-    cannot be had.
+    """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or its
+    decode.engine cannot be had.
     """
     from t2t_flax.distributed.initialize import require_single_process
     from t2t_flax.evaluation.engine import check_engine

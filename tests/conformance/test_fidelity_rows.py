@@ -114,7 +114,7 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     seen = []
     real = translator._search
     monkeypatch.setattr(
-        translator, "_search", lambda p, batch, sources, *rest: seen.extend(sources) or real(p, batch, sources, *rest)
+        translator, "_search", lambda p, batch, lines, *rest: seen.extend(lines.sources) or real(p, batch, lines, *rest)
     )
     translator.translate(state.params, ["The train leaves."])
     assert (seen[0][-1] == 1) == eos

@@ -120,7 +120,7 @@ def test_verified_store_is_not_read_again(tmp_path, monkeypatch):
 
 
 def test_read_only_store_opens(tmp_path, monkeypatch):
-    def refuse(path, data):
+    def refuse(path, data, *, parents):
         raise PermissionError(13, "Permission denied")
 
     write(tmp_path / "s")
