@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -228,10 +229,19 @@ def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool])
                 raise
         if keep():
             return
-        old = new.with_name(f"{new.name}-old")
+        old = new.with_name(f"{new.name}-old-{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
             os.rename(path, old)
-        shutil.rmtree(old, ignore_errors=True)
+        _remove_folder(old)
+
+
+def _remove_folder(folder: epath.Path) -> None:
+    """A process that was about to create a file in it when it was moved does so in its new place: hence several attempts."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.005)
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:

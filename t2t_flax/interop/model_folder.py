@@ -5,9 +5,8 @@ import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from etils import epath
 
@@ -22,6 +21,9 @@ from t2t_flax.interop.safetensors_file import (
     read_safetensors,
     write_safetensors,
 )
+
+if TYPE_CHECKING:  # configs are read without JAX
+    import jax
 
 MODEL_FILE = "model.safetensors"
 
@@ -58,17 +60,23 @@ class ModelFolder:
                 f"{file} does not hold the model of its config: {name} has shape {given.get(name)}, expected "
                 f"{expected.get(name)}."
             )
+        import jax
+
         return jax.tree.map(_on_devices, tree, abstract)
 
 
-def _leaves(abstract: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def _leaves(abstract: Any) -> "dict[str, jax.ShapeDtypeStruct]":
     """The leaves by the names that `flatten` gives to arrays."""
+    import jax
+
     leaves = jax.tree.leaves_with_path(abstract)
     return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
-def _on_devices(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+def _on_devices(array: np.ndarray, leaf: "jax.ShapeDtypeStruct") -> "jax.Array":
     array = array.astype(leaf.dtype)
+    import jax
+
     return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
 
 

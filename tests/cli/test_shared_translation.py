@@ -42,7 +42,7 @@ class CapitalsRun:
     def __init__(self, n_best):
         self.config = resolve(override(to_config_dict(Config()), {"decode.batch_size": "1", "decode.n_best": n_best}))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers = SimpleNamespace(digest="abc")
+        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax")
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:

@@ -34,7 +34,7 @@ class CapitalsRun:
 
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
-        self.tokenizers = SimpleNamespace(digest="abc")
+        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
 
