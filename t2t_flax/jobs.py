@@ -88,8 +88,14 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
     source = split_source(task_of(config), "train")
     for segmentation in segmentations(config):
         note = f" (segmentation {segmentation.number})" if segmentation else ""
-        options = dict(num_workers=config.data.num_workers, segmentation=segmentation)
-        for where, reason in list_dropped(source, tokenizers, training_policies(config), **options):
+        dropped = list_dropped(
+            source,
+            tokenizers,
+            training_policies(config),
+            num_workers=config.data.num_workers,
+            segmentation=segmentation,
+        )
+        for where, reason in dropped:
             yield where, reason + note
 
 
