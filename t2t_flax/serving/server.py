@@ -41,7 +41,7 @@ def url(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, of which a second signal closes all connections at once."""
+    """uvicorn, of which the end of its time or a second signal closes all connections."""
 
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -54,6 +54,13 @@ class Server(uvicorn.Server):
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._close_connections)
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Half a second before uvicorn cancels what remains, which leaves a traceback in the log.
+        delay = (self.config.timeout_graceful_shutdown or 0) - 0.5
+        closing = asyncio.get_running_loop().call_later(delay, self._close_connections)
+        await super().shutdown(sockets)
+        closing.cancel()
 
     def _close_connections(self) -> None:
         for connection in list(self.server_state.connections):
