@@ -126,6 +126,8 @@ def folder(tmp_path_factory):
     for split, pairs in splits.items():
         for language, side in sides:
             (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    for language, side in sides:
+        (checkout / f"bt.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
     for name in ("lines.txt", "big.en"):
         (checkout / name).write_text("It is late.\n\nThe house is red.\n")
     multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"
