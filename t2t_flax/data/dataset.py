@@ -96,9 +96,8 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
         for segmentation in segmentations(config)
     )
-    Batches(
-        train, config.data, seed=config.seed.data, samples=samples
-    )  # caches the update counts, which every start needs
+    # Caches the update counts, which every start needs.
+    Batches(train, config.data, seed=config.seed.data, samples=samples)
     valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
     return [train, valid, *samples]
 

@@ -4,20 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
+from helpers.configs import devices_mesh, random_pairs, small_config, write_store
 from helpers.runs import start, tiny_run
+from helpers.updates import run_updates
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
-from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import init_state, make_model
-from t2t_flax.training.train_step import loss_sums, make_train_step
+from t2t_flax.training.train_step import loss_sums
 from t2t_flax.training.trainable import join, matching, split
 
 TREE = {
@@ -71,20 +70,6 @@ def store(tmp_path_factory):
 
 FREEZE = dict(freeze="encoder_* */cross_attention/key shared_embedding")
 KEYS = dict(optimizer=dict(lr_scale=2.0, weight_decay=0.1, ema_decay=0.9, max_grad_norm=0.5))
-
-
-def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
-    """(initial state on the host, state, metrics of the updates)."""
-    mesh = devices_mesh(*mesh_shape)
-    model, tx, state, shardings = model_and_state(config, mesh)
-    before, metrics = jax.device_get(state), []
-    batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
-    step = make_train_step(config, model, tx, mesh, shardings)
-    with mesh_lib.use(mesh):
-        for k in range(updates):
-            state, values = step(state, put_batch(batches.batch(k), mesh).arrays)
-            metrics.append({name: float(x) for name, x in values.items()})
-    return before, state, metrics
 
 
 @pytest.fixture(scope="module")

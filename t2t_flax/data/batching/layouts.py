@@ -57,10 +57,6 @@ class Layouts:
         self._preferred.cache_clear()
         self.of.cache_clear()
 
-    def size_of(self, needed: Size) -> int:
-        """The index in `counts.sizes` to which an update of this size is padded."""
-        return smallest_fitting(self.counts.sizes, needed)
-
     def _count(self) -> UpdateCounts:
         """Lays out epoch 0, window by window, and chooses sizes that hold all of it."""
         expected = self._expected()

@@ -1,0 +1,23 @@
+"""Updates of a small model on a mesh."""
+
+import jax
+
+from helpers.configs import devices_mesh, model_and_state
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.train_step import make_train_step
+
+
+def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
+    """(initial state on the host, state, metrics of the updates)."""
+    mesh = devices_mesh(*mesh_shape)
+    model, tx, state, shardings = model_and_state(config, mesh)
+    before, metrics = jax.device_get(state), []
+    batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
+    step = make_train_step(config, model, tx, mesh, shardings)
+    with mesh_lib.use(mesh):
+        for k in range(updates):
+            state, values = step(state, put_batch(batches.batch(k), mesh).arrays)
+            metrics.append({name: float(x) for name, x in values.items()})
+    return before, state, metrics
