@@ -13,7 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import loop
+from t2t_flax.training import loop, lora
 from t2t_flax.training.lora import merge, merge_on_devices, with_adapters, without_adapters
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
@@ -197,3 +197,14 @@ def test_explain_counts_adapters():
     each = 8 * (512 + 512)
     assert int(lines["trained"].replace(",", "")) == int(lines["lora"].replace(",", "")) == 2 * 18 * each
     assert int(lines["frozen"].replace(",", "")) > 60e6
+
+
+def test_adapters_are_added_in_the_order_of_their_paths():
+    """All processes of a run trace and dispatch the same programs, whatever order their sets have."""
+    config = small_config(**KEYS)
+    _, _, state, _ = model_and_state(config)
+    added = []
+    lora._merged(config.train, state.params, lambda equation, scale, w, a, b: added.append(id(w)) or w)
+    leaves = {id(x): path for path, x in flatten_dict(without_adapters(state.params), sep="/").items()}
+    paths = [leaves[one] for one in added]
+    assert len(paths) > 5 and paths == sorted(paths)
