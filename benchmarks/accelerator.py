@@ -39,6 +39,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     from t2t_flax.training.prefetch import Prefetcher
     from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state
+    from t2t_flax.training.trainable import backward_of
 
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)
@@ -50,6 +51,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
         began = time.perf_counter()
         programs = compile_train_steps(run)
         compiled = time.perf_counter() - began
+        backward = backward_of(config, config.data.vocab_size, run.abstract.params)
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
         with Prefetcher(run.batches, run.mesh, 0, steps) as batches:
@@ -57,8 +59,8 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
                 batch = batches.next()
                 state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
                 tokens += batch.real.target
-                hardware += 3 * flops.forward_flops(config.model, config.data.vocab_size, batch.padded)
-                useful += 3 * flops.forward_flops(config.model, config.data.vocab_size, batch.real)
+                hardware += flops.training_flops(config.model, config.data.vocab_size, batch.padded, backward)
+                useful += flops.training_flops(config.model, config.data.vocab_size, batch.real, backward)
                 if step % BLOCK == 0:
                     losses.append(float(metrics["loss"]))
                     now = time.perf_counter()

@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
             "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
             "batch_size": args.batch_size, "beam_size": args.beam_size, "compile_cache": str(Path(folder, "programs")),
         }  # fmt: skip
-        groups = task["groups"] = write_model(task, args, environments)
+        groups = task["groups"] = write_model(task, args.model, args.workdir, args.sentences, environments)
         measure([known[name] for name in names], task, args.rounds, environments, measurements, speed)
         keys = read_json(Path(folder, "model.json"))
     results = {name: measurements.results[name] for name in names if name in measurements.results}
@@ -164,23 +164,27 @@ def main(argv: list[str] | None = None) -> None:
     measurements.finished()
 
 
-def write_model(task: dict[str, Any], args: argparse.Namespace, environments: Environments) -> list[dict[str, Any]]:
-    """Writes the weights for all engines and returns the groups of sentences. Exits with the reason if it cannot."""
+def write_model(
+    task: dict[str, Any], model: str, workdir: str | None, sentences: int | None, environments: Environments
+) -> list[dict[str, Any]]:
+    """Writes the weights of a run, or random ones of a size, for all engines and returns the groups of sentences. Exits with
+    the reason if it cannot.
+    """
     lines: list[str] = []
-    if args.workdir:
+    if workdir:
         from t2t_flax.data.dataset import split_source
         from t2t_flax.evaluation.restore import stored_config
         from t2t_flax.tasks import task_of
 
-        config = stored_config(args.workdir)
-        lines = [pair[0] for pair in split_source(task_of(config), "test").read()][: args.sentences]
+        config = stored_config(workdir)
+        lines = [pair[0] for pair in split_source(task_of(config), "test").read()][:sentences]
     try:
-        run(Engine("weights", "weights", task={"workdir": args.workdir, "lines": lines}), task, environments)
+        run(Engine("weights", "weights", task={"workdir": workdir, "lines": lines}), task, environments)
     except Unavailable as error:
         sys.exit(f"the model could not be written: {error}")
-    if args.workdir:
+    if workdir:
         return groups_of(read_json(Path(task["folder"], "sources.json")), trained=True)
-    pairs = draw_pairs(task["size"], args.sentences or SENTENCES[args.model], seed=1)
+    pairs = draw_pairs(task["size"], sentences or SENTENCES[model], seed=1)
     return groups_of([source for source, _ in pairs], trained=False)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bar_chart
+from benchmarks.profile import PARTS
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -72,7 +73,9 @@ def chart(record: dict[str, Any]) -> str:
 
 def table_of(name: str) -> Callable[[dict[str, Any]], str]:
     """The function that formats this record."""
-    return {"training": training, "decoding": decoding, "growth": growth, "start": start}[name.split("_")[0]]
+    return {"training": training, "decoding": decoding, "growth": growth, "start": start, "profile": profile}[
+        name.split("_")[0]
+    ]
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -189,3 +192,37 @@ def start(record: dict[str, Any]) -> str:
     ]  # fmt: skip
     head = ["seconds from the command", "nothing cached or compiled", "caches and programs of an earlier start"]
     return f"{_markdown(head, lines)}\n\n{_facts(record)}"
+
+
+def profile(record: dict[str, Any]) -> str:
+    """Shares of the time by group of operations, then of the products with their GFLOP/s, a column for each part."""
+    parts = record["parts"]
+    heads = [name.replace("_", ", ") for name in parts]
+    largest = lambda values: sorted(values, key=lambda name: -max(values[name]))  # noqa: E731
+    shares, products = {}, {}
+    for entry in parts.values():
+        shares |= {name: [part["shares"].get(name, 0.0) for part in parts.values()] for name in entry["shares"]}
+        products |= {
+            name: [part["products"].get(name, {}).get("share", 0.0) for part in parts.values()]
+            for name in entry["products"]
+        }
+    rows = [[name, *(f"{100 * share:.1f} %" for share in shares[name])] for name in largest(shares)]
+    totals = [
+        ["**GFLOP/s of the products**", *(f"**{e['gflops_of_products']:.0f}**" for e in parts.values())],
+        ["peak of products, same run", *(f"{e['peak_gflops']:.0f}" for e in parts.values())],
+    ]
+
+    def cell(entry: dict[str, Any] | None) -> str:
+        return f"{100 * entry['share']:.1f} %, {entry['gflops']:.0f} ({entry['shapes'][0]})" if entry else ""
+
+    kinds = [[name, *(cell(part["products"].get(name)) for part in parts.values())] for name in largest(products)]
+    loads = ", ".join(f"{load[0]:.0f} to {load[1]:.0f}" for load in (e["load"] for e in parts.values()))
+    missing = [name.replace("_", ", ") for name in PARTS if name not in parts]
+    missing = f" Not measured: {'; '.join(missing)}." if missing else ""
+    what = "; ".join(f"{head}: {entry['what']}" for head, entry in zip(heads, parts.values(), strict=True))
+    return (
+        f"{_markdown(['share of the time on one core', *heads], rows + totals)}\n\n"
+        "Products by what they multiply: share of the time, GFLOP/s and the shape that takes most of it, as batch x rows x "
+        f"contracted x columns.\n\n{_markdown(['product', *heads], kinds)}\n\n"
+        f"{_facts(record)} {what}. Load of the machine before and after each: {loads}.{missing}"
+    )

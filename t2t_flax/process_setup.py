@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Train
 from t2t_flax.errors import STOPPED
 
 # glibc's mallopt parameters (malloc.h).
@@ -39,7 +39,8 @@ def prepare_process(config: Config) -> list[str]:
         jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
         if platform == "cpu":
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
-    if config.train.compile_cache:
+    default = config.train.compile_cache == Train.compile_cache
+    if config.train.compile_cache and not (default and os.environ.get("JAX_COMPILATION_CACHE_DIR")):
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

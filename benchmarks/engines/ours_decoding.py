@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,8 @@ def read_model(folder: str | Path) -> tuple[Model, dict[str, Any], int]:
     return Model(**stored["keys"]), params, stored["vocab"]
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of translating all groups; the first pass includes the compilations."""
+def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]:
+    """(translates all groups of a task once and returns the Translations, notes on the process)."""
     devices, c = task.get("devices", 1), Config()
     keys, params, vocab = read_model(task["folder"])
     decode = dataclasses.replace(
@@ -67,9 +68,20 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     assert all(ids[-1] == EOS for group in task["groups"] for ids in group["sources"])
 
+    def translate() -> list:
+        return [t for translator, lines in groups for t in translator.translate(params, lines)]
+
+    return translate, [*notes, f"{devices} devices, {task['batch_size']} sentences each"]
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of translating all groups; the first pass includes the compilations."""
+    run, notes = make_translate(task)
+    import jax
+
     def translate() -> tuple[float, list]:
         began = time.perf_counter()
-        done = [h for translator, lines in groups for h in translator.translate(params, lines)]
+        done = run()
         return time.perf_counter() - began, [translation.hypotheses[0] for translation in done]
 
     first, _ = translate()
@@ -80,7 +92,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "seconds": [seconds for seconds, _ in timed],
         "outputs": [list(h.tokens) for h in hypotheses],
         "scores": [h.score for h in hypotheses],
-        "settings": ["float32", *notes, f"{devices} devices, {task['batch_size']} sentences each"],
+        "settings": ["float32", *notes],
         "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
     }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,19 @@ def packed_arrays(source: np.ndarray, target: np.ndarray, shards: int, length: i
     return out
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps; the first pass includes a compilation for every shape."""
+@dataclasses.dataclass
+class Steps:
+    """`step(batch)` trains on a batch of `batches` and returns its loss; it compiles a program for each shape."""
+
+    step: Callable[[dict[str, Any]], float]
+    batches: list[dict[str, Any]]
+    notes: list[str]
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    compile_seconds: float = 0.0
+
+
+def make_steps(task: dict[str, Any]) -> Steps:
+    """The train step of a task on its batches."""
     size, devices = task["size"], task.get("devices", 1)
     c = config_of(size, devices=devices, compile_cache=task["compile_cache"])
     notes = prepare_process(c)
@@ -87,25 +99,33 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         batches = [put(packed_arrays(*batch, devices, pack, most)) for batch in pairs]
     else:
         batches = [put(row_arrays(*batch, devices)) for batch in pairs]
-    programs, compile_seconds = {}, 0.0
+    notes = [*notes, f"{devices} devices", f"packed rows of {pack}" if pack else "one pair a row"]
 
     def step(batch: dict[str, jax.Array]) -> float:
-        nonlocal state, compile_seconds
+        nonlocal state
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
-            if shape not in programs:
+            if shape not in steps.programs:
                 began = time.perf_counter()
-                programs[shape] = train_step.lower(state, batch).compile()
-                compile_seconds += time.perf_counter() - began
-            state, metrics = programs[shape](state, batch)
+                steps.programs[shape] = train_step.lower(state, batch).compile()
+                steps.compile_seconds += time.perf_counter() - began
+            state, metrics = steps.programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
-    result = time_training(step, batches, task["passes"])
-    notes = [*notes, f"{devices} devices", f"packed rows of {pack}" if pack else "one pair a row"]
+    steps = Steps(step, batches, notes)
+    return steps
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of training steps; the first pass includes a compilation for every shape."""
+    steps = make_steps(task)
+    import jax
+
+    result = time_training(steps.step, steps.batches, task["passes"])
     return result | {
-        "compile_seconds": compile_seconds,
-        "programs": len(programs),
-        "settings": ["float32", *notes],
+        "compile_seconds": steps.compile_seconds,
+        "programs": len(steps.programs),
+        "settings": ["float32", *steps.notes],
         "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
     }
 

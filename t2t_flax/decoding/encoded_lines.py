@@ -29,9 +29,10 @@ def encode_lines(
     lines: Sequence[str],
     prefixes: Sequence[str] | None = None,
     *,
+    starts: Sequence[Sequence[int]] | None = None,
     source_eos: bool = True,
 ) -> EncodedLines:
-    """Raises UserError if the numbers of prefixes and lines differ."""
+    """starts: ids that come before those of each line. Raises UserError if the numbers of prefixes and lines differ."""
     if prefixes is not None and len(prefixes) != len(lines):
         raise UserError(
             f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
@@ -41,6 +42,8 @@ def encode_lines(
     limit = min(config.max_source_length, positions) - len(eos)
     encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode
     sources = [encode(line) if line.strip() else [] for line in lines]
+    if starts is not None:
+        sources = [[*start, *ids] if ids else [] for start, ids in zip(starts, sources, strict=True)]
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]

@@ -55,15 +55,20 @@ def encode_pairs(
     *,
     source_eos: bool,
     limit: int,
+    starts: Sequence[Sequence[int]] | None = None,
     where: Callable[[int], str] = "pair {}".format,
 ) -> list[PairIds]:
-    """Token ids of pairs. Raises UserError, naming `where(number)` from 1, for a side that is empty or over `limit` ids."""
+    """Token ids of pairs. starts: ids before those of each source. Raises UserError, naming `where(number)` from 1, for a
+    side that is empty or over `limit` ids.
+    """
     encoded = []
     for number, (source, target) in enumerate(pairs, 1):
         ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
         for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
             if not text.strip() or not tokens:
                 raise UserError(f"{where(number)}: the {side} is empty; both sides must have text.")
+            if side == "source" and starts:
+                tokens[:0] = starts[number - 1]
             if len(tokens) + 1 > limit:
                 raise UserError(
                     f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "

@@ -3,6 +3,7 @@
 Clients are imported when they are opened. They may take their time and may fail: `tracker_feed` runs each in a thread.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import importlib.util
@@ -10,8 +11,9 @@ import netrc
 import os
 import re
 import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -74,7 +76,10 @@ class TensorBoard:
     """Event files in WORKDIR/tensorboard. Values after the resume step are purged and written again."""
 
     def __init__(self, run: TrackedRun, id: str):
-        import tensorboardX
+        # It also takes PyTorch's tensors and writes to object stores, so it imports what is installed for that: seconds.
+        # Here it gets floats and a local folder.
+        with _import_refused("torch", "boto3", "google.cloud.storage"):
+            import tensorboardX
 
         self.id, self.place = "", ""
         folder, purge = str(run.folder / "tensorboard"), run.resume_step + 1
@@ -98,6 +103,18 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@contextlib.contextmanager
+def _import_refused(*names: str) -> Iterator[None]:
+    """Within the block these modules seem not to be installed, unless they are imported already."""
+    refused = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(refused))  # None: "import" raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        for name in refused:
+            sys.modules.pop(name, None)
 
 
 class Wandb:

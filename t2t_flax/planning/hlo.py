@@ -28,10 +28,11 @@ _BOOKKEEPING = re.compile("ConcatBitcast|AllocateBuffer|AsyncCollective|AssumeGa
 
 
 class Array(NamedTuple):
-    """One array of a shape. `on_chip`: in a TPU's own memory (VMEM, SMEM), not in HBM."""
+    """One array of a shape. `on_chip`: in a TPU's own memory (VMEM, SMEM), not in HBM. `sizes`: of its axes."""
 
     bytes: int
     on_chip: bool
+    sizes: tuple[int, ...] = ()
 
 
 class Instruction(NamedTuple):
@@ -137,8 +138,9 @@ def _arrays(shape: str, platform: str) -> tuple[Array, ...]:
     for kind, sizes, layout in _ARRAY.findall(shape):
         bits = re.search(r"\d+", kind)
         item = _BYTES.get(kind, max(1, int(bits[0]) // 8) if bits else 4)
-        count = math.prod(int(n) for n in sizes.split(",") if n)
-        arrays.append(Array(item * count, platform == "tpu" and bool(_ON_CHIP.search(layout))))
+        axes = tuple(int(n) for n in sizes.split(",") if n)
+        on_chip = platform == "tpu" and bool(_ON_CHIP.search(layout))
+        arrays.append(Array(item * math.prod(axes), on_chip, axes))
     return tuple(arrays)
 
 

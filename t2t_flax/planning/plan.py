@@ -12,11 +12,12 @@ from t2t_flax.data.batching.batches import Batches, Shape, shape_of
 from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.models.slots import SHARED_BEAMS
-from t2t_flax.monitoring.flops import Tokens, forward_flops
+from t2t_flax.monitoring.flops import Backward, Tokens, forward_flops, training_flops
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
 from t2t_flax.planning.roofline import roofline
 from t2t_flax.planning.topology import Topology
+from t2t_flax.training.trainable import backward_of
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))
@@ -34,7 +35,8 @@ def make_plan(
     shape = batch_shape(config, run.shards, store=store, rows=rows)
     slots = shape.length * shape.rows * shape.micro
     train = compile_train_step(run, shape)
-    flops = update_flops(config, shape) / run.mesh.size
+    backward = backward_of(config, config.data.vocab_size, run.state.params)
+    flops = update_flops(config, shape, backward) / run.mesh.size
     tokens = slots * FILL if rows else float(min(config.data.batch_tokens, slots))
     state_bytes = resident_bytes(run.state)
     plan = {
@@ -103,8 +105,8 @@ def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) 
     return Shape(length, rows * shards, 1) if rows else shape_of(length, needed, data.microbatch_tokens, shards)
 
 
-def update_flops(config: Config, shape: Shape) -> float:
-    """FLOPs of one update over every slot of the shape, padding included; forward once and backward twice that.
+def update_flops(config: Config, shape: Shape, backward: Backward | None = None) -> float:
+    """FLOPs of one update over every slot of the shape, padding included. `backward`: None where nothing is frozen.
 
     With train.remat = full the forward pass of the layers runs twice.
     """
@@ -112,7 +114,8 @@ def update_flops(config: Config, shape: Shape) -> float:
     tokens = Tokens(slots, slots, slots * shape.length, slots * shape.length, slots * shape.length)
     forward = forward_flops(config.model, vocab, tokens)
     logits = 2.0 * slots * config.model.d_model * vocab
-    return 3.0 * forward + (forward - logits if config.train.remat == "full" else 0.0)
+    again = forward - logits if config.train.remat == "full" else 0.0
+    return training_flops(config.model, vocab, tokens, backward) + again
 
 
 def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:

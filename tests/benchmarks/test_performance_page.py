@@ -45,6 +45,16 @@ RECORDS = {
         ],
         "decoding": [],
     },
+    "profile": COMMON
+    | {
+        "parts": {
+            "training_tiny": {"what": "a batch", "shares": {"matrix products": 0.7, "optimizer": 0.3}, "load": [1.0, 2.0],
+                              "products": {"logits": {"share": 0.5, "gflops": 80.0, "shapes": ["1x2x3x4", "5x6x7x8"]}},
+                              "gflops_of_products": 75.0, "peak_gflops": 100.0},
+            "decoding_tiny": {"what": "sentences", "shares": {"matrix products": 0.4, "top-k": 0.6}, "load": [3.0, 4.0],
+                              "products": {}, "gflops_of_products": 40.0, "peak_gflops": 101.0},
+        }
+    },
     "start": COMMON | {key: {"cold": SPREAD, "warm": SPREAD} for key in ("first_update", "first_line")},
 }  # fmt: skip
 
@@ -60,6 +70,8 @@ def test_performance_page_is_up_to_date():
                        "jax 200; torch not measured", "15.7 MFLOP", "Not measured: Joey NMT (no network)."]),
     ("decoding_tiny", ["| 2x1 (1x2 150) | 510 of 512, 2 near ties | 0.5 |", "512 sentences of 14.5 tokens", "random weights"]),
     ("growth", ["| training: length | 32, 64 | 1, 2.5 | 1.32 (1.32) | 1.10 (1.10) |"]),
+    ("profile", ["| matrix products | 70.0 % | 40.0 % |", "| top-k | 0.0 % | 60.0 % |", "| logits | 50.0 %, 80 (1x2x3x4) |  |",
+                 "**75** | **40** |", "training, tiny: a batch; decoding, tiny: sentences.", "1 to 2, 3 to 4."]),
     ("start", ["| `train` to its first update | 200.0 (190.0 to 220.0) |"]),
 ])  # fmt: skip
 def test_tables_show_the_record(name, expected):

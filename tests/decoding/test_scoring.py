@@ -115,17 +115,17 @@ def test_cached_decoder_has_the_same_attention(loaded):
     model, tokenizers = loaded.model, loaded.tokenizers
     ids = [*tokenizers.source.encode(source), 1], [*tokenizers.target.encode(target), 1]
     variables = {"params": jax.device_get(loaded.params)}
-    cache = model.apply(variables, jnp.array([ids[0]]), 1, len(ids[1]), method="start_cache")
+    cache = jax.jit(lambda source: model.apply(variables, source, 1, len(ids[1]), method="start_cache"))(
+        jnp.array([ids[0]])
+    )
+
+    @jax.jit
+    def step(token, position, cache):
+        return model.apply(variables, token, position, cache, method="decode_step", mutable=["intermediates"])
+
     previous = 0
     for position, token in enumerate(ids[1]):
-        (_, cache), state = model.apply(
-            variables,
-            jnp.array([[previous]]),
-            jnp.asarray(position),
-            cache,
-            method="decode_step",
-            mutable=["intermediates"],
-        )
+        (_, cache), state = step(jnp.array([[previous]]), jnp.asarray(position), cache)
         layer = state["intermediates"]["decoder_0"]
         own = np.asarray(layer["self_attention"]["weights"][0]).reshape(4, -1)
         cross = np.asarray(layer["cross_attention"]["weights"][0]).reshape(4, -1)
@@ -225,6 +225,6 @@ def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch
     from t2t_flax.decoding.translator import Hypothesis, Translation
 
     empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]
-    monkeypatch.setattr(type(loaded), "translate", lambda self, lines: empty)
+    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, target_language: empty)
     with pytest.raises(UserError, match="own translation of this source is empty: give a --target"):
         loaded.attend("The train leaves.")

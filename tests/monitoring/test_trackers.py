@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -177,6 +179,28 @@ def test_tracker_named_later_gets_the_lines_so_far(tmp_path, memory):
     write_run(tmp_path, config_of(""), 1, 4)
     write_run(tmp_path, config_of("wandb"), 5, 6)
     assert sorted(memory.sent()) == expected(6)
+
+
+def test_tensorboard_does_not_import_other_frameworks(tmp_path):
+    """tensorboardX would, in every run, if they were installed."""
+    for name in ("torch", "boto3"):
+        (tmp_path / f"{name}.py").write_text("print('imported', __name__)")
+    code = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from t2t_flax.monitoring.trackers import TensorBoard
+board = TensorBoard(SimpleNamespace(folder=Path(sys.argv[1]), resume_step=0), "")
+board.write(1, {"loss": 2.0})
+board.close()
+print("then")
+import torch
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["then", "imported torch"]
+    assert list((tmp_path / "tensorboard").iterdir())
 
 
 def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch):

@@ -16,6 +16,7 @@ from t2t_flax.planning import compiler_process, report
 from t2t_flax.planning.device_layout import DeviceLayout
 from t2t_flax.planning.plan import batch_shape, ideal, make_plan, update_flops
 from t2t_flax.planning.topology import parse
+from t2t_flax.training.trainable import backward_of
 
 
 def config_of(**groups):
@@ -81,6 +82,48 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     shape = batch_shape(config, 1)
     products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
+
+
+LOWEST_TRAINED_IS_A_FEED_FORWARD = "*_embedding *_0 encoder_1 */self_attention */cross_attention */residual_*"
+
+
+@pytest.mark.parametrize(
+    ("train", "model"),
+    [
+        (dict(freeze="shared_embedding"), {}),
+        (dict(freeze="encoder_*"), {}),
+        (dict(freeze="*_embedding encoder_*"), dict(norm_placement="pre", tie_embeddings="none")),
+        (dict(freeze="*_embedding encoder_* decoder_0"), dict(mixer="conv", feed_forward="gated")),
+        (dict(freeze="*_embedding encoder_* decoder_0"), dict(mixer="lstm")),
+        (dict(freeze="encoder_0 *_embedding encoder_1/self_attention encoder_1/residual_attention"), {}),
+        (dict(freeze=LOWEST_TRAINED_IS_A_FEED_FORWARD), {}),
+        (dict(freeze="encoder_* decoder_*"), dict(tie_embeddings="none")),
+        (dict(lora_rank=2), {}),
+        (dict(lora_rank=2, lora_modules="decoder_1/feed_forward/*"), {}),
+    ],
+)
+def test_products_of_frozen_parameters_are_not_counted(train, model):
+    sizes = dict(num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1)
+    config = config_of(train=train, model=sizes | model, loss=dict(logits_chunk_size=0))
+    run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
+    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    backward = backward_of(config, VOCAB, run.state.params)
+    counted, all_trained = update_flops(config, shape, backward), update_flops(config, shape)
+    assert counted == pytest.approx(sum(row["flops"] for row in products), rel=0.015)
+    assert counted < 0.97 * all_trained
+
+
+@pytest.mark.parametrize("train", [dict(freeze="shared_embedding encoder_*"), dict(lora_rank=2)])
+def test_compiler_counts_as_many_flops_with_frozen_parameters(train):
+    """The loss in chunks, too: its gradient of a frozen table is traced, but not compiled."""
+    config = small_config(
+        train=train, model=dict(d_model=128, d_ff=512, dropout=0.0), data=dict(vocab_size=1024, pack_length=32)
+    )
+    run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
+    xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]
+    backward = backward_of(config, 1024, run.state.params)
+    assert update_flops(config, shape, backward) == pytest.approx(xla, rel=0.04)
+    assert update_flops(config, shape) > 1.2 * xla
 
 
 def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices():
