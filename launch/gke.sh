@@ -1,17 +1,24 @@
 #!/usr/bin/env bash
 # TPU slices on GKE, as a JobSet: launch/gke_jobset.yaml. kubectl must point at the cluster.
 # usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
-#   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--dry-run] [-- COMMAND...]
+#   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--volume=CLAIM:/PATH]
+#   [--dry-run] [-- COMMAND...]
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
-# --hosts: per slice; --chips: per host. The image: docker build --build-arg ACCELERATOR=tpu (launch/README.md).
+# --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
+# --build-arg ACCELERATOR=tpu (launch/README.md).
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
-cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes=''
-parse "name image slices hosts chips accelerator topology restarts cluster zone machine spot jobset_version nodes" "$@"
+cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes='' volume=''
+parse "name image slices hosts chips accelerator topology restarts volume cluster zone machine spot jobset_version nodes" "$@"
 require name
 require_number 0 restarts
 require_number 1 slices hosts chips
+[[ $volume =~ ^([a-z0-9.-]+:/[A-Za-z0-9/._-]+)?$ ]] || usage_error "--volume=$volume: expected CLAIM:/PATH"
+# shellcheck disable=SC2034 # read by name in manifest()
+volumes="[${volume:+"{name: shared, persistentVolumeClaim: {claimName: \"${volume%%:*}\"}}"}]"
+# shellcheck disable=SC2034
+mounts="[${volume:+"{name: shared, mountPath: \"${volume#*:}\"}"}]"
 
 json() { # the words as a JSON array
   local word words='' code hex char
@@ -27,7 +34,7 @@ json() { # the words as a JSON array
 manifest() {
   local text key
   text=$(<"$here/gke_jobset.yaml")
-  for key in name image slices hosts chips accelerator topology restarts; do text=${text//__${key^^}__/"${!key}"}; done
+  for key in name image slices hosts chips accelerator topology restarts volumes mounts; do text=${text//__${key^^}__/"${!key}"}; done
   echo "${text//__COMMAND__/"$(json "${command[@]}")"}"
 }
 start() {

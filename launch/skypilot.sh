@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # A managed job of SkyPilot on any cloud it supports: launch/skypilot.yaml.
 # usage: launch/skypilot.sh create|run|logs|resume|delete --name=NAME [--accelerators=tpu-v6e-16] [--nodes=1]
-#   [--infra=gcp/us-east5-b] [--spot=yes|no] [--restarts=20] [--dry-run] [-- COMMAND...]
+#   [--infra=gcp/us-east5-b] [--spot=yes|no] [--restarts=20] [--nfs=SERVER:/EXPORT=/PATH]
+#   [--dry-run] [-- COMMAND...]
 # `create` checks the credentials; `run` creates the machines, and SkyPilot removes them at the end. --workdir must outlive
-# the machines (gs://..., or a mounted bucket); `resume` is `run` with the same one.
+# the machines (gs://..., a mounted bucket, or a folder on the NFS that --nfs mounts); `resume` is `run` with the same one.
 source "$(dirname "$0")/shared.sh"
-name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes restarts=20
-parse "name accelerators nodes infra spot restarts" "$@"
+name='' accelerators=tpu-v6e-16 nodes=1 infra='' spot=yes restarts=20 nfs=''
+parse "name accelerators nodes infra spot restarts nfs" "$@"
 require name
 require_number 0 restarts
 require_number 1 nodes
@@ -22,7 +23,7 @@ start() {
   cd "$here/.."
   run sky jobs launch launch/skypilot.yaml --name="$name" --gpus="$accelerators" --num-nodes="$nodes" "$spot" \
     ${infra:+"--infra=$infra"} --env="T2T_EXTRA=$extra" --env="T2T_COMMAND=$(quoted "${command[@]}")" \
-    --env="T2T_RESTARTS=$restarts" --yes --detach-run
+    --env="T2T_RESTARTS=$restarts" ${nfs:+"--env=T2T_NFS=$nfs"} --yes --detach-run
 }
 
 case $action in

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # One TPU slice of any number of hosts, as a TPU VM.
 # usage: launch/tpu_vm.sh create|run|logs|resume|status|delete --name=NAME --zone=ZONE [--project=PROJECT]
-#   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20] [--dry-run] [-- COMMAND...]
+#   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20]
+#   [--nfs=SERVER:/EXPORT=/PATH] [--dry-run] [-- COMMAND...]
 # `run` copies the commit HEAD to every host and starts the command there; `resume` is `run` with the same
-# --workdir, which all hosts must share (gs://...). Each host restarts its process (launch/retry.sh).
+# --workdir, which all hosts must share (gs://..., or a folder on the NFS that --nfs mounts). Each host restarts its
+# process (launch/retry.sh).
 # `status` prints `running`, `never` (nothing was started) or the exit code of the last run, with the prefix `other-` if
 # that run had another command than the one after --.
 source "$(dirname "$0")/shared.sh"
-name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20
-parse "name zone project accelerator version spot restarts" "$@"
+name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20 nfs=''
+parse "name zone project accelerator version spot restarts nfs" "$@"
 require name zone
 require_number 0 restarts
 where=("--zone=$zone" ${project:+"--project=$project"})
@@ -28,7 +30,7 @@ start() {
   remote="touch t2t.lock && { flock -n t2t.lock true || { echo 'a run is in progress on this host' >&2; exit 1; }; } && \
 rm -rf t2t_flax && mkdir t2t_flax && tar -xzf t2t_flax.tgz -C t2t_flax && cd t2t_flax && \
 python3 -m pip install --quiet --user uv && { [ -d ../t2t_venv ] || python3 -m uv venv --python 3.12 ../t2t_venv; } && \
-python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[tpu]' && \
+python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[tpu]' && ${nfs:+launch/mount_nfs.sh $(quoted "$nfs") && }\
 export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && rm -f ../t2t.exit && echo $mark >../t2t.command && \
 { nohup flock -n ../t2t.lock launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") \
 >>../t2t.log 2>&1 </dev/null & }"

@@ -8,18 +8,23 @@ import dataclasses
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Data, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
 from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
+from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.pretrained import check_writable
 from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
+
+if TYPE_CHECKING:
+    from t2t_flax.tasks.base import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +65,7 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
         check_metrics_available(config)
         if group.is_lead:
             adopt_config(workdir, config)
+            record_devices(workdir)
         group.barrier("config", group.MINUTES)
         return _train(config, workdir, supervisor, notes)
 
@@ -80,7 +86,7 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
 
 
 def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped; with data.bpe_dropout, of each segmentation."""
+    """(where it is, reason) of each pair of data.train that is dropped; with subword regularisation, of each segmentation."""
     from t2t_flax.data.dataset import segmentations, split_source, training_policies
     from t2t_flax.data.preprocess import list_dropped
     from t2t_flax.tasks import task_of
@@ -107,8 +113,9 @@ def check_metrics_available(config: Config) -> None:
 
     check_installed(config)
     task = task_of(config)
-    if config.data.test or config.data.valid and config.eval.decode_every_steps:
-        task.check_requirements()
+    valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
+    for name in (*valid, *parse_test_sets(config.data.test)):
+        task.of_set(name).check_requirements()
         check_engine(config)
 
 
@@ -137,6 +144,19 @@ def _describe_mixtures(mixtures: Mapping[int, Mixture | None]) -> str:
     return "".join(lines)
 
 
+def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
+    """A line on the directions with training text and their pairs, and one on those without; "" without data.directions."""
+    counts: dict[Direction, int] = {}
+    for name, count in zip(parse_train_sources(data.train), pairs, strict=True):
+        if direction := direction_of_set(data, name):
+            counts[direction] = counts.get(direction, 0) + count
+    if not counts:
+        return ""
+    line = f"directions: {', '.join(f'{direction} {count:,} pairs' for direction, count in counts.items())}\n"
+    untrained = ", ".join(map(str, untrained_directions(data)))
+    return line + (f"zero-shot, no training text: {untrained}\n" if untrained else "")
+
+
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     import jax
 
@@ -160,7 +180,9 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     trained, frozen = (count_params(part, config, *sizes) for part in split(config, run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
-        f"{config.data.train}: {corpus.train.describe()}\n{_describe_mixtures(run.batches.mixtures)}"
+        f"{config.data.train}: {corpus.train.describe()}\n"
+        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}{_describe_mixtures(run.batches.mixtures)}"
+        f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
         f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "
@@ -187,6 +209,23 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     return TrainResult(workdir, outcome.step, outcome.reason, records)
 
 
+def _describe_changes(task: "Task", tokenizers: TokenizerPair) -> str:
+    """A line on each validation set with targets that the tokenizer changes; "" if there is none."""
+    from t2t_flax.data.dataset import split_source
+
+    lines, d = [], task.config.data
+    for name in parse_valid_sets(d.valid):
+        targets = [target for _, target in split_source(task, name).pairs()]
+        changed = [target for target in targets if tokenizers.target.changes(target)]
+        if changed:
+            written = tokenizers.target.decode(tokenizers.target.encode(changed[0]))
+            lines.append(
+                f"{name}: the tokenizer cannot write {len(changed):,} of {len(targets):,} targets "
+                f"(data.normalization = {d.normalization}), for instance {changed[0]!r}, which becomes {written!r}\n"
+            )
+    return "".join(lines)
+
+
 def _processes(group: ProcessGroup) -> str:
     return f" of {group.count} processes" if group.count > 1 else ""
 
@@ -198,6 +237,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     early is evaluated at its best checkpoint.
     """
     from t2t_flax.data.dataset import sets_of
+    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
     from t2t_flax.monitoring.tracker_feed import track_scores
 
@@ -212,12 +252,17 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         scores: dict[str, float] = {}
+        evaluated = []
         for name in sets_of(config, "test"):
             path, record, text = evaluate_set(loaded, name, supervisor, why=why)
             records[name] = path
+            evaluated.append(record)
             texts.append(text)
             scores |= {f"{name}_{key}": value for key, value in score_values(record).items()}
             group.say(f"record: {path}")
+        if table := direction_table(evaluated):
+            texts.append(table)
+            group.say(table)
         if group.is_lead:
             track_scores(config, workdir, outcome.step, scores)
     marker = {

@@ -16,6 +16,7 @@ from t2t_flax.config.scalars import vectorization_conflict
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
+from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
 from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
@@ -57,6 +58,7 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
             continue
         jobs.check_metrics_available(config)
         adopt_config(workdir, config)
+        record_devices(workdir)
         unmark(workdir)
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)

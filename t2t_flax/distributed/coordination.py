@@ -18,14 +18,14 @@ class ProcessGroupError(Exception):
 class ProcessGroup:
     """Process `index` of `count`. Process 0, the lead, prints and writes files for all.
 
-    `client`: of the coordination service; None for a process that is alone.
+    `client`: of the coordination service; None for a process that is alone. `address`: HOST:PORT of that service.
     """
 
     MINUTES = 900.0
     """Timeout in seconds of what takes all processes about as long: reading or writing a checkpoint, listing a folder."""
 
-    def __init__(self, index: int = 0, count: int = 1, client: Any = None):
-        self.index, self.count = index, count
+    def __init__(self, index: int = 0, count: int = 1, client: Any = None, address: str = ""):
+        self.index, self.count, self.address = index, count, address
         self._client = client
         self._own: dict[str, str] = {}
         self._barriers, self._gathers = itertools.count(), itertools.count()

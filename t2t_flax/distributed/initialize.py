@@ -28,12 +28,12 @@ class InitializationError(Exception):
     """The processes did not all start in time. Not a user error: a host may be slow, and a restart helps."""
 
 
-def initialize(config: Distributed, say: Callable[[str], None] = print) -> ProcessGroup:
+def initialize(config: Distributed, say: Callable[[str], None] = print, *, use_devices: bool = True) -> ProcessGroup:
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
-    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
-    InitializationError where the others do not come within `initialization_timeout`. Where process 0 dies later, JAX
-    itself aborts the others.
+    use_devices: False for processes that only coordinate their children, which need the devices. Must run before anything
+    touches a device. Raises UserError for environment variables that do not fit, and InitializationError where the others do
+    not come within `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
     """
     own = _from_environment()
     if os.environ.get(ALONE) or own is None and not _cluster():
@@ -62,8 +62,9 @@ def initialize(config: Distributed, say: Callable[[str], None] = print) -> Proce
         jax.distributed.initialize(
             **address,
             initialization_timeout=seconds + 60,
-            # `Heartbeats` notices earlier, and names the process; this ends one whose own thread is gone.
-            heartbeat_timeout_seconds=config.heartbeat_timeout + 30,
+            # `Heartbeats` notices earlier, and names the process; this ends one whose own thread is gone. JAX sends a
+            # heartbeat every half of this time, so that a process may seem dead that long earlier.
+            heartbeat_timeout_seconds=2 * config.heartbeat_timeout + 30,
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
@@ -73,14 +74,17 @@ def initialize(config: Distributed, say: Callable[[str], None] = print) -> Proce
         ) from error
     finally:
         timer.cancel()
-    return ProcessGroup(jax.process_index(), jax.process_count(), _coordination_client())
+    state = _distributed_state()
+    if not use_devices:
+        return ProcessGroup(state.process_id, state.num_processes, state.client, state.coordinator_address)
+    return ProcessGroup(jax.process_index(), jax.process_count(), state.client, state.coordinator_address)
 
 
-def _coordination_client() -> Any:
-    """JAX's client of the coordination service, which has no public name; only `ProcessGroup` uses it."""
+def _distributed_state() -> Any:
+    """JAX's client and address of the coordination service, which have no public name; only `ProcessGroup` uses them."""
     from jax._src.distributed import global_state
 
-    return global_state.client
+    return global_state
 
 
 def place_among_several() -> str:
@@ -97,7 +101,7 @@ def require_single_process(command: str) -> None:
     place = place_among_several()
     if place:
         raise UserError(
-            f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate and translate use all.)"
+            f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate, translate and sweep use all.)"
         )
 
 

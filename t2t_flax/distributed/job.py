@@ -15,14 +15,20 @@ from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError,
 from t2t_flax.filesystem import is_write_refused
 
 
-def run_job(config: Distributed, body: Callable[[RunSupervisor], int], *, stacks: epath.Path | None = None) -> int:
+def run_job(
+    config: Distributed,
+    body: Callable[[RunSupervisor], int],
+    *,
+    stacks: epath.Path | None = None,
+    use_devices: bool = True,
+) -> int:
     """`body(supervisor)` in this process, alone or as one of several; returns its exit code.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
-    device. `stacks`: folder for the stack traces of a process that hangs.
+    device. `stacks`: folder for the stack traces of a process that hangs. `use_devices`: see `initialize`.
     """
     try:
-        group = initialize(config)
+        group = initialize(config, use_devices=use_devices)
     except InitializationError as error:
         print(f"t2t_flax: {error}", file=sys.stderr)
         end(FAILURE)

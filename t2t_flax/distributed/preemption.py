@@ -29,6 +29,7 @@ class Preemption:
         self._requested_at = 0.0
         self.signal = ""
         """Name of the signal that requested the stop, on whichever process."""
+        self.requested = threading.Event()
         self.calls = 0
         """Of `should_stop` so far."""
 
@@ -38,7 +39,8 @@ class Preemption:
             if self.signal:
                 return
             self._requested_at, self._proposal = time.monotonic(), self.calls + 1
-            self.signal = signal  # last, for others read it without the lock
+            self.signal = signal  # late, for others read it without the lock
+            self.requested.set()
 
     def publish(self) -> None:
         """Sends this process's proposal to the others, once. Blocks as long as the coordinator does not answer."""

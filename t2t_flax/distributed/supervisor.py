@@ -70,6 +70,11 @@ class RunSupervisor:
         """Name of the signal that requested a stop, on whichever process; empty where none came."""
         return self.preemption.signal
 
+    @property
+    def stop_requested(self) -> threading.Event:
+        """Set when a signal, on whichever process, requests a stop."""
+        return self.preemption.requested
+
     def should_stop(self) -> bool:
         """Whether to stop here, see `Preemption`. Also the sign that the run makes progress."""
         self.watchdog.alive()

@@ -4,7 +4,7 @@ sweep.json            the sweep: config, overrides, rows, seeds, the code that c
 base.json             of an adaptive search: the config before the search's overrides
 configs/TRIAL.json    the resolved config of a trial
 trials/TRIAL/         its workdir, as `train` writes it; complete.json there marks it as complete
-logs/TRIAL.log        the output of all its attempts
+logs/TRIAL.log        the output of all its attempts; TRIAL.process1.log ... of the other hosts of a pod
 status/TRIAL.json     the number of its attempts, and why it failed or was pruned
 claims/TRIAL          locked by the process that trains it
 data/                 tokenized corpora, shared by all trials
@@ -16,7 +16,7 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Status:
     start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
     began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
     outcome: FAILED or PRUNED, or empty. exit_code: of the last failure. digests: source code that trained it.
+    began: Unix time of the start of an attempt whose end no worker has seen yet, else 0. stacked: trials that share its
+    devices. device_seconds: of the other attempts, by the kind of devices.
     """
 
     attempts: int = 0
@@ -54,6 +56,9 @@ class Status:
     reason: str = ""
     exit_code: int = 0
     digests: tuple[str, ...] = ()
+    began: float = 0.0
+    stacked: int = 1
+    device_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +82,8 @@ class Folder:
     def config(self, name: str) -> Path:
         return self.path / "configs" / f"{name}.json"
 
-    def log(self, name: str) -> Path:
-        return self.path / "logs" / f"{name}.log"
+    def log(self, name: str, process: int = 0) -> Path:
+        return self.path / "logs" / (f"{name}.process{process}.log" if process else f"{name}.log")
 
     def read_config(self, name: str) -> Config:
         return config_lib.from_json(self.config(name).read_text())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.sweeps.device_hours import Bill, Prices, make_bill
 from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.plots import make_plots
 from t2t_flax.sweeps.results import Row, format_difference, rows, verdict
@@ -15,7 +16,8 @@ from t2t_flax.tables import csv_text, text_table
 from t2t_flax.tasks import lower_is_better
 
 COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
-_NUMERIC = ("score", "spread", "seeds")
+"""Followed by those of `Bill.columns`."""
+_NUMERIC = ("score", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours", "cost")
 _CSS = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd }
 td.number { text-align: right; font-variant-numeric: tabular-nums } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto }
@@ -23,26 +25,29 @@ svg { max-width: 100%; height: auto } figcaption { color: #555 } tr.reference { 
 _NO_PLOTS = "<p>Plots need matplotlib: pip install -r requirements.txt, then run the same command again.</p>"
 
 
-def report(path: Path, *, score: str = "", baseline: str = "") -> str:
+def report(path: Path, *, score: str = "", baseline: str = "", prices: Prices | None = None) -> str:
     """Writes SWEEP/report/table.csv, trials.csv, index.html and (with matplotlib) its plots as SVG; returns the table as
-    text. Raises UserError for a folder without a sweep, an unknown score or baseline.
+    text. prices: of device-hours. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, sweep = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or sweep["score"], baseline or sweep["baseline"]
     table, reference = rows(folder, sweep, score, baseline)
-    lines = [format_row(row, reference) for row in table]
+    bill = make_bill(folder, list(sweep["trials"]), prices)
+    columns = COLUMNS + bill.columns()
+    lines = [format_row(row, reference) + bill.cells(*row.trials) for row in table]
     caption = _caption(sweep, table, score, reference, named=bool(baseline))
     problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
-    page = _Page(folder, sweep, score, table, lines, ". ".join([caption, *problems]))
+    costs = [bill.summary()] if bill.kinds else []
+    page = _Page(folder, sweep, score, table, columns, lines, ". ".join([caption, *problems, *costs]))
     plots = make_plots(folder, table, score)
     out = path / "report"
-    atomic_write(out / "table.csv", csv_text(COLUMNS, lines))
-    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table)))
+    atomic_write(out / "table.csv", csv_text(columns, lines))
+    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table, bill)))
     for name, svg in plots.items():
         atomic_write(out / f"{name}.svg", svg)
     atomic_write(out / "index.html", page.html(plots))
     return "\n".join(
-        [caption, "", text_table(COLUMNS, lines, right=_NUMERIC), "", *problems, f"report: {out}/index.html"]
+        [caption, "", text_table(columns, lines, right=_NUMERIC), "", *costs, *problems, f"report: {out}/index.html"]
     )
 
 
@@ -83,10 +88,13 @@ def format_row(row: Row, reference: str) -> list[str]:
     ]
 
 
-def _trial_table(folder: Folder, sweep: dict[str, Any], table: list[Row]) -> tuple[tuple[str, ...], list[list[Any]]]:
+def _trial_table(
+    folder: Folder, sweep: dict[str, Any], table: list[Row], bill: Bill
+) -> tuple[tuple[str, ...], list[list[Any]]]:
     keys = list(dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"]))
     complete = {result.name: result for row in table for result in row.results}
-    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *keys, "record", "command")
+    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *bill.columns(), *keys)
+    header += ("record", "command")
     lines = []
     for name, trial in sweep["trials"].items():
         result, state, status = complete.get(name), folder.displayed_state(name), folder.status(name)
@@ -94,25 +102,27 @@ def _trial_table(folder: Folder, sweep: dict[str, Any], table: list[Row]) -> tup
         values = [trial["overrides"].get(key, "") for key in keys]
         command = train_command(sweep["config"], sweep["fixed"], trial["overrides"], f"runs/{name}")
         record = result.record if result else ""
-        lines.append([name, trial["row"], trial["seed"], state, *numbers, status.attempts, *values, record, command])
+        numbers += [status.attempts, *bill.cells(name)]
+        lines.append([name, trial["row"], trial["seed"], state, *numbers, *values, record, command])
     return header, lines
 
 
 @dataclasses.dataclass(frozen=True)
 class _Page:
-    """The report as an HTML page. lines: the table's text. caption: the meaning of its columns, and its problems."""
+    """The report as an HTML page. lines: the table's text. caption: the meaning of its columns, its problems and costs."""
 
     folder: Folder
     sweep: dict[str, Any]
     score: str
     table: list[Row]
+    columns: tuple[str, ...]
     lines: list[list[str]]
     caption: str
 
     def html(self, plots: dict[str, str]) -> str:
         """One file: table, plots (SVG by name), logs of failed trials, commands."""
         config = _escape(self.sweep["config"])
-        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>", _html_table(self.lines)]
+        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>", _html_table(self.columns, self.lines)]
         parts += self._figures(plots)
         parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
         parts += [*self._failed_trials(), *self._commands()]
@@ -158,12 +168,12 @@ class _Page:
         return parts
 
 
-def _html_table(lines: list[list[str]]) -> str:
-    html_lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in COLUMNS) + "</tr>"]
+def _html_table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
+    html_lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in columns) + "</tr>"]
     for line in lines:
         cells = "".join(
             f"<td{' class=number' if column in _NUMERIC else ''}>{_escape(text)}</td>"
-            for column, text in zip(COLUMNS, line, strict=True)
+            for column, text in zip(columns, line, strict=True)
         )
         html_lines.append(f"<tr{' class=reference' if 'compared with' in line else ''}>{cells}</tr>")
     return "\n".join(html_lines) + "</table>"

@@ -72,7 +72,7 @@ def check_score(name: str, config: Config) -> None:
     test_set, _, name = name.rpartition(":")
     test_sets = parse_test_sets(config.data.test)
     if test_set and name.startswith("valid_"):
-        raise UserError(f"{name} is a score of the validation set, which has no name: use --score={name}.")
+        raise UserError(f"{name} is a score of config.data.valid, the mean over all its sets: use --score={name}.")
     if test_set and test_set not in test_sets:
         names = ", ".join(test_sets) or "no test set"
         raise UserError(f"there is no score {test_set}:{name}: config.data.test has {names}.")

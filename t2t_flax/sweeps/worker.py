@@ -1,5 +1,5 @@
 """A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any
-hosts, may share a folder.
+hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
 """
 
 import dataclasses
@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from t2t_flax import errors
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources
+from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, read_if_exists
@@ -25,6 +26,7 @@ from t2t_flax.monitoring.trackers import shared_store
 from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps import child_process
+from t2t_flax.sweeps.device_hours import begin_attempt, end_attempt, end_unseen_attempt
 from t2t_flax.sweeps.folder import COMPLETE, FAILED, PRUNED, STOPPED, Folder, code_version
 from t2t_flax.sweeps.resources import Resources
 
@@ -32,7 +34,7 @@ MAX_UNRESOLVED = 10
 """A trial whose process dies this often without a new checkpoint (possibly crashing its worker) is marked failed."""
 _CLAIM_INTERVAL = 1.0
 """Seconds between attempts to claim a trial while other workers hold all of them."""
-_POLL_INTERVAL = 0.2
+POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
 _LOG_TAIL = 25
 """Lines of a failed trial's log that are shown."""
@@ -60,10 +62,36 @@ class TrialQueue:
         return False
 
 
+class Training(Protocol):
+    """A running training, on one host or on several."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def terminate(self) -> None:
+        """Makes it save and end with STOPPED."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Trials to train in one program, with the folder of their sweep and the base of its relative paths."""
+
+    folder: Folder
+    names: list[str]
+    resources: Resources
+    cwd: str | None
+
+
+def start_training(assignment: Assignment, descriptors: Sequence[int]) -> Training:
+    """Trains on this host. descriptors: of the claims, which last as long as the training."""
+    return start_process(assignment, {ALONE: "1"}, descriptors=descriptors)
+
+
 @dataclasses.dataclass
 class Worker:
     """resources: one entry per trial that trains at the same time. retries: new attempts at a trial that fails. stop: ends
     the worker once its running trials have saved. stack: trials that may share a program. cwd: base of relative paths.
+    start: starts a training, see `start_training`.
     """
 
     folder: Folder
@@ -74,6 +102,7 @@ class Worker:
     say: Callable[[str], None]
     stack: int = 1
     cwd: str | None = None
+    start: Callable[[Assignment, Sequence[int]], Training] = start_training
 
     def __post_init__(self):
         self._claiming = threading.Lock()
@@ -146,7 +175,8 @@ class Worker:
                     continue
                 if self.folder.unresolved_attempts(name) >= MAX_UNRESOLVED:
                     reason = f"its process died {MAX_UNRESOLVED} times in a row without a new checkpoint"
-                    self._mark_failed(name, reason)
+                    ended = end_unseen_attempt(self.folder, name, self.folder.status(name))
+                    self._mark_failed(name, reason, **ended)
                 if self.folder.state(name) in (COMPLETE, FAILED, PRUNED):  # possibly just before it was claimed
                     claim.release()
                     continue
@@ -176,27 +206,14 @@ class Worker:
         """Trains claimed trials in one process until they end; returns COMPLETE, STOPPED, PRUNED or FAILED for each, and
         updates their status. Raises UserError if a config has relative paths and `cwd` does not exist on this host.
         """
-        folder, names, cwd = self.folder, list(claims), self.cwd
-        if cwd and not os.path.isdir(cwd):
-            for name in names:
-                _check_no_relative_path(folder, name, cwd)
-            cwd = None
+        folder, names = self.folder, list(claims)
+        assignment = Assignment(folder, names, resources, self.cwd)
+        check_paths(assignment)
         for name in names:
-            self._begin(name, names[0], resources)
-        with folder.log(names[0]).open("ab") as log:
-            # Not run_in_child: several threads wait for one child each, which inherits its trials' locks, and may prune it.
-            process = subprocess.Popen(
-                training_command(folder, names, resources),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=child_environment(**shared_store(folder.path), **resources.environment, **{ALONE: "1"}),
-                cwd=cwd,
-                pass_fds=[claim.descriptor for claim in claims.values()],
-                start_new_session=True,
-            )
+            self._begin(name, names[0], len(names), resources)
+        training = self.start(assignment, [claim.descriptor for claim in claims.values()])
         terminated = False
-        while (exit_code := process.poll()) is None:
+        while (exit_code := training.poll()) is None:
             if not terminated:
                 if len(names) == 1 and self.queue.should_prune(names[0]):
                     # Stored first: the decision holds even if this worker dies now.
@@ -204,11 +221,14 @@ class Worker:
                     terminated = True
                 if terminated or self.stop.is_set():
                     terminated = True
-                    process.send_signal(signal.SIGTERM)
-            time.sleep(_POLL_INTERVAL)
+                    training.terminate()
+            time.sleep(POLL_INTERVAL)
+        terminated = (
+            terminated or self.stop.is_set()
+        )  # a signal to all processes of a job reaches the training directly
         return {name: self._end(name, names, exit_code, terminated) for name in names}
 
-    def _begin(self, name: str, first: str, resources: Resources) -> None:
+    def _begin(self, name: str, first: str, stacked: int, resources: Resources) -> None:
         folder, status = self.folder, self.folder.status(name)
         _diverged_marker(folder, name).unlink(missing_ok=True)  # of an earlier attempt
         status = folder.set_status(
@@ -218,13 +238,15 @@ class Worker:
             start_step=folder.newest_step(name),
             unresolved=folder.unresolved_attempts(name) + 1,
             digests=tuple(dict.fromkeys((*status.digests, self._digest))),
+            **begin_attempt(folder, name, status, stacked),
         )
-        stacked = f", output in the log of {first}" if name != first else ""
-        _append_to_log(folder, name, f"== attempt {status.attempts}, {resources.description}{stacked}")
+        output = f", output in the log of {first}" if name != first else ""
+        _append_to_log(folder, name, f"== attempt {status.attempts}, {resources.description}{output}")
 
     def _end(self, name: str, names: list[str], exit_code: int, terminated: bool) -> str:
         """The outcome of an attempt, stored in the trial's status."""
         folder, status = self.folder, self.folder.status(name)
+        status = folder.set_status(name, status, **end_attempt(folder, name, status))
         if folder.state(name) == COMPLETE:
             folder.set_status(name, status, unresolved=0)
             return COMPLETE
@@ -248,11 +270,35 @@ class Worker:
             _append_to_log(folder, name, log_tail(folder, names[0]))
         return status.outcome or FAILED  # a pruned trial stays pruned, however its training ended
 
-    def _mark_failed(self, name: str, reason: str, **changes: int) -> None:
+    def _mark_failed(self, name: str, reason: str, **changes: Any) -> None:
         status = self.folder.status(name)
         if not status.outcome:
             self.folder.set_status(name, status, outcome=FAILED, reason=reason, unresolved=0, **changes)
             _append_to_log(self.folder, name, f"== failed: {reason}")
+
+
+def start_process(
+    assignment: Assignment, environment: Mapping[str, str], *, process: int = 0, descriptors: Sequence[int] = ()
+) -> subprocess.Popen:
+    """The training, or its part on this host. environment: what tells it which of several processes it is. process: its
+    number, for the name of its log. descriptors: that it inherits.
+    """
+    folder, names, cwd = assignment.folder, assignment.names, assignment.cwd
+    resources = assignment.resources
+    path = folder.log(names[0], process)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as log:
+        # Not run_in_child: several threads wait for one child each, which inherits its trials' locks, and may prune it.
+        return subprocess.Popen(
+            training_command(folder, names, resources),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(**shared_store(folder.path), **resources.environment, **environment),
+            cwd=cwd if cwd and os.path.isdir(cwd) else None,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
 
 
 def training_command(folder: Folder, names: list[str], resources: Resources) -> list[str]:
@@ -271,14 +317,16 @@ def training_command(folder: Folder, names: list[str], resources: Resources) -> 
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
-def _check_no_relative_path(folder: Folder, name: str, cwd: str) -> None:
-    """Raises UserError if a trial's config has relative paths: on a host without `cwd` they would name other files."""
-    if paths := relative_paths(folder.read_config(name)):
-        keys = ", ".join(f"config.{key} = {value!r}" for key, value in paths.items())
-        raise UserError(
-            f"the sweep was created in {cwd}, which does not exist on this host, and {folder.config(name)} has paths "
-            f"relative to it: {keys}. Join on a host that has the folder, or create the sweep with absolute paths."
-        )
+def check_paths(assignment: Assignment) -> None:
+    """Raises UserError if a config has relative paths and their base is missing: they would name other files."""
+    folder, cwd = assignment.folder, assignment.cwd
+    for name in assignment.names if cwd and not os.path.isdir(cwd) else ():
+        if paths := relative_paths(folder.read_config(name)):
+            keys = ", ".join(f"config.{key} = {value!r}" for key, value in paths.items())
+            raise UserError(
+                f"the sweep was created in {cwd}, which does not exist on this host, and {folder.config(name)} has paths "
+                f"relative to it: {keys}. Join on a host that has the folder, or create the sweep with absolute paths."
+            )
 
 
 def relative_paths(config: Config) -> dict[str, str]:
@@ -296,9 +344,8 @@ def relative_paths(config: Config) -> dict[str, str]:
     relative = {key: path for key, path in paths.items() if is_relative(path)}
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)
-        parse = {"train": parse_train_sources, "test": parse_test_sets}.get(key)
-        specs = parse(value).values() if parse else [value]
-        files = [file for spec in specs for file in files_of(spec)]
+        parse = {"train": parse_train_sources, "valid": parse_valid_sets, "test": parse_test_sets}[key]
+        files = [file for spec in parse(value).values() for file in files_of(spec)]
         if any(map(is_relative, files)):
             relative[f"data.{key}"] = value
     return relative

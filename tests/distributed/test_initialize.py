@@ -1,7 +1,10 @@
 """Joining the processes of a run, by environment variables."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
+from helpers.thread_groups import CoordinationService
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.initialize import InitializationError, initialize, require_single_process
@@ -16,10 +19,10 @@ def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"
 def test_sweep_trial_ignores_the_cluster(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
-    with pytest.raises(UserError, match="sweep runs as one process, this is SLURM"):
-        require_single_process("sweep")
+    with pytest.raises(UserError, match="score runs as one process, this is SLURM"):
+        require_single_process("score")
     monkeypatch.setenv("T2T_ALONE", "1")
-    require_single_process("sweep")
+    require_single_process("score")
     assert initialize(Distributed()).count == 1
 
 
@@ -38,6 +41,18 @@ def test_failed_initialization_names_its_cause(monkeypatch):
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     with pytest.raises(InitializationError, match=r"could not join the others. \(INVALID_ARGUMENT: task 3 of 2\)"):
         initialize(Distributed(), lambda _: None)
+
+
+def test_coordination_alone_touches_no_device(monkeypatch):
+    """A TPU belongs to the first process that touches it."""
+    set_environment(monkeypatch, index="0")
+    state = SimpleNamespace(process_id=0, num_processes=2, client=CoordinationService(2), coordinator_address="h:1")
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax, "process_index", lambda: pytest.fail("starts the backend"))
+    monkeypatch.setattr("t2t_flax.distributed.initialize._distributed_state", lambda: state)
+    group = initialize(Distributed(), lambda _: None, use_devices=False)
+    assert (group.index, group.count, group.address) == (0, 2, "h:1")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """The launchers' dry runs print exactly the commands that real runs execute."""
 
-import json
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.cloud_programs import recorded_calls, recording_programs
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 TRAIN = [
@@ -39,19 +38,6 @@ def launch(script, *arguments, cwd, code=0, **env):
 def dry(script, *arguments, cwd) -> list[list[str]]:
     out = launch(script, arguments[0], "--dry-run", *arguments[1:], cwd=cwd).stdout
     return [shlex.split(line) for line in out.splitlines()]
-
-
-def recording_programs(folder) -> dict[str, str]:
-    """An environment whose cloud programs only append their arguments to the file `calls`."""
-    programs = folder / "bin"
-    programs.mkdir()
-    for name in ("gcloud", "kubectl", "sky", "xpk", "sbatch", "scancel", "tail", "python3", "git"):
-        (programs / name).write_text(
-            f"#!{sys.executable}\nimport json, os, sys\n"
-            f"print(json.dumps([{name!r}, *sys.argv[1:]]), file=open({str(folder / 'calls')!r}, 'a'))\n"
-        )
-        (programs / name).chmod(0o755)
-    return {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 GCLOUD = "gcloud compute tpus tpu-vm"
@@ -112,8 +98,7 @@ def test_dry_run_commands_match_recorded_ones(call, tmp_path):
 @pytest.mark.parametrize("call", [c for c in CASES if c[:2] != ("slurm", "create")], ids=" ".join)
 def test_real_runs_execute_the_commands_of_the_dry_run(call, tmp_path):
     launch(*call, cwd=tmp_path, **recording_programs(tmp_path))
-    executed = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert executed == dry(*call, cwd=tmp_path)
+    assert recorded_calls(tmp_path) == dry(*call, cwd=tmp_path)
 
 
 def test_skypilot_run(tmp_path):
@@ -179,7 +164,7 @@ def test_babysit_dry_run(tmp_path):
     assert words == [f"{QUEUED} create", f"{GCLOUD} ssh", *run, f"{QUEUED} delete", f"{QUEUED} create", *run]
 
 
-SCRIPTS = sorted(p.stem for p in LAUNCH.glob("*.sh") if p.stem not in ("local_pod", "retry", "shared"))
+SCRIPTS = sorted(p.stem for p in LAUNCH.glob("*.sh") if p.stem not in ("local_pod", "mount_nfs", "retry", "shared"))
 REQUIRED = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
 
 

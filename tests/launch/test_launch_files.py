@@ -44,7 +44,7 @@ def test_launchers_do_not_depend_on_the_model():
 def test_readme_has_a_row_per_launcher():
     table = [line for line in (LAUNCH / "README.md").read_text().splitlines() if line.startswith("|")]
     for path in SHELL:
-        if path.name not in ("shared.sh", "retry.sh", "slurm.sbatch"):
+        if path.name not in ("shared.sh", "retry.sh", "mount_nfs.sh", "slurm.sbatch"):
             assert any(f"launch/{path.name}" in line for line in table), path.name
 
 
@@ -52,7 +52,7 @@ def test_readme_has_a_row_per_launcher():
 def jobset(tmp_path_factory):
     result = subprocess.run(
         [str(LAUNCH / "gke.sh"), "run", "--name=my-run", "--image=gcr.io/p/i:1", "--slices=2", "--hosts=64", "--topology=16x16",
-         "--restarts=7", "--dry-run", "--", *COMMAND],
+         "--restarts=7", "--volume=claim-1:/sweeps", "--dry-run", "--", *COMMAND],
         cwd=tmp_path_factory.mktemp("gke"), capture_output=True, text=True, check=True,
     )  # fmt: skip
     first, _, text = result.stdout.partition("\n")
@@ -70,6 +70,8 @@ def test_jobset_has_the_requested_values(jobset):
     assert job["replicas"] == 2 and spec["parallelism"] == spec["completions"] == 64
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "16x16"
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    assert pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "claim-1"}}]
+    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/sweeps"}]
 
 
 def test_jobset_does_not_restart_user_errors_and_divergence(jobset):

@@ -2,8 +2,8 @@
 
 python fake_train.py WORKDIR BEHAVIOUR...
 
-BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long, silent (exits with 0 without a result), 75 (stops
-by itself). A number after it: how many of the 40 test sentences are wrong.
+BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long (until it is stopped; ok when resumed),
+silent (exits with 0 without a result), 75 (stops by itself). A number after it: how many of the 40 test sentences are wrong.
 """
 
 import hashlib
@@ -17,6 +17,11 @@ from pathlib import Path
 workdir, behaviour = Path(sys.argv[1]), sys.argv[2]
 (workdir / "eval").mkdir(parents=True, exist_ok=True)
 print("alone", os.environ.get("T2T_ALONE"), "training", behaviour, "cores", sorted(os.sched_getaffinity(0)), flush=True)
+if count := os.environ.get("T2T_NUM_PROCESSES"):
+    print(
+        f"process {os.environ['T2T_PROCESS_ID']}/{count} coordinator {os.environ['JAX_COORDINATOR_ADDRESS']}",
+        flush=True,
+    )
 with (workdir / "starts").open("a") as file:
     file.write(f"{os.getpid()}\n")
 
@@ -44,7 +49,10 @@ with (workdir / "metrics.jsonl").open("w") as file:
         file.write(json.dumps({"step": 250 * step, "loss": nll, "valid_nll": nll}) + "\n")
         file.flush()
         time.sleep(0.4 if behaviour == "bad" else 0)
-while behaviour == "long" and not (workdir / "checkpoints").exists():
+resumed = (workdir / "checkpoints").exists()
+while behaviour == "long" and not resumed:
+    if (workdir / "checkpoints").exists():
+        sys.exit(75)  # the training on another host was told to stop
     time.sleep(0.05)
 marker = {"step": 3, "reason": "steps", "record": None, "summary": "", "seconds": {"step": 1.0}}
 if len(sys.argv) > 3:

@@ -229,7 +229,7 @@ def test_score_of_a_named_test_set(fake_sweep):
     check_score("sacrebleu", config)
     for wrong, message in (
         ("third:chrf", "there is no score third:chrf"),
-        ("other:valid_nll", "of the validation set, which has no name: use --score=valid_nll"),
+        ("other:valid_nll", "of config.data.valid, the mean over all its sets: use --score=valid_nll"),
         ("other:nonsense", "there is no score 'nonsense'"),
     ):
         with pytest.raises(UserError, match=message):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -130,6 +131,28 @@ def test_new_checkpoint_resets_the_count_of_unresolved_attempts(fake_sweep):
     assert sweep.folder.unresolved_attempts("one,seed=0") == 9
     (sweep.folder.workdir("one,seed=0") / "checkpoints" / "200").mkdir()
     assert sweep.folder.unresolved_attempts("one,seed=0") == 0
+
+
+def test_training_that_gets_the_stop_signal_before_its_worker_has_not_failed(fake_sweep, monkeypatch):
+    """SLURM signals all processes of a job; this training has no handler yet."""
+    sweep, stop = fake_sweep({"one": "ok"}), threading.Event()
+    (name,) = sweep.names
+
+    class Signalled:
+        def poll(self):
+            stop.set()
+            return -signal.SIGTERM
+
+        def terminate(self):
+            raise AssertionError("it has ended")
+
+    worker = sweep.worker(retries=0, stop=stop)
+    worker.start = lambda assignment, descriptors: Signalled()
+    claim = sweep.folder.claim(name)
+    assert worker.attempt({name: claim}, Resources()) == {name: "stopped"}
+    claim.release()
+    status = sweep.folder.status(name)
+    assert (status.failures, status.unresolved, status.outcome) == (0, 0, "")
 
 
 def test_progress_table_shows_running_trials_first(fake_sweep):

@@ -1,0 +1,25 @@
+"""Stand-ins for the command-line programs of clouds."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def recording_programs(folder: Path) -> dict[str, str]:
+    """An environment whose cloud programs only append their arguments to the file `calls`, and what kubectl reads to `manifests`."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("gcloud", "kubectl", "sky", "xpk", "sbatch", "scancel", "tail", "python3", "git"):
+        (programs / name).write_text(
+            f"#!{sys.executable}\nimport json, os, sys\n"
+            f"if '--filename=-' in sys.argv: open({str(folder / 'manifests')!r}, 'a').write('---\\n' + sys.stdin.read())\n"
+            f"print(json.dumps([{name!r}, *sys.argv[1:]]), file=open({str(folder / 'calls')!r}, 'a'))\n"
+        )
+        (programs / name).chmod(0o755)
+    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+def recorded_calls(folder: Path) -> list[list[str]]:
+    """The calls of the programs of `recording_programs`, in order."""
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
