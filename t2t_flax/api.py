@@ -47,15 +47,15 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
 def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Trains the tokenizer and writes the token stores of a run, as `train` does when they are missing.
 
-    Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`.
+    Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`; of several validation sets each has one.
     """
     from etils import epath
 
     from t2t_flax import jobs
 
     corpus = jobs.prepare(resolve(config, overrides), epath.Path(workdir))
-    stores = {"train": corpus.train, "valid": corpus.valid}
-    return {split: store.num_pairs for split, store in stores.items() if store is not None}
+    stores = {"train": corpus.train} | corpus.valid
+    return {split: store.num_pairs for split, store in stores.items()}
 
 
 def evaluate(
@@ -70,7 +70,8 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
 
-    split: "valid", "test" (every set of config.data.test) or the name of a test set. step, average, best: as in `load`.
+    split: "valid" or "test" (every set of config.data.valid, of config.data.test), or the name of a set ("valid.NAME" of one of
+    several validation sets). step, average, best: as in `load`.
     Returns the records by name of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
     """
     import dataclasses
@@ -102,17 +103,20 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    target_language: str | None = None,
 ) -> Loaded:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be the folder of an exported model, or the name of one in the package: `load("pretrained:toy")`.
     The parameters are those of the newest checkpoint, of checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric. The result has `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it
-    decodes: `{"decode.beam_size": 8}`.
+    decodes: `{"decode.beam_size": 8}`. target_language: into which a model of several directions translates, unless
+    `translate(lines, target_language="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
 
-    return load_run(workdir, step=step, average=average, best=best, overrides=_as_text(overrides))
+    texts = _as_text(overrides)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts, target_language=target_language)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:

@@ -25,6 +25,7 @@ _OPTIONAL = {
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",
+    "langid": "py3langid",
     "torch": "'torch>=2.6'",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",

@@ -1,5 +1,6 @@
 """Eight simulated CPU devices for all tests, and real data from T2T_FLAX_DATA."""
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -28,6 +29,8 @@ if _OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# As `t2t_flax.__main__` does: modules and traced programs are many objects that stay.
+gc.set_threshold(100_000)
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +49,9 @@ def cache(tmp_path_factory) -> Path:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Starts multi-process tests first, because they take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/multiprocess/"))
+    """Starts the files first that take longest, so that at the end all workers have something to do."""
+    longest = ("tests/test_documented_commands.py", "tests/multiprocess/")
+    items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 
 
 def pytest_unconfigure(config) -> None:

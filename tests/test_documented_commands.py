@@ -38,6 +38,7 @@ BUILT_IN = {
 OVERRIDES = {
     "configs/toy.py": TINY | BUILT_IN,
     "configs/text.py": TINY | SHORT | {"data.vocab_size": 400},
+    "configs/many_languages.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/multi30k.py": TINY | SHORT,
     "runs/from-marian/config.json": {key: x for key, x in TINY.items() if not key.startswith("model.")} | SHORT,
     "configs/parsing.py": TINY | SHORT | {"data.vocab_size": 60, "decode.beam_size": 2},
@@ -70,6 +71,7 @@ def shortened(command: str) -> str:
     command = re.sub(r"^pip install -r requirements.txt && ", "", command)
     command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
+    command = command.replace("--average=8", "--average=2")  # of what SHORT leaves
     command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")
     if "…" in command or "COMMAND" in command or command == "python -m t2t_flax plan":
         return ""
@@ -127,7 +129,8 @@ def folder(tmp_path_factory):
         for language, side in sides:
             (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     for language, side in sides:
-        (checkout / f"bt.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
+        for name in ("bt", "mono"):
+            (checkout / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
     for name in ("lines.txt", "big.en"):
         (checkout / name).write_text("It is late.\n\nThe house is red.\n")
     multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"

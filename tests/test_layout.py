@@ -68,6 +68,7 @@ ALLOWED_IMPORTS = {
         "filesystem",
         "locks",
         "data",
+        "distributed",
         "process_setup",
         "monitoring",
         "evaluation",

@@ -105,6 +105,15 @@ def add_workdir(
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)
 
 
+def add_target_language(arguments: argparse.ArgumentParser) -> None:
+    """`--target-language`, for runs of several directions; see `check_target_language`."""
+    arguments.add_argument(
+        "--target-language",
+        metavar="CODE",
+        help="language to translate into, with a run of several directions (config.data.directions)",
+    )
+
+
 def add_config(arguments: argparse.ArgumentParser) -> None:
     """`--config`, required."""
     arguments.add_argument(
@@ -220,11 +229,25 @@ def _check_checkpoint(args: argparse.Namespace) -> None:
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
-    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
+    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts.
+    Raises UserError also for a --target-language that the run does not know, or that it needs.
+    """
     from t2t_flax.evaluation.restore import load
 
+    if "target_language" in args:
+        check_target_language(args, overrides)
     prepare_to_load(args.workdir, overrides)
-    return load(args.workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
+    language = vars(args).get("target_language")
+    choice = dict(step=args.step, average=args.average, best=args.best)
+    return load(args.workdir, **choice, overrides=overrides, target_language=language)
+
+
+def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -> None:
+    """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
+    from t2t_flax.config.directions import chosen_language
+    from t2t_flax.evaluation.restore import stored_config
+
+    chosen_language(stored_config(args.workdir, overrides).data, args.target_language)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

@@ -34,7 +34,8 @@ def run(argv: list[str]) -> int:
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
         "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.\n\n"
         "With several --workdir or --step all combinations are evaluated one after the other, and compared with the first\n"
-        "in a table. Records that exist are not computed again: rerun the same command to continue after a kill.",
+        "in a table. Test sets of several directions (config.data.directions) end with a table in Markdown.\n"
+        "Records that exist are not computed again: rerun the same command to continue after a kill.",
     )
     of = parser.add_mutually_exclusive_group(required=True)
     of.add_argument("--workdir", metavar="DIR", action="append", help="folder of a run; may be given several times")
@@ -42,7 +43,9 @@ def run(argv: list[str]) -> int:
         "--record", metavar="FILE.json", help="an existing record instead of a run; decodes nothing, only compares"
     )
     parser.add_argument(
-        "--split", metavar="SET", help="valid, test (default; all sets of config.data.test), or the name of a test set"
+        "--split",
+        metavar="SET",
+        help="valid, test (default; all sets of config.data.test), or the name of a set (valid.NAME of validation sets)",
     )
     arguments.add_checkpoint(parser, several=True)
     parser.add_argument(
@@ -101,7 +104,8 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     sets = sets_of(config, args.split or "test")
     if compared and len(sets) > 1:
         raise UserError(f"--compare is for one test set: add --split=NAME, one of {', '.join(sets)}.")
-    task_of(config).check_requirements()
+    for name in sets:
+        task_of(config).of_set(name).check_requirements()
     check_engine(config)
     if compared:  # checked before decoding, not after
         planned = planned_record(config, sets[0])
@@ -114,6 +118,7 @@ def _job(
     args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
 ) -> int:
     from t2t_flax.evaluation.compare import compare, describe
+    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.evaluate import planned_path, write_record
     from t2t_flax.evaluation.restore import load
 
@@ -128,13 +133,17 @@ def _job(
                 f"--compare={args.compare} is the record that this evaluation would replace: copy it, with its .hyp.txt "
                 "and .ref.txt, to another folder and compare with the copy."
             )
+        records = []
         for name in sets:
             path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
+            records.append(record)
             if args.compare and supervisor.group.is_lead:
                 record["compare"] = compare(path, args.compare, score=args.compare_score or "")
                 write_record(path, record)
                 say(describe(record["compare"]))
             say(f"record: {path}")
+        if table := direction_table(records):
+            say(table)
         supervisor.group.barrier("evaluated")
     return 0
 

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -24,7 +25,6 @@ from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import OK, UserError
 from t2t_flax.filesystem import fsync_file, fsync_folder, is_remote
-from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
@@ -59,6 +59,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
+    arguments.check_target_language(args, overrides)
     config = stored_config(args.workdir, overrides)
     check_engine(config)
     prepare_process(config)
@@ -69,20 +70,21 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     from t2t_flax.evaluation.restore import load
 
     group = supervisor.group
-    if not is_pretrained(args.workdir):
-        check_shared(group, epath.Path(args.workdir), "--workdir")
     check_shared(group, epath.Path(args.output).absolute().parent, "--output")
     files = {"--input": args.input, "--prefix": args.prefix}
     sizes = {flag: os.path.getsize(name) if name else 0 for flag, name in files.items()}
-    _check_same(group, "the sizes of the input", sizes, "bytes")
+    same_file = "all must read the same file"
+    _check_same(group, sizes, "{} has {} bytes", same_file)
     lines = arguments.iterate_lines(args.input)
     prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best)
+        choice = dict(step=args.step, average=args.average, best=args.best, target_language=args.target_language)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
         settings = output_settings(loaded, args.scores) | {"lines of a turn": share.turn}
+        # Comparing what was read, and not a file written there: a workdir may be read-only.
+        _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
         with output:
             try:
@@ -90,7 +92,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 output.skip(own)
                 windows = full_windows(own, window_size(loaded))
                 translate_windows(loaded, windows, output, scores=args.scores, say=supervisor.say)
-                _check_same(group, "the input", {"--input": counter.lines}, "lines")
+                _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]
                     n_best = loaded.config.decode.n_best
@@ -115,14 +117,19 @@ class _Counter:
             yield line
 
 
-def _check_same(group: ProcessGroup, what: str, values: dict[str, int], unit: str) -> None:
-    """Raises UserError, naming the processes, if they do not all have these values. Waits until all are here."""
-    for index, answer in enumerate(group.all_gather(what, json.dumps(values), seconds=_WAIT)):
-        for name, value in json.loads(answer).items():
-            if value != values[name]:
+def _check_same(group: ProcessGroup, values: dict[str, Any], form: str, expected: str) -> None:
+    """Raises UserError, naming the processes, if they do not all have these values. Waits until all are here. `form`: a name
+    with its value, as in the message.
+    """
+    texts = {name: json.dumps(value) for name, value in values.items()}
+    for index, answer in enumerate(group.all_gather("the same values", json.dumps(texts), seconds=_WAIT)):
+        others = json.loads(answer)
+        for name in sorted(texts | others):
+            here, there = texts.get(name, "nothing"), others.get(name, "nothing")
+            if here != there:
                 raise UserError(
-                    f"{name} has {values[name]} {unit} on {group.name_of(group.index)} and {value} on "
-                    f"{group.name_of(index)}: all must read the same file."
+                    f"{form.format(name, here)} on {group.name_of(group.index)} and {there} on {group.name_of(index)}: "
+                    f"{expected}."
                 )
 
 

@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
+    arguments.add_target_language(parser)
     parser.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
     parser.add_argument(
         "--output",

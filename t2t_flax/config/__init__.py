@@ -1,7 +1,7 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
 from t2t_flax.config.load import from_python_file, load_config
-from t2t_flax.config.named_sources import parse_test_sets, parse_train_sources
+from t2t_flax.config.named_sources import parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     SCHEMA_VERSION,
@@ -62,6 +62,7 @@ __all__ = [
     "override",
     "parse_test_sets",
     "parse_train_sources",
+    "parse_valid_sets",
     "resolve",
     "to_config_dict",
     "to_json",

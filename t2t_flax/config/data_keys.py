@@ -13,8 +13,8 @@ class Data:
     )
     train: str = key(
         "",
-        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', 'tfds:NAME:SPLIT', "
-        "'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
+        "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
     mixture: str = key(
         "",
@@ -29,8 +29,20 @@ class Data:
     tags: str = key(
         "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
     )
+    directions: str = key(
+        "",
+        "several languages in one model: the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, "
+        "NAME=de-en'; by_name = those of sources named en-de or en-de.ANYTHING are their names. A token before the source "
+        "sentences tells the target language. Empty = source_language to target_language",
+        mutable=True,
+    )
     limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
-    valid: str = key("", "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references", mutable=True)
+    valid: str = key(
+        "",
+        "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "
+        "counts: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        mutable=True,
+    )
     test: str = key(
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
@@ -39,8 +51,8 @@ class Data:
     root: str = key(
         "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True
     )
-    source_language: str = key("en", "language code of the source side")
-    target_language: str = key("de", "language code of the target side")
+    source_language: str = key("en", "language code of the source side; see directions")
+    target_language: str = key("de", "language code of the target side; see directions")
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
     corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
@@ -64,9 +76,13 @@ class Data:
         0.0, "subword regularisation of the training pairs: probability with which a merge of BPE is skipped; 0 = none", low=0.0,
         high=0.999,
     )  # fmt: skip
-    bpe_dropout_samples: int = key(
-        8, "with bpe_dropout, segmentations of the training pairs, each a store; epoch e takes number e modulo this", low=2,
-        high=64,
+    unigram_alpha: float = key(
+        0.0, "subword regularisation of the training pairs with tokenizer = unigram: a segmentation x has probability "
+        "P(x)^alpha over the sum of all; 0 = none, only the most probable one", low=0.0, high=100.0,
+    )  # fmt: skip
+    subword_samples: int = key(
+        8, "with bpe_dropout or unigram_alpha, segmentations of the training pairs, each a store; epoch e takes number e "
+        "modulo this", low=2, high=64,
     )  # fmt: skip
     tokenizer_sentences: int = key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
@@ -91,6 +107,10 @@ class Data:
         low=0.0,
     )  # fmt: skip
     drop_duplicates: bool = key(False, "training pairs that occurred before, in any source, are dropped")
+    language_filter: float = key(
+        0.0, "training pairs are dropped if a side is identified as another language, at least this probable against the "
+        "side's own (0.95 is safe for short text); 0 = none. Needs the extra langid", low=0.0, high=1.0,
+    )  # fmt: skip
     source_eos: bool = key(True, "append EOS to source sentences too")
     batch_tokens: int = key(
         25000,

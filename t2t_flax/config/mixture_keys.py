@@ -2,11 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from t2t_flax.config.data_keys import Data
-from t2t_flax.config.named_sources import parse_train_sources
+from t2t_flax.config.named_sources import named_entries, parse_train_sources
 from t2t_flax.errors import UserError
 
 _RESERVED = ("<unk>", "<pad>", "<s>", "</s>")
@@ -37,7 +36,7 @@ def parse_mixture(data: Data) -> list[Phase]:
         first, entries = (int(start[1]), start[2]) if start else (0, part)
         if phases and first <= phases[-1].start:
             raise UserError(f"{key}: update {first} must come after update {phases[-1].start}.")
-        weights = {name: _weight(key, text) for name, text in _entries(key, entries, _names(data)).items()}
+        weights = {name: _weight(key, text) for name, text in named_entries(key, entries, _names(data)).items()}
         phases.append(Phase(first, weights))
     return phases
 
@@ -45,7 +44,7 @@ def parse_mixture(data: Data) -> list[Phase]:
 def parse_tags(data: Data) -> dict[str, str]:
     """data.tags by name of the source. Raises UserError for unknown names and tags with spaces."""
     key = f"config.data.tags = {data.tags!r}"
-    tags = _entries(key, data.tags, _names(data)) if data.tags.strip() else {}
+    tags = named_entries(key, data.tags, _names(data)) if data.tags.strip() else {}
     for tag in tags.values():
         if len(tag.split()) != 1:
             raise UserError(f"{key}: {tag!r} is not one word.")
@@ -57,7 +56,7 @@ def parse_tags(data: Data) -> dict[str, str]:
 def parse_limits(data: Data) -> dict[str, int]:
     """data.limits by name of the source. Raises UserError for unknown names and limits that are not whole numbers above 0."""
     key = f"config.data.limits = {data.limits!r}"
-    limits = _entries(key, data.limits, _names(data)) if data.limits.strip() else {}
+    limits = named_entries(key, data.limits, _names(data)) if data.limits.strip() else {}
     for name, text in limits.items():
         if not text.isdecimal() or not int(text):
             raise UserError(f"{key}: {text!r} is not a number of pairs (of {name}).")
@@ -76,20 +75,6 @@ def check_mixture(data: Data) -> None:
 
 def _names(data: Data) -> list[str]:
     return list(parse_train_sources(data.train))
-
-
-def _entries(key: str, text: str, names: Sequence[str]) -> dict[str, str]:
-    entries: dict[str, str] = {}
-    for entry in (entry for entry in text.split(",") if entry.strip()):
-        name, equals, value = (part.strip() for part in entry.partition("="))
-        if not equals or not value:
-            raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
-        if name not in names:
-            raise UserError(f"{key}: config.data.train has no source {name!r}, but {', '.join(names) or 'none'}.")
-        if name in entries:
-            raise UserError(f"{key} names {name} twice.")
-        entries[name] = value
-    return entries
 
 
 def _weight(key: str, text: str) -> float:

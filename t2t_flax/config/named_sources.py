@@ -1,11 +1,14 @@
-"""Parses data.train and data.test: one source, or several with names."""
+"""Parses data.train, data.valid and data.test: one source, or several with names; and entries that refer to them."""
 
 import re
+from collections.abc import Sequence
 
 from t2t_flax.errors import UserError
 
 FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
 RESERVED = ("train", "valid", "test")
+VALID_PREFIX = "valid."
+"""Before the names of validation sets, where they stand beside those of test sets."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENTRY = re.compile(r"\s*([^=/\\,:;\s]+)\s*=(.*)", re.DOTALL)
 
@@ -15,6 +18,14 @@ def parse_test_sets(spec: str) -> dict[str, str]:
     `_parse`.
     """
     return _parse(spec, "test", "test set", RESERVED)
+
+
+def parse_valid_sets(spec: str) -> dict[str, str]:
+    """The sources of data.valid by name, in order: `{"valid": spec}` for a single one without a name, `{"valid.NAME": ...}` for
+    those with names, `{}` for none; see `_parse`.
+    """
+    sources = _parse(spec, "valid", "validation set", RESERVED)
+    return {name if name == "valid" else VALID_PREFIX + name: source for name, source in sources.items()}
 
 
 def parse_train_sources(spec: str) -> dict[str, str]:
@@ -54,3 +65,20 @@ def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[
             raise UserError(f"{key}: two {what}s are named {name!r}.")
         sources[name] = source
     return sources
+
+
+def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.train has") -> dict[str, str]:
+    """The values of `NAME=VALUE, NAME=VALUE`, by name. Raises UserError for a name that is not among `names`, which are those
+    that config groups `have`.
+    """
+    entries: dict[str, str] = {}
+    for entry in (entry for entry in text.split(",") if entry.strip()):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals or not value:
+            raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
+        if name not in names:
+            raise UserError(f"{key}: config.{have} no source {name!r}, but {', '.join(names) or 'none'}.")
+        if name in entries:
+            raise UserError(f"{key} names {name} twice.")
+        entries[name] = value
+    return entries

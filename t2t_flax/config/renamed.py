@@ -13,8 +13,8 @@ import ml_collections
 
 from t2t_flax.errors import UserError
 
-SCHEMA_VERSION = 3
-"""1: the old names below. 2: the new ones, but log.tensorboard. 3: log.trackers."""
+SCHEMA_VERSION = 4
+"""1: the old names below. 2: the new ones, but log.tensorboard. 3: log.trackers. 4: data.subword_samples."""
 
 KEYS = {
     "model.mixer_width": "model.conv_kernel_size",
@@ -29,6 +29,7 @@ KEYS = {
     "data.too_long": "data.on_too_long",
     "data.batch_count": "data.batch_size_counts",
     "data.row_length": "data.pack_length",
+    "data.bpe_dropout_samples": "data.subword_samples",
     "data.packed_shift": "data.packed_decoder_start",
     "optimizer.constant": "optimizer.lr_scale",
     "optimizer.step_origin": "optimizer.schedule_first_step",

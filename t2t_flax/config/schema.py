@@ -99,8 +99,9 @@ class Train:
         mutable=True,
     )  # fmt: skip
     compile_cache: str = key(
-        "~/.cache/t2t_flax/jax", "local folder that caches compiled programs across runs; empty = none", mutable=True
-    )
+        "~/.cache/t2t_flax/jax", "local folder that caches compiled programs across runs; empty = none. "
+        "JAX_COMPILATION_CACHE_DIR takes the place of the default", mutable=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

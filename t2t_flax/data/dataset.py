@@ -11,17 +11,19 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources
+from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config.directions import Direction, control_symbols, direction_of_set, language_token
 from t2t_flax.config.mixture_keys import parse_limits, parse_tags
-from t2t_flax.config.named_sources import FORM
+from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of
+from t2t_flax.data.language_filter import LanguageFilter
+from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, SourcePart
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.segmentations import Segmentation
+from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Segmentation
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
@@ -35,6 +37,8 @@ class DataTask(Protocol):
 
     config: Config
 
+    def of_set(self, name: str) -> "DataTask": ...
+
     def open_source(self, spec: str, *, seed: int, key: str) -> Source: ...
 
     def train_tokenizers(self, source: Source) -> TokenizerPair: ...
@@ -42,13 +46,13 @@ class DataTask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokenizers, the training store, and the validation store if the config names validation data."""
+    """Tokenizers, the training store, and the stores of the validation sets, by the names of `parse_valid_sets`."""
 
     tokenizers: TokenizerPair
     train: TokenStore
-    valid: TokenStore | None
+    valid: dict[str, TokenStore]
     samples: tuple[TokenStore, ...] = ()
-    """With data.bpe_dropout, the training pairs in further segmentations."""
+    """With subword regularisation, the training pairs in further segmentations."""
 
 
 class ProcessGroup(Protocol):
@@ -78,11 +82,15 @@ def prepare_corpus(
     every error in the data: missing or malformed files, too little text for the vocabulary, no pair left.
     """
     workdir = epath.Path(workdir)
-    train, valid, *samples = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
-    return Corpus(TokenizerPair.load(workdir / "tokenizer"), train, valid, tuple(samples))
+    stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
+    names = list(parse_valid_sets(task.config.data.valid))
+    valid, (train, *samples) = stores[: len(names)], stores[len(names) :]
+    tokenizers = TokenizerPair.load(workdir / "tokenizer")
+    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(samples))
 
 
-def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore | None]:
+def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
+    """The stores of the validation sets, then those of the training pairs."""
     config = task.config
     if not config.data.train:
         raise UserError(
@@ -91,6 +99,9 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     check_reachable(_cache(config, workdir))
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
+    if not TokenizerPair.is_complete(workdir / "tokenizer"):
+        for language_filter in training_policies(config).language_filters:
+            language_filter.check_available()  # before the minutes of training a tokenizer
     tokenizers = _tokenizers(task, workdir, source)
     train, *samples = (
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
@@ -98,28 +109,27 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore |
     )
     # Caches the update counts, which every start needs.
     Batches(train, config.data, seed=config.seed.data, samples=samples)
-    valid = _split_store(task, workdir, "valid", tokenizers, progress) if config.data.valid else None
-    return [train, valid, *samples]
+    sets = parse_valid_sets(config.data.valid)
+    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *samples]
 
 
 def segmentations(config: Config) -> list[Segmentation | None]:
     """Those in which the training pairs are stored; None = the tokenizer's own."""
     d = config.data
-    if not d.bpe_dropout:
-        return [None]
-    return [Segmentation(d.bpe_dropout, config.seed.data, number) for number in range(d.bpe_dropout_samples)]
+    for key in SAMPLERS:
+        if strength := getattr(d, key):
+            return [Segmentation(key, strength, config.seed.data, number) for number in range(d.subword_samples)]
+    return [None]
 
 
-def _prepared_by_lead(
-    group: ProcessGroup | None, prepare: Callable[[], list[TokenStore | None]]
-) -> list[TokenStore | None]:
+def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
     """Calls `prepare` on process 0 and returns its stores; the other processes wait and open the same ones."""
     if group is None or group.count == 1:
         return prepare()
     stores = prepare() if group.index == 0 else None
-    folders = [store and (str(store.origin), store.digest) for store in stores or ()]
+    folders = [(str(store.origin), store.digest) for store in stores or ()]
     prepared = json.loads(group.broadcast("prepared data", json.dumps(folders), _PREPARATION_TIMEOUT))
-    return stores or [store and _open_prepared(*store) for store in prepared]
+    return stores or [_open_prepared(*store) for store in prepared]
 
 
 def _open_prepared(folder: str, digest: str) -> TokenStore:
@@ -133,31 +143,43 @@ def _open_prepared(folder: str, digest: str) -> TokenStore:
 
 
 def sets_of(config: Config, split: str) -> list[str]:
-    """The sets that `split` selects, by the names that `split_source` accepts: `valid`, all test sets for `test`, or the
-    one test set of that name. Raises UserError if there is none.
+    """The sets that `split` selects, by the names that `split_source` accepts: all validation sets for `valid`, all test sets
+    for `test`, or the one set of that name (`valid.NAME` for one of several validation sets). Raises UserError if there is none.
     """
-    if split == "test" and (names := list(parse_test_sets(config.data.test))):
+    parse = {"valid": parse_valid_sets, "test": parse_test_sets}.get(split)
+    if parse and (names := list(parse(getattr(config.data, split)))):
         return names
     _spec(config, split)
     return [split]
 
 
 def split_source(task: DataTask, split: str) -> Source:
-    """The source that config.data.train, .valid or .test names, for training all its sources joined; of several test sets the
-    one named `split`. Raises UserError if there is none, or for training text with several references.
+    """The source that config.data.train, .valid or .test names, for training all its sources joined; of several sets the one
+    that `sets_of` names `split`. Raises UserError if there is none, or for training text with several references.
     """
     if split == "train":
         return _training_source(task)
     key, spec = _spec(task.config, split)
+    group = key.partition(" ")[0].removeprefix("config.data.")
     try:
-        return task.open_source(spec, seed=task.config.seed.data, key=key)
+        return _open(task, split, spec, key)
     except UserError as error:
-        if key.startswith("config.data.test") and ";" in spec:
-            raise UserError(f"{error}. Several test sets need names: --config.data.test='{FORM}'.") from None
-        if split != "test" and key.startswith("config.data.test"):
-            hint = f"{split!r} is read as the name of a test set; write a path that begins this way as ./{split}=..."
+        if ";" in spec:
+            raise UserError(f"{error}. Several {_SETS[group]} need names: --config.data.{group}='{FORM}'.") from None
+        if split != group:
+            name = split.removeprefix(VALID_PREFIX)
+            hint = f"{name!r} is read as a name; write a path that begins this way as ./{name}=..."
             raise UserError(f"{error}. ({hint})") from None
         raise
+
+
+def _open(task: DataTask, name: str, spec: str, key: str, *, tag: str = "", limit: int = 0) -> Source:
+    """The source `spec` of the set `name`, in its own form if nothing comes before its sentences and all its pairs are used."""
+    source = task.of_set(name).open_source(spec, seed=task.config.seed.data, key=key)
+    if direction := direction_of_set(task.config.data, name):  # the tag is a control symbol, too
+        tokens = language_token(direction.target), *([tag] if tag else [])
+        return SourcePart(source, limit=limit, start_tokens=tokens)
+    return SourcePart(source, tag=tag, limit=limit) if tag or limit else source
 
 
 def _training_source(task: DataTask) -> Source:
@@ -165,31 +187,34 @@ def _training_source(task: DataTask) -> Source:
     data = task.config.data
     tags, limits, parts = parse_tags(data), parse_limits(data), []
     for name, one in parse_train_sources(spec).items():
-        source = task.open_source(one, seed=task.config.seed.data, key=key)
+        source = _open(task, name, one, key, tag=tags.get(name, ""), limit=limits.get(name, 0))
         if source.reference_count > 1:
             raise UserError(
                 f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
                 "references are for config.data.valid and config.data.test."
             )
-        changed = name in tags or name in limits
-        parts.append(SourcePart(source, tag=tags.get(name, ""), limit=limits.get(name, 0)) if changed else source)
+        parts.append(source)
     return parts[0] if len(parts) == 1 else JoinedSource(spec, parts)
 
 
+_SETS = {"valid": "validation sets", "test": "test sets"}
+
+
 def _spec(config: Config, split: str) -> tuple[str, str]:
-    """(The config key, the source that it names) of a split or a named test set."""
-    if split in ("train", "valid"):
-        key, spec = f"config.data.{split}", getattr(config.data, split)
-        if not spec:
-            raise UserError(f"{key} is empty: give --{key}=SRC,TGT or another source.")
-        return key, spec
+    """(The config key, the source that it names) of a split or a named set."""
+    if split == "train":
+        if not config.data.train:
+            raise UserError("config.data.train is empty: give --config.data.train=SRC,TGT or another source.")
+        return "config.data.train", config.data.train
     test_sets = parse_test_sets(config.data.test)
-    if split in test_sets:
-        return "config.data.test" + ("" if split == "test" else f" ({split})"), test_sets[split]
-    if split == "test" and test_sets:
-        raise UserError(f"config.data.test names the test sets {', '.join(test_sets)}: choose one of them.")
-    if split == "test":
-        raise UserError("config.data.test is empty: give --config.data.test=SRC,TGT or another source.")
+    for key, sets in (("valid", parse_valid_sets(config.data.valid)), ("test", test_sets)):
+        if split in sets:
+            name = "" if split == key else f" ({split.removeprefix(VALID_PREFIX)})"
+            return f"config.data.{key}{name}", sets[split]
+        if split == key and sets:
+            raise UserError(f"config.data.{key} names the {_SETS[key]} {', '.join(sets)}: choose one of them.")
+        if split == key:
+            raise UserError(f"config.data.{key} is empty: give --config.data.{key}=SRC,TGT or another source.")
     known = ", ".join(test_sets) if set(test_sets) - {"test"} else "no named test sets"
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
@@ -225,7 +250,17 @@ def split_store(
 def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
-    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, d.max_length_ratio, d.drop_duplicates)
+    default = Direction(d.source_language, d.target_language)
+    languages = [direction_of_set(d, name) or default for name in parse_train_sources(d.train)]
+    return Policies(
+        d.max_length,
+        d.on_too_long,
+        d.empty_lines,
+        d.source_eos,
+        d.max_length_ratio,
+        d.drop_duplicates,
+        tuple(LanguageFilter(tuple(pair), d.language_filter) for pair in languages if d.language_filter),
+    )
 
 
 def _split_store(
@@ -244,12 +279,13 @@ def _split_store(
     if split == "train":
         policies = training_policies(config)
         fingerprints += source.earlier_fingerprints
-    kind = split if split in ("train", "valid") else "test"
-    cache = epath.Path(_cache(config, workdir))
-    parts = tokenizers.digest, policies.as_stored(), *([dataclasses.asdict(segmentation)] if segmentation else [])
+    kind = "train" if split == "train" else "valid" if split in parse_valid_sets(data.valid) else "test"
+    cache, starts = epath.Path(_cache(config, workdir)), start_tokens(source)
+    more = [segmentation.as_stored() if segmentation else None, starts or None]
+    parts = tokenizers.digest, policies.as_stored(), *(part for part in more if part)
     folders = [cache / f"{kind}-{_digest(fingerprint, *parts)}" for fingerprint in fingerprints]
     for folder, fingerprint in zip(folders, fingerprints, strict=True):
-        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation)[1]):
+        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation, starts)[1]):
             return store
     report = progress(split) if progress else None
     options = dict(num_workers=data.num_workers, progress=report, segmentation=segmentation)
@@ -284,6 +320,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, folder, cache, source)
+    pair.start_ids(control_symbols(data))  # an error before anything is written
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
     elif TokenizerPair.load(folder).digest != pair.digest:
@@ -296,6 +333,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 def _trained_tokenizers(task: DataTask, folder: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
+    if symbols := control_symbols(task.config.data):
+        settings["control_symbols"] = symbols
     fingerprints = source.fingerprint(), *source.earlier_fingerprints
     cached, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
     if TokenizerPair.is_complete(folder):  # a run that an earlier version started

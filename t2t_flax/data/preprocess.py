@@ -9,7 +9,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from etils import epath
 from t2t_flax.config.renamed import original_value
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
+from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.remote import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
@@ -37,9 +38,9 @@ CHUNKS_IN_FLIGHT = 3
 
 RECIPE_VERSION = 1
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
-COUNTS = ("pairs_read", "dropped", "too_long", "truncated", "empty", "duplicate", "length_ratio")
-REASONS = ("duplicate", "empty", "too_long", "length_ratio")
+REASONS = ("duplicate", "empty", "too_long", "length_ratio", "language")
 """Why a pair is dropped. One that has several reasons counts under each, and is listed with the first."""
+COUNTS = ("pairs_read", "dropped", "truncated", *REASONS)
 
 Pairs = list[tuple[str, str] | None]
 """None: a duplicate of an earlier pair."""
@@ -55,7 +56,8 @@ class Policies:
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
     "error". source_eos: whether source sentences end with EOS. max_length_ratio: pairs are dropped if one side has more than
     this many times the tokens of the other; 0 = none. drop_duplicates: pairs that occurred before, on both sides equal
-    character by character, are dropped.
+    character by character, are dropped. language_filters: for each part of the source, pairs that it does not accept are
+    dropped; () = none.
     """
 
     max_length: int
@@ -64,15 +66,18 @@ class Policies:
     source_eos: bool = True
     max_length_ratio: float = 0.0
     drop_duplicates: bool = False
+    language_filters: tuple[LanguageFilter, ...] = ()
 
     def as_stored(self) -> dict[str, Any]:
         """The policies under the original names of keys and values, so that digests of stores do not change."""
-        return {
+        stored: dict[str, Any] = {
             "max_length": self.max_length,
             "too_long": original_value("data.on_too_long", self.on_too_long),
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
         } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}
+        filters = [asdict(language_filter) for language_filter in self.language_filters]
+        return stored | ({"language_filters": filters} if filters else {})
 
 
 def prepare_split(
@@ -92,7 +97,7 @@ def prepare_split(
     pairs (kept), truncated, dropped and, by reason, those dropped (`REASONS`). Raises UserError if no pair is left, and for
     an empty side if the policies say "error".
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation)
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
@@ -131,10 +136,20 @@ def list_dropped(
                 first += chunk.counts["pairs_read"]
 
 
+def start_tokens(source: Source) -> list[list[str]]:
+    """The `start_tokens` of each part of a source; empty if none has any."""
+    tokens = [list(part.start_tokens) for part in source.parts]
+    return tokens if any(tokens) else []
+
+
 def recipe_of(
-    fingerprint: str, tokenizers: TokenizerPair, policies: Policies, segmentation: Segmentation | None = None
+    fingerprint: str,
+    tokenizers: TokenizerPair,
+    policies: Policies,
+    segmentation: Segmentation | None = None,
+    starts: list[list[str]] | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """(the inputs and settings that determine a store, their sha256)."""
+    """(the inputs and settings that determine a store, their sha256). starts: of `start_tokens`."""
     recipe = {
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
@@ -142,7 +157,9 @@ def recipe_of(
         **policies.as_stored(),
     }
     if segmentation:  # drawn chunk by chunk
-        recipe |= {"segmentation": asdict(segmentation), "chunk_pairs": CHUNK_PAIRS}
+        recipe |= {"segmentation": segmentation.as_stored(), "chunk_pairs": CHUNK_PAIRS}
+    if starts:
+        recipe["start_tokens"] = starts
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
 
 
@@ -185,6 +202,7 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
         others = {
             "duplicate": "occurred before",
             "length_ratio": f"have sides whose lengths differ by more than {policies.max_length_ratio:g} times",
+            "language": "have a side in another language",
         }
         raise UserError(
             f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
@@ -198,11 +216,17 @@ _Encode = Callable[[str], list[int]]
 
 @dataclass
 class _Encoder:
-    """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
+    """Tokenizes chunks of pairs under the policies; pickled once for each worker process. start: ids before those of each
+    source sentence.
+    """
 
     tokenizers: TokenizerPair
     policies: Policies
     segmentation: Segmentation | None = None
+    tag: str = ""
+    """Before the source sentences, with a space: no text of their language."""
+    start: tuple[int, ...] = ()
+    language_filter: LanguageFilter | None = None
 
     def __call__(self, pairs: Pairs, number: int) -> _Chunk:
         """The chunk of these pairs; number: of the chunk in the whole source."""
@@ -217,7 +241,7 @@ class _Encoder:
         ids = tokenizer.encode(text)
         if len(ids) >= self.policies.max_length:
             return ids
-        return tokenizer.sample(text, self.segmentation.dropout, generator)
+        return tokenizer.sample(text, self.segmentation, generator)
 
     def _encode(self, pairs: Pairs, encode_source: _Encode, encode_target: _Encode) -> _Chunk:
         policies = self.policies
@@ -234,23 +258,29 @@ class _Encoder:
             empty = not (source and target and pair[0].strip() and pair[1].strip())
             if empty and first_empty is None and policies.empty_lines == "error":
                 first_empty = i
-            long = max(len(source), len(target)) + 1 > policies.max_length
+            long = max(len(self.start) + len(source), len(target)) + 1 > policies.max_length
             short, longer = sorted((len(source), len(target)))
             uneven = bool(policies.max_length_ratio) and longer > policies.max_length_ratio * short and not empty
+            foreign = self.language_filter is not None and not self.language_filter.accepts(
+                _without_tag(pair[0], self.tag), pair[1]
+            )
             reasons = {
                 "empty": empty and policies.empty_lines == "drop",
                 "too_long": long and policies.on_too_long == "drop",
                 "length_ratio": uneven,
+                "language": foreign,
             }
             drop = any(reasons.values())
             counts["empty"] += empty
             counts["too_long"] += long
             counts["length_ratio"] += uneven
+            counts["language"] += foreign
             counts["dropped"] += drop
             counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
             if drop:
                 dropped.append((i, next(reason for reason, applies in reasons.items() if applies)))
                 continue
+            source[:0] = self.start
             for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del ids[policies.max_length - 1 :]
@@ -269,22 +299,28 @@ def _encode_parts(encoder: _Encoder, source: Source, num_workers: int) -> Iterat
     """The chunks of each part of a source; duplicates are found over all parts."""
     seen: set[bytes] = set()
     numbers = itertools.count()
-    for part in source.parts:
-        pairs = _without_duplicates(part.pairs(), part.tag, seen) if encoder.policies.drop_duplicates else part.pairs()
-        yield part, _encode_all(encoder, pairs, num_workers, numbers)
+    filters = encoder.policies.language_filters or [None] * len(source.parts)
+    for part, language_filter in zip(source.parts, filters, strict=True):
+        pairs = _without_duplicates(part, seen) if encoder.policies.drop_duplicates else part.pairs()
+        start = tuple(encoder.tokenizers.start_ids(part.start_tokens))
+        of_part = replace(encoder, tag=part.tag, start=start, language_filter=language_filter)
+        yield part, _encode_all(of_part, pairs, num_workers, numbers)
 
 
-def _without_duplicates(
-    pairs: Iterator[tuple[str, str]], tag: str, seen: set[bytes]
-) -> Iterator[tuple[str, str] | None]:
+def _without_duplicates(part: Source, seen: set[bytes]) -> Iterator[tuple[str, str] | None]:
     """None for pairs whose digest, without the tag, is in `seen`, to which the others are added: about 120 bytes of memory a
-    pair.
+    pair. The same pair in two directions, as names often are, is no duplicate.
     """
-    for pair in pairs:
-        text = json.dumps([pair[0].removeprefix(f"{tag} ") if tag else pair[0], pair[1]])
+    language = part.start_tokens[:1]
+    for pair in part.pairs():
+        text = json.dumps([_without_tag(pair[0], part.tag), pair[1], *language])
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         yield None if digest in seen else pair
         seen.add(digest)
+
+
+def _without_tag(text: str, tag: str) -> str:
+    return text.removeprefix(f"{tag} ") if tag else text
 
 
 def _encode_all(

@@ -130,7 +130,7 @@ def _ctranslate2(loaded: "Loaded", jax_translate: Callable[..., list[Translation
         loaded.tokenizers,
         config.model,
         config.decode,
-        lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
+        lambda lines, prefixes, starts: jax_translate(lines, prefixes=prefixes, starts=starts),
         source_eos=config.data.source_eos,
     )
     return Engine("ctranslate2", installed_version() or "", kind, translator.translate)

@@ -1,7 +1,9 @@
 """Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores."""
 
+import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -15,6 +17,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.directions import direction_of_set, in_direction_of, trained_directions
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -45,7 +48,7 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores `valid` or one test set (see `dataset.sets_of`).
+    """Decodes and scores a validation or test set (see `dataset.sets_of`), in its direction if data.directions has one.
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
@@ -54,6 +57,7 @@ def evaluate(
     progress: see `Translator.translate`. why: reason for the choice of checkpoints, stored in the record.
     Returns (record, list of (source, first reference, hypothesis)).
     """
+    loaded = loaded.for_set(split)
     task = task_of(loaded.config)
     source = split_source(task, split)
     store = split_store(task, loaded.workdir, split, loaded.tokenizers, group=group)
@@ -83,6 +87,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
+            **_direction(loaded.config, split),
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -93,6 +98,7 @@ def evaluate(
             "unknown_target_tokens": sum(
                 loaded.tokenizers.target.encode(t).count(UNK) for side in targets for t in side
             ),
+            "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
         "checkpoint": _checkpoint(loaded, why),
         "config_changes": loaded.config_changes,
@@ -125,6 +131,13 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
+def _direction(config: Config, split: str) -> dict[str, Any]:
+    """The direction of a set, and whether there was training text for it; empty without data.directions."""
+    direction = direction_of_set(config.data, split)
+    trained = direction in trained_directions(config.data)
+    return {"direction": str(direction), "zero_shot": not trained} if direction else {}
+
+
 def compute_scores(
     config: Config, metrics: Iterable[Metric], predictions: Predictions, *, samples: int = 0
 ) -> dict[str, Any]:
@@ -143,6 +156,7 @@ def compute_scores(
 
 def planned_path(loaded: Loaded, split: str) -> epath.Path:
     """The path of the record that an evaluation of one test set would write."""
+    loaded = loaded.for_set(split)
     digest = split_source(task_of(loaded.config), split).fingerprint()
     return loaded.workdir / "eval" / f"{record_name(loaded, split, digest)}.json"
 
@@ -161,6 +175,7 @@ def existing_record(
     checkpoints, and intact texts of the record. Raises UserError if the folder holds no run.
     """
     config, workdir = stored_config(workdir, overrides), run_folder(workdir)
+    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
     requested, digest = choice.as_json(workdir), split_source(task_of(config), split).fingerprint()
     tokenizer = TokenizerPair.load(workdir / "tokenizer").digest
     expected = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
@@ -213,6 +228,8 @@ def summary(record: dict[str, Any]) -> str:
     lines += task_of_record(record).summary(scores)
     if counts["unknown_target_tokens"]:
         lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
+    if changed := counts.get("changed_targets"):
+        lines.append(f"  {changed} references are text that the tokenizer cannot write (config.data.normalization)")
     if counts["source_cut"]:
         lines.append(f"  {counts['source_cut']} sources were truncated to config.decode.max_source_length")
     if counts["hit_max_length"]:

@@ -15,6 +15,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
+from t2t_flax.config.directions import in_direction_of
 from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields
 from t2t_flax.data.dataset import split_source
@@ -104,7 +105,7 @@ def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
     """
     own_config, config = loaded.stored or loaded.config, loaded.config
     specs = [
-        (c.data.valid if split == "valid" else config_lib.parse_test_sets(c.data.test).get(split))
+        (config_lib.parse_valid_sets(c.data.valid) | config_lib.parse_test_sets(c.data.test)).get(split)
         for c in (own_config, config)
     ]
     same_root = own_config.data.root == config.data.root
@@ -121,6 +122,7 @@ def planned_record(config: Config, split: str) -> dict[str, Any]:
 
     Raises UserError if the text is missing.
     """
+    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
     source = split_source(task_of(config), split)
     data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
     return {"data": data, "config": config_lib.as_json(config)}

@@ -11,6 +11,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.directions import chosen_language, direction_of_set, language_token
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
@@ -40,7 +41,8 @@ class Loaded:
     choice: the requested checkpoints and those it chose from (`Choice.as_json`). metric: of a best checkpoint, higher is
     better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
     checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
-    opened: models in CTranslate2, which copies of this object with other settings share.
+    opened: models in CTranslate2, which copies of this object with other settings share. target_language: of a model of
+    several directions (data.directions), that of translations for which no other one is requested.
     """
 
     workdir: epath.Path
@@ -56,23 +58,40 @@ class Loaded:
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     weights: str = "float32"
     opened: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    target_language: str | None = None
 
     def translate(
         self,
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
+        target_language: str | Sequence[str | None] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task
-        does not support them.
+        """One Translation per line, in order; see `decoding.translator`. target_language: of a model of several directions, one
+        for all lines or one for each. Raises UserError for prefixes if the run's task does not support them, and for a target
+        language that the model does not know, or that it needs.
         """
         task = task_of(self.config)
         if prefixes and not task.supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
         lines = [task.preprocess_source(line) for line in lines]
-        return self.engine.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
+        starts = self._starts(target_language, len(lines))
+        return self.engine.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
+
+    def start_ids(self, target_language: str | None = None) -> tuple[int, ...]:
+        """Ids that come before those of a source sentence: the target language's token, for a model of several directions.
+        Raises UserError for a language that the model does not know, and for none where it needs one.
+        """
+        language = chosen_language(self.config.data, target_language or self.target_language)
+        return tuple(self.tokenizers.start_ids([language_token(language)] if language else []))
+
+    def _starts(self, target_language: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
+        one = target_language is None or isinstance(target_language, str)
+        languages = [target_language] * count if one else list(target_language)
+        starts = {language: self.start_ids(language) for language in dict.fromkeys(languages)}
+        return [starts[language] for language in languages]
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -80,35 +99,60 @@ class Loaded:
         return make_engine(self)
 
     def score(
-        self, pairs: Sequence[tuple[str, str]], *, where: Callable[[int], str] = "pair {}".format
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        target_language: str | Sequence[str | None] | None = None,
+        where: Callable[[int], str] = "pair {}".format,
     ) -> "list[PairScore]":
-        """The log-probability of each target given its source, in order; see `decoding.scoring`.
+        """The log-probability of each target given its source, in order; see `decoding.scoring`. target_language: see
+        `translate`.
 
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
         from t2t_flax.decoding.scoring import score_pairs
 
-        ids = self._encode(pairs, where)
+        ids = self._encode(pairs, where, target_language)
         batch_size = self.config.decode.batch_size
         return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
 
-    def attend(self, source: str, target: str | None = None) -> "AttentionMaps":
+    def attend(self, source: str, target: str | None = None, *, target_language: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
+        target_language: see `translate`.
 
         Raises UserError for an empty or too long side.
         """
         from t2t_flax.decoding.attention_weights import attention_maps
 
         if target is None:
-            self._encode_preprocessed([(source, source)], "source {}".format)  # reports a bad source before decoding
-            target = task_of(self.config).postprocess(source, self.translate([source])[0].text)
+            # Reports a bad source before decoding.
+            self._encode_preprocessed([(source, source)], "source {}".format, target_language)
+            (translation,) = self.translate([source], target_language=target_language)
+            target = task_of(self.config).postprocess(source, translation.text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
-        (pair,) = self._encode([(source, target)], "pair {}".format)
+        (pair,) = self._encode([(source, target)], "pair {}".format, target_language)
         return attention_maps(self.model, self.params, self.tokenizers, pair)
 
-    def _encode(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> "list[PairIds]":
+    def for_set(self, name: str) -> "Loaded":
+        """The run as it translates a validation or test set: in the direction that data.directions gives the set."""
+        direction = direction_of_set(self.config.data, name)
+        if direction is None:
+            return self
+        languages = {"source_language": direction.source, "target_language": direction.target}
+        config, stored = (
+            c and dataclasses.replace(c, data=dataclasses.replace(c.data, **languages))
+            for c in (self.config, self.stored)
+        )
+        return dataclasses.replace(self, config=config, stored=stored, target_language=direction.target)
+
+    def _encode(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        where: Callable[[int], str],
+        target_language: str | Sequence[str | None] | None,
+    ) -> "list[PairIds]":
         task, preprocessed = task_of(self.config), []
         for number, (source, target) in enumerate(pairs, 1):
             try:
@@ -116,13 +160,19 @@ class Loaded:
             except UserError as error:
                 raise UserError(f"{where(number)}: {error}") from None
             preprocessed.append((task.preprocess_source(source), text))
-        return self._encode_preprocessed(preprocessed, where)
+        return self._encode_preprocessed(preprocessed, where, target_language)
 
-    def _encode_preprocessed(self, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> "list[PairIds]":
+    def _encode_preprocessed(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        where: Callable[[int], str],
+        target_language: str | Sequence[str | None] | None,
+    ) -> "list[PairIds]":
         from t2t_flax.decoding.scoring import encode_pairs
 
         eos, limit = self.config.data.source_eos, self.max_source_length
-        return encode_pairs(self.tokenizers, pairs, source_eos=eos, limit=limit, where=where)
+        starts = self._starts(target_language, len(pairs))
+        return encode_pairs(self.tokenizers, pairs, source_eos=eos, limit=limit, starts=starts, where=where)
 
     @property
     def max_source_length(self) -> int:
@@ -155,7 +205,7 @@ def read_config(workdir: str | epath.Path) -> Config:
 
 def _without_local_paths(stored: Config) -> Config:
     data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
-    specs = [data.valid, *config_lib.parse_test_sets(data.test).values()]
+    specs = [*config_lib.parse_valid_sets(data.valid).values(), *config_lib.parse_test_sets(data.test).values()]
     names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
     if data.root and names:
         levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
@@ -220,6 +270,7 @@ def load(
     best: bool = False,
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
+    target_language: str | None = None,
     group: ProcessGroup | None = None,
     local: bool = False,
 ) -> Loaded:
@@ -228,12 +279,14 @@ def load(
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
     uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
-    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. All processes of `group`
-    restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir. Raises
-    UserError for a folder without a run, an unknown step, or a damaged checkpoint.
+    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. target_language: see `Loaded`. All
+    processes of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
+    Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     choice = Choice(step, average, best, at_most)
     run = open_run(workdir, overrides, group, local=local)
+    if target_language is not None:
+        chosen_language(run.config.data, target_language)
     part = mean(run.parts(choice, group))
     if best and part.metric is None:
         choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest
@@ -250,6 +303,7 @@ def load(
         stored=run.stored,
         config_changes=list(part.config_changes),
         weights=part.dtype,
+        target_language=target_language,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config, Model
+from t2t_flax.config.directions import language_pair, language_token, target_languages
 from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
@@ -44,6 +45,11 @@ def check_exportable(config: Config) -> None:
     """Raises UserError, naming the key, for a model that Marian's architecture cannot express."""
     advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
     require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
+
+
+def marian_token(language: str) -> str:
+    """The token of a target language before the text: MarianTokenizer takes `>>de<<` there as one piece, and no other form."""
+    return f">>{language}<<"
 
 
 def write_marian(
@@ -103,9 +109,10 @@ def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
     write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    _write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
+    tokens = {language_token(language): marian_token(language) for language in target_languages(config.data)}
+    _write_json(folder / "vocab.json", {tokens.get(piece, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
-    languages = {"source_lang": config.data.source_language, "target_lang": config.data.target_language}
+    languages = dict(zip(("source_lang", "target_lang"), language_pair(config.data), strict=True))
     kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": POSITIONS}
     _write_json(folder / "tokenizer_config.json", kind | languages | names)
 

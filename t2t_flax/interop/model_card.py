@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.config.directions import all_directions, trained_directions
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
-_PREFIX = re.compile(r"\s*(?:(?:--)?[\w.-]+=|(?:tsv|jsonl|parquet):|[\w.+-]+:(?!//))")
+_PREFIX = re.compile(r"\s*(?:(?:--)?[\w.-]+=|(?:tsv|jsonl|parquet|hf):|[\w.+-]+:(?!//))")
 """What stands before a path: a flag, the name of a source, its format."""
 _REMOTE = re.compile(r"(?!file:)[a-zA-Z][\w.+-]*://")
 _ABSOLUTE = re.compile(r"file://|\.{0,2}/|~")
@@ -26,7 +27,9 @@ _METRICS = {
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders."""
+    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders. direction: of the
+    test set, of a model of several.
+    """
 
     metric: str
     value: float
@@ -34,6 +37,7 @@ class Score:
     split: str
     data: str
     sentences: int
+    direction: str = ""
 
     @property
     def name(self) -> str:
@@ -59,9 +63,10 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     for metric, entry in record["scores"].items():
         if metric in _METRICS:
             value, signature = float(entry["score"]), entry.get("signature", "")
-            if not math.isfinite(value) or not all(isinstance(text, str) for text in (name, split, signature)):
+            texts = name, split, signature, data.get("direction", "")
+            if not math.isfinite(value) or not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"scores.{metric} is not a score")
-            scores.append(Score(metric, value, signature, split, name, sentences))
+            scores.append(Score(metric, value, signature, split, name, sentences, texts[-1]))
     return scores
 
 
@@ -89,7 +94,7 @@ def front_matter(config: Config, kind: str, name: str, scores: Sequence[Score], 
     """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
     data = config.data
     values: dict[str, Any] = {
-        "language": list(dict.fromkeys([data.source_language, data.target_language])),
+        "language": list(dict.fromkeys(code for direction in all_directions(data) for code in direction)),
         "license": license or "unknown",
         "library_name": _LIBRARY[kind],
         "tags": list(dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])),
@@ -103,9 +108,9 @@ def front_matter(config: Config, kind: str, name: str, scores: Sequence[Score], 
 
 
 def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
-    languages = f"{config.data.source_language}-{config.data.target_language}"
     results = []
-    for split, data in dict.fromkeys((score.split, score.data) for score in scores):
+    for split, data, direction in dict.fromkeys((score.split, score.data, score.direction) for score in scores):
+        languages = direction or f"{config.data.source_language}-{config.data.target_language}"
         metrics = [
             {
                 "type": _METRICS[s.metric][0],
@@ -145,10 +150,10 @@ def sections(config: Config, scores: Sequence[Score], command: str, dtype: str) 
         f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
         f"{m.d_ff}, {m.num_heads} heads."
     )
-    corpus = d.corpus or without_folders(d.train)
+    corpus, directions = d.corpus or without_folders(d.train), trained_directions(d) or all_directions(d)
     if corpus:
         parts.append(
-            f"## Data\n\nTrained on {_plain(corpus)} ({d.source_language}-{d.target_language}); tokenizer: {d.tokenizer}, "
+            f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, directions))}); tokenizer: {d.tokenizer}, "
             f"data.vocab_size {d.vocab_size:,}."
         )
     if command:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from t2t_flax.config.directions import Direction
 from t2t_flax.serving import schemas
 from t2t_flax.serving.errors import RequestError
 from t2t_flax.serving.languages import language_name
@@ -25,7 +26,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/languages", response_model=list[schemas.Language])
     async def languages() -> Any:
         """The languages, and those into which each can be translated."""
-        pairs = list(dict.fromkeys(model.languages for model in _translation_models(service)))
+        pairs = _directions(_translation_models(service))
         codes = sorted(dict.fromkeys(code for pair in pairs for code in pair))
         return [
             {
@@ -54,14 +55,16 @@ def router(service: Service) -> APIRouter:
         model = _find(service, body.source, body.target)
         n_best = min(1 + body.alternatives, model.max_n_best)
         lines = [line for text in texts for line in split_lines(text)]
-        results = iter(await service.translate(request, model, lines, [""] * len(lines), n_best))
+        target = body.target if model.target_languages else None
+        results = iter(await service.translate(request, model, lines, [""] * len(lines), n_best, target))
         answers = [_answers(text, [next(results) for _ in split_lines(text)], n_best) for text in texts]
         one = isinstance(body.q, str)
         content: dict[str, Any] = {"translatedText": answers[0][0] if one else [answer[0] for answer in answers]}
         if body.alternatives:
             content["alternatives"] = answers[0][1:] if one else [answer[1:] for answer in answers]
-        if body.source == "auto":  # not detected: it is what the model translates from
-            detected = {"language": model.languages[0], "confidence": 0}
+        if body.source == "auto":  # not detected: it is what the model translates from, if that is one language
+            sources = _sources([model], body.target)
+            detected = {"language": sources[0] if len(sources) == 1 else "auto", "confidence": 0}
             content["detectedLanguage"] = detected if one else [detected] * len(texts)
         return JSONResponse(content)
 
@@ -74,18 +77,32 @@ def _translation_models(service: Service) -> Sequence[ServedModel]:
 
 
 def _find(service: Service, source: str, target: str) -> ServedModel:
-    """The first model from one language to the other. Raises RequestError."""
+    """The first model from one language to the other. Raises RequestError. A model of several directions translates from any of
+    its languages without being told which, so that it fits `auto`.
+    """
     models = _translation_models(service)
-    fitting = [model for model in models if target == model.languages[1] and source in ("auto", model.languages[0])]
+    fitting = [
+        model
+        for model in models
+        if any(target == into and source in ("auto", origin) for origin, into in model.directions)
+    ]
     if not fitting:
-        pairs = ", ".join(dict.fromkeys(f"{model.languages[0]} to {model.languages[1]}" for model in models))
+        pairs = ", ".join(f"{origin} to {into}" for origin, into in _directions(models))
         raise RequestError(
             400, f"{source[:20]} to {target[:20]} is not supported; this server has {pairs or 'nothing'}."
         )
-    sources = sorted({model.languages[0] for model in fitting})
-    if len(sources) > 1:
-        raise RequestError(400, f"source = auto is ambiguous: name one of {', '.join(sources)}.")
+    if source == "auto" and len(fitting) > 1 and len(_sources(fitting, target)) > 1:
+        raise RequestError(400, f"source = auto is ambiguous: name one of {', '.join(_sources(fitting, target))}.")
     return fitting[0]
+
+
+def _directions(models: Sequence[ServedModel]) -> list[Direction]:
+    return list(dict.fromkeys(direction for model in models for direction in model.directions))
+
+
+def _sources(models: Sequence[ServedModel], target: str) -> list[str]:
+    """The languages from which the models translate into this one, sorted."""
+    return sorted({origin for origin, into in _directions(models) if into == target})
 
 
 def _answers(text: str, lines: Sequence[list[dict[str, Any]]], n_best: int) -> list[str]:

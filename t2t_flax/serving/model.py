@@ -8,11 +8,12 @@ import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config
+from t2t_flax.config.directions import Direction, all_directions, chosen_language, language_pair, target_languages
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, plan_batches, round_up
 from t2t_flax.decoding.translator import CACHE_LENGTHS, in_compute_type
 from t2t_flax.distributed import mesh as mesh_lib
@@ -37,12 +38,23 @@ _WARM_LENGTHS = (24, 100)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line to translate, its number within its request, the forced beginning of its translation, and how many of them."""
+    """A line to translate, its number within its request, the forced beginning of its translation, how many of them, and of a
+    model of several directions the language.
+    """
 
     number: int
     text: str
     prefix: str
     n_best: int
+    target_language: str | None = None
+
+
+class Pair(NamedTuple):
+    """A pair to score, or whose attention to compute; target None = the model's own translation."""
+
+    source: str
+    target: str | None
+    target_language: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +118,14 @@ class ServedModel:
             self._thread.join()
 
     @property
-    def languages(self) -> tuple[str, str]:
-        """Codes of the source and the target language."""
-        return self.config.data.source_language, self.config.data.target_language
+    def directions(self) -> list[Direction]:
+        """Those of the run's config, which need not have training text."""
+        return all_directions(self.config.data)
+
+    @property
+    def target_languages(self) -> list[str]:
+        """Those between which a request chooses; empty for a model of one direction."""
+        return target_languages(self.config.data)
 
     @property
     def max_n_best(self) -> int:
@@ -117,7 +134,8 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
-        model, (source, target), loaded = self.config.model, self.languages, self._restored
+        model, loaded = self.config.model, self._restored
+        source, target = language_pair(self.config.data)
         return {
             "name": self.name,
             "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
@@ -126,6 +144,7 @@ class ServedModel:
             "task": self.config.data.task,
             "source": source,
             "target": target,
+            "target_languages": self.target_languages,
             "layers": {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers},
             "heads": model.num_heads,
             "beam_size": self.config.decode.beam_size if self.config.decode.strategy == "beam" else 1,
@@ -134,11 +153,16 @@ class ServedModel:
             "parameters": _count(loaded.params),
         }
 
-    def translate(self, lines: Sequence[str], prefixes: Sequence[str], n_best: int) -> Job[Line]:
-        """Queues the lines that need a search; each result is `Hypotheses`, best first, of the item's line.
+    def translate(
+        self, lines: Sequence[str], prefixes: Sequence[str], n_best: int, target_language: str | None = None
+    ) -> Job[Line]:
+        """Queues the lines that need a search; each result is `Hypotheses`, best first, of the item's line. Lines in several
+        languages share batches.
 
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
+        Raises UserError for a target language that the model does not know, or that it needs.
         """
+        chosen_language(self.config.data, target_language)
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
@@ -155,7 +179,7 @@ class ServedModel:
         alone = object() if self.config.decode.strategy == "sample" else None
         key = TranslateKey(self._searched(n_best), round_up(longest, PREFIX_LENGTHS), alone)
         items = [
-            Line(i, line, prefix, n_best)
+            Line(i, line, prefix, n_best, target_language)
             for i, (line, prefix) in enumerate(zip(lines, prefixes, strict=True))
             if line.strip() or prefix or alone  # samples depend on a line's number in its batch
         ]
@@ -173,23 +197,29 @@ class ServedModel:
         same = decode.strategy == "beam" and decode.early_stopping != "top_finished"
         return decode.beam_size if same and n_best > 1 else n_best
 
-    def score(self, source: str, target: str) -> Job[tuple[str, str]]:
-        """Queues a pair; its result is a `PairScore`."""
-        return self._batcher.submit(ScoreKey(), [(source, target)])
+    def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
+        """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
+        chosen_language(self.config.data, target_language)
+        return self._batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
-    def attend(self, source: str, target: str | None) -> Job[tuple[str, str | None]]:
-        """Queues a pair; its result is the JSON text of the weights. Raises RequestError for a long source or target."""
+    def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
+        """Queues a pair; its result is the JSON text of the weights. Raises RequestError for a long source or target, and
+        UserError as `translate`.
+        """
+        chosen_language(self.config.data, target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
                 raise RequestError(400, _too_long_for_attention(name, tokens))
-        return self._batcher.submit(AttentionKey(object()), [(source, target)])
+        return self._batcher.submit(AttentionKey(object()), [Pair(source, target, target_language)])
 
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
         loaded = self._restored
         text = task_of(self.config).preprocess_source(text) if side == "source" and text.strip() else text
         tokens = len(getattr(loaded.tokenizers, side).encode(text)) + 1
+        if side == "source" and self.target_languages:
+            tokens += 1  # the target language's
         if tokens > loaded.max_source_length:
             limit = loaded.max_source_length
             raise RequestError(
@@ -202,6 +232,10 @@ class ServedModel:
             loaded = self._load()
             if loaded.engine.name == "jax":
                 loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
+            if languages := target_languages(loaded.config.data):
+                loaded = dataclasses.replace(
+                    loaded, target_language=languages[0]
+                )  # of the warm-up; requests name theirs
             self.config, self._restored = loaded.config, loaded
             for warm_up in self._warm_ups(loaded):
                 if self._stopping.is_set():
@@ -241,13 +275,19 @@ class ServedModel:
         if isinstance(key, TranslateKey):
             return self._translate(key, items)
         if isinstance(key, ScoreKey):
-            return list(self._loaded(1).score(items, where=lambda number: "the pair"))
+            pairs, languages = [item[:2] for item in items], [item.target_language for item in items]
+            return list(self._loaded(1).score(pairs, target_language=languages, where=lambda number: "the pair"))
         return [self._attend(*pair) for pair in items]
 
     def _translate(self, key: TranslateKey, items: list[Line]) -> list[Hypotheses]:
         loaded, task = self._loaded(key.n_best), task_of(self.config)
         prefixes = [item.prefix for item in items] if key.prefix_length else None
-        translations = loaded.translate([item.text for item in items], prefixes=prefixes, first_line=items[0].number)
+        translations = loaded.translate(
+            [item.text for item in items],
+            prefixes=prefixes,
+            target_language=[item.target_language for item in items],
+            first_line=items[0].number,
+        )
         pieces, results = loaded.tokenizers.target.pieces, []
         for item, translation in zip(items, translations, strict=True):
             results.append(
@@ -263,8 +303,8 @@ class ServedModel:
         self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
         return results
 
-    def _attend(self, source: str, target: str | None) -> str:
-        maps = self._loaded(1).attend(source, target)
+    def _attend(self, source: str, target: str | None, target_language: str | None) -> str:
+        maps = self._loaded(1).attend(source, target, target_language=target_language)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
         weights = {

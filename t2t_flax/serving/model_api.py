@@ -44,7 +44,7 @@ def router(service: Service) -> APIRouter:
         if not any(line.strip() for line in lines):
             raise RequestError(400, "text has no text.")
         prefixes = _for_lines(prefixes, len(lines))
-        results = await service.translate(request, model, lines, prefixes, body.n_best)
+        results = await service.translate(request, model, lines, prefixes, body.n_best, body.target_language)
         translations = [
             {"source": line, "hypotheses": hypotheses} for line, hypotheses in zip(lines, results, strict=True)
         ]
@@ -61,7 +61,8 @@ def router(service: Service) -> APIRouter:
         body = await service.read(request, schemas.AttentionRequest)
         model = service.model(body.model)
         _check_pair(service, body.source, body.target)
-        (text,) = await service.wait(request, await service.submit(model.attend, body.source, body.target))
+        job = await service.submit(model.attend, body.source, body.target, body.target_language)
+        (text,) = await service.wait(request, job)
         return Response(text, media_type="application/json")
 
     @routes.post(
@@ -75,7 +76,8 @@ def router(service: Service) -> APIRouter:
         body = await service.read(request, schemas.ScoreRequest)
         model = service.model(body.model)
         _check_pair(service, body.source, body.target)
-        (result,) = await service.wait(request, await service.submit(model.score, body.source, body.target))
+        job = await service.submit(model.score, body.source, body.target, body.target_language)
+        (result,) = await service.wait(request, job)
         pieces = [
             {"piece": piece, "log_prob": value}
             for piece, value in zip(result.tokens, result.token_log_probs, strict=True)

@@ -11,6 +11,7 @@ from python_multipart.multipart import create_form_parser
 from t2t_flax.serving.errors import RequestError
 
 Texts = str | list[str]
+TargetLanguage = Annotated[str | None, Field(description="one of the model's target_languages, if it has any")]
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _MAX_FIELDS = 10_000
 # It logs what is wrong with each body; the client is told.
@@ -46,6 +47,7 @@ class TranslateRequest(_Strict):
     text: Annotated[Texts, Field(description="a string or a list of strings")]
     prefix: Annotated[Texts | None, Field(description="a string or a list of strings, one for each line")] = None
     n_best: Annotated[int, Field(ge=1, description="a whole number from 1")] = 1
+    target_language: TargetLanguage = None
 
 
 class Hypothesis(BaseModel):
@@ -72,6 +74,7 @@ class AttentionRequest(_Strict):
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     source: Annotated[str, Field(description="a string")]
     target: Annotated[str | None, Field(description="a string; without it, the model's own translation")] = None
+    target_language: TargetLanguage = None
 
 
 class AttentionAnswer(BaseModel):
@@ -91,6 +94,7 @@ class ScoreRequest(_Strict):
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     source: Annotated[str, Field(description="a string")]
     target: Annotated[str, Field(description="a string")]
+    target_language: TargetLanguage = None
 
 
 class PieceScore(BaseModel):
@@ -113,7 +117,9 @@ class Language(BaseModel):
 
 
 class Model(BaseModel):
-    """steps: the checkpoints whose mean the parameters are. engine: what decodes. max_n_best: the most hypotheses of a line."""
+    """steps: the checkpoints whose mean the parameters are. engine: what decodes. source, target: "mul" for several languages.
+    target_languages: those between which a request chooses. max_n_best: the most hypotheses of a line.
+    """
 
     name: str
     workdir: str
@@ -122,6 +128,7 @@ class Model(BaseModel):
     task: str
     source: str
     target: str
+    target_languages: list[str]
     layers: dict[str, int]
     heads: int
     beam_size: int

@@ -74,10 +74,16 @@ class Service:
         check_text(field, texts, self.limits.max_text_length, self.limits.max_lines, several_lines=several_lines)
 
     async def translate(
-        self, request: Request, model: ServedModel, lines: Sequence[str], prefixes: Sequence[str], n_best: int
+        self,
+        request: Request,
+        model: ServedModel,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        n_best: int,
+        target_language: str | None = None,
     ) -> list[Hypotheses]:
         """The hypotheses of each line. Lines that need no search do not wait for the device. Raises RequestError."""
-        job = await self.submit(model.translate, lines, prefixes, n_best)
+        job = await self.submit(model.translate, lines, prefixes, n_best, target_language)
         queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
         results: dict[int, Hypotheses] = dict(queued)
         return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]

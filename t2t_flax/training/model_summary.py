@@ -6,13 +6,14 @@ from typing import Any
 import jax
 
 from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
 from t2t_flax.config.mixture_keys import parse_mixture
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import flops
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
-from t2t_flax.training.trainable import split
+from t2t_flax.training.trainable import backward_of, split
 
 # Millions of parameters in Table 3, by (layers per stack, d_model, d_ff, heads, d_k). The paper gives none for rows (A).
 _PAPER = {
@@ -33,7 +34,7 @@ def describe(config: Config) -> str:
     parts = [
         *([_start(config)] if config.train.init_from else []),
         _parameters(config, state.params, sizes),
-        _flops(config, sizes[1]),
+        _flops(config, sizes[1], backward_of(config, sizes[1], state.params)),
         _batches(config),
         _schedule(config),
         _memory(config, state),
@@ -72,19 +73,17 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
     return lines
 
 
-def _flops(config: Config, vocab: int) -> list[str]:
-    lines = ["FLOPs of training per target token (forward and backward, 2 per multiply-add)"]
+def _flops(config: Config, vocab: int, backward: flops.Backward | None) -> list[str]:
+    frozen = ", none for what is frozen" if backward else ""
+    lines = [f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"]
+    per_token = {}
     for length in (27, 64, 256):
         one = flops.Tokens(length, length, length**2, length**2, length**2)
-        per_token = 3 * flops.forward_flops(config.model, vocab, one) / length
-        lines.append(f"  pairs of {length:3} + {length:3} tokens          {per_token / 1e6:>11,.1f} million")
-    lines.append(f"  whole run, pairs of 27 + 27         {_total(config, vocab):>11.2e} in all")
+        per_token[length] = flops.training_flops(config.model, vocab, one, backward) / length
+        lines.append(f"  pairs of {length:3} + {length:3} tokens          {per_token[length] / 1e6:>11,.1f} million")
+    whole = per_token[27] * config.data.batch_tokens * config.train.steps
+    lines.append(f"  whole run, pairs of 27 + 27         {whole:>11.2e} in all")
     return lines
-
-
-def _total(config: Config, vocab: int) -> float:
-    one = flops.Tokens(27, 27, 27**2, 27**2, 27**2)
-    return 3 * flops.forward_flops(config.model, vocab, one) / 27 * config.data.batch_tokens * config.train.steps
 
 
 def _batches(config: Config) -> list[str]:
@@ -104,10 +103,19 @@ def _batches(config: Config) -> list[str]:
 
 def _sources(config: Config) -> list[str]:
     d, names = config.data, list(parse_train_sources(config.data.train))
-    dropout = f"  BPE-dropout {d.bpe_dropout:g}: epochs take turns through {d.bpe_dropout_samples} segmentations"
+    sampling = {"BPE-dropout": d.bpe_dropout, "unigram sampling, alpha": d.unigram_alpha}
+    lines = [
+        f"  {name} {strength:g}: epochs take turns through {d.subword_samples} segmentations"
+        for name, strength in sampling.items()
+        if strength
+    ]
+    if directions := trained_directions(d):
+        lines.append(f"  directions: {', '.join(map(str, directions))}")
+        lines.append(f"  tokens of the target languages: {' '.join(map(language_token, target_languages(d)))}")
+    if untrained := untrained_directions(d):
+        lines.append(f"  zero-shot, no training text: {', '.join(map(str, untrained))}")
     if len(names) < 2:
-        return [dropout] if d.bpe_dropout else []
-    lines = [dropout] if d.bpe_dropout else []
+        return lines
     lines += [f"  sources: {', '.join(names)}"]
     for start, weights in parse_mixture(d):
         if weights is None:

@@ -4,9 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from t2t_flax.config.named_sources import VALID_PREFIX
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
@@ -194,13 +197,31 @@ def common_step(trackers: list[RunTracker]) -> int:
     return steps.pop()
 
 
-def validation_loss(run: TrainingSetup) -> ValidationLoss | None:
-    """The function that computes the validation loss; None if the config does not need it."""
+def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:
+    """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
+    it.
+    """
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     besides = run.abstract.opt_state, run.abstract.ema
     params = without_adapters(run.abstract.params)
-    return ValidationLoss(run.config, run.model, run.mesh, params, run.corpus.valid, "valid", besides)
+    programs: dict[Any, Any] = {}
+    losses = {
+        name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
+        for name, store in run.corpus.valid.items()
+    }
+    return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
+
+
+def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
+
+    The mean does not weigh the sets by their size: every direction of a model counts as much as any other.
+    """
+    first, *_ = values.values()
+    means = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
+    named = [(name.removeprefix(VALID_PREFIX), of_set) for name, of_set in values.items() if name != "valid"]
+    return means | {f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()}
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

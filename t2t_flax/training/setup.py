@@ -92,8 +92,9 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
 class ValidationLoss:
     """Losses and token metrics over a whole store, without dropout; compiled once for each shape.
 
-    `params`: parameters, or their abstract shapes and shardings. `split`: valid or test, for messages. `besides`: other
-    arrays on the devices while it runs, such as the optimizer state. Raises UserError, naming the pair, where a pair is
+    `params`: parameters, or their abstract shapes and shardings. `split`: of the store, as in `split_source`. `besides`: other
+    arrays on the devices while it runs, such as the optimizer state. `programs`: compiled for other stores of the run, to
+    which new ones are added. Raises UserError, naming the pair, where a pair is
     longer than the positions, and where a program does not fit in memory.
     """
 
@@ -106,6 +107,7 @@ class ValidationLoss:
         store: TokenStore,
         split: str = "valid",
         besides: Any = (),
+        programs: dict[Shape, jax.stages.Compiled] | None = None,
     ):
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
         if model.config.position == "learned" and store.longest > model.config.max_positions:
@@ -117,18 +119,19 @@ class ValidationLoss:
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
         step, available = make_eval_step(config, model, mesh, shardings), memory.device_memory()
-        self._parts = []
+        self._parts, programs = [], {} if programs is None else programs
         for shape, batches in validation_batches(store, config.data, shards=shards, tokens=tokens):
             struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
-            with mesh_lib.use(mesh):
-                program = step.lower(params, struct).compile()
-            needed = memory.program_bytes(program)
+            if shape not in programs:
+                with mesh_lib.use(mesh):
+                    programs[shape] = step.lower(params, struct).compile()
+            needed = memory.program_bytes(programs[shape])
             advice = "Lower config.data.microbatch_tokens."
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
             what = f"the loss of config.data.{split} for {shape}"
             memory.check_fits_in_memory(what, needed and needed + memory.resident_bytes(besides), available, advice)
-            self._parts.append((program, shape, batches))
+            self._parts.append((programs[shape], shape, batches))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""

@@ -16,6 +16,7 @@ from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.trainable import backward_of
 
 
 class DelayedMetrics:
@@ -66,6 +67,7 @@ class TrainLogger:
                 self.write(progress.step, {"config_changed": change["changed"]})
         self._since = self._busy()
         self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
+        self._backward = backward_of(config, run.model.target_vocab, run.abstract.params)
         devices = run.mesh.size
         sheet = flops.data_sheet_peak(jax.devices()[0])
         self._peaks = {
@@ -90,8 +92,8 @@ class TrainLogger:
         model, vocab = self._run.config.model, self._run.model.target_vocab
         self._tokens += batch.real.target
         self._slots += batch.padded.target
-        self._useful += 3 * flops.forward_flops(model, vocab, batch.real)
-        self._hardware += 3 * flops.forward_flops(model, vocab, batch.padded)
+        self._useful += flops.training_flops(model, vocab, batch.real, self._backward)
+        self._hardware += flops.training_flops(model, vocab, batch.padded, self._backward)
         seconds = max(self._busy() - self._since, 1e-9)
         text = (
             f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t2t_flax.config import Config
 from t2t_flax.config.fine_tuning import patterns_of
 from t2t_flax.errors import UserError
+from t2t_flax.monitoring import flops
 
 LORA = "lora"
 """The name of the low-rank adapters beside the parameters of the model, see `lora`."""
@@ -38,6 +39,20 @@ def split(config: Config, params: Mapping[str, Any]) -> tuple[dict[str, Any], di
     trees = ({path: x for path, x in leaves.items() if (path in frozen) == wanted} for wanted in (False, True))
     trained, rest = (unflatten_dict(tree, sep="/") for tree in trees)
     return trained, rest
+
+
+def backward_of(config: Config, vocab: int, params: Mapping[str, Any]) -> flops.Backward | None:
+    """The products of the backward pass of an update of a run's parameters; None where all are trained. vocab: of the target.
+
+    The gradient of a kernel with adapters is computed whole, those of the adapters follow from it. The products of
+    adapters, which do not grow with the batch, are left out.
+    """
+    if not config.train.freeze and not config.train.lora_rank:
+        return None
+    paths = flatten_dict(split(config, params)[0], sep="/")
+    if config.train.lora_rank:
+        paths = {path.removeprefix(f"{LORA}/").rpartition("/")[0] for path in paths}
+    return flops.partial_backward(config.model, vocab, params, paths)
 
 
 def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
 checkpoints/N/    the state after update N
 trackers/         what the experiment trackers have got
+devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
 .lock             held by the writing process

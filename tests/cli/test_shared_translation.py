@@ -2,8 +2,12 @@
 
 import argparse
 import contextlib
+import dataclasses
+import os
+import re
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from helpers.thread_groups import run_processes
 
@@ -11,6 +15,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.cli import shared_translation
 from t2t_flax.cli.line_windows import full_windows, paired
 from t2t_flax.cli.shared_translation import Share, join
+from t2t_flax.cli.translation_loop import output_settings
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
@@ -38,6 +43,7 @@ class CapitalsRun:
     """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
 
     fail_at = ""
+    target_language = None
 
     def __init__(self, n_best):
         self.config = resolve(override(to_config_dict(Config()), {"decode.batch_size": "1", "decode.n_best": n_best}))
@@ -72,11 +78,11 @@ def translate(monkeypatch, tmp_path):
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
 
-    def run(count, *, n_best=1, prefix=None, resume=False, fail_at=""):
-        def load(workdir, *, local, **choice):
+    def run(count, *, n_best=1, prefix=None, resume=False, fail_at="", weights=(0.0,) * 3):
+        def load(workdir, *, local, group, **choice):
             assert local
             run = CapitalsRun(str(n_best))
-            run.fail_at = fail_at
+            run.fail_at, run.params = fail_at, {"w": jnp.float32(weights[group.index])}
             return run
 
         monkeypatch.setattr(restore, "load", load)
@@ -90,6 +96,7 @@ def translate(monkeypatch, tmp_path):
             step=None,
             average=0,
             best=False,
+            target_language=None,
         )
         return run_processes(count, lambda group: shared_translation._job(args, {}, Supervisor(group)))
 
@@ -142,6 +149,35 @@ def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(t
     for answer in translate(2, prefix="starts"):
         assert "in has 12 lines and starts 11" in str(answer)
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_into_the_workdir(translate, tmp_path):
+    (tmp_path / "in").write_text("a\n")
+    os.utime(tmp_path / "w", ns=(0, 0))  # a new or removed file would change it
+    assert translate(2) == [0, 0]
+    assert (tmp_path / "w").stat().st_mtime_ns == 0
+
+
+def test_processes_with_different_parameters_do_not_share_a_translation(translate, tmp_path):
+    """As of workdirs that are not the same for all."""
+    (tmp_path / "in").write_text("a\n")
+    answers = list(map(str, translate(2, weights=(1.0, 2.0))))
+    pattern = r"parameters = \d+ on process \d on .* and \d+ on process \d on .*: --workdir=w and the settings must be"
+    assert any(re.match(pattern, answer) for answer in answers), answers
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "w"]
+
+
+@pytest.mark.parametrize(
+    ("data", "language", "shown"),
+    [({}, "de", None), ({"train": "en-de=a; fr-de=b", "directions": "by_name"}, "de", "de")],
+    ids=["no directions", "one target"],
+)
+def test_the_only_target_language_may_be_named_when_resuming(data, language, shown):
+    run = CapitalsRun("1")
+    run.config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, **data))
+    unnamed = output_settings(run, False)
+    run.target_language = language
+    assert output_settings(run, False) == unnamed and unnamed.get("--target-language") == shown
 
 
 @pytest.mark.parametrize(

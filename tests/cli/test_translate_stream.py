@@ -32,6 +32,8 @@ def texts(windows):
 class CapitalsRun:
     """A run whose translations are the lines in capitals. windows: the lines of each call."""
 
+    target_language = None
+
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
         self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax")

@@ -124,9 +124,12 @@ ELSEWHERE = {
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
-    "data/test_bpe_dropout.py": "data.bpe_dropout data.bpe_dropout_samples",
+    "data/test_bpe_dropout.py": "data.bpe_dropout data.subword_samples",
+    "data/test_unigram_sampling.py": "data.unigram_alpha",
+    "data/test_language_filter.py": "data.language_filter",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "data/test_mixture.py": "data.mixture data.mixture_temperature",
+    "data/test_directions.py": "data.directions",
     "data/test_preprocess.py": "data.drop_duplicates",
     "conformance/test_numpy_reference.py": "model.rope_theta",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
@@ -291,6 +294,10 @@ def test_cpu_devices_compile_cache_and_allocator(monkeypatch):
     updates.clear()
     process.prepare_process(changed(Config(), {"train.compile_cache": ""}))
     assert "jax_num_cpu_devices" not in updates and "jax_compilation_cache_dir" not in updates and calls
+    for given, expected in (("/of/jax", False), ("", True)):
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
+        process.prepare_process(Config())
+        assert ("jax_compilation_cache_dir" in updates) == expected
 
 
 HERE = {

@@ -56,7 +56,10 @@ def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, single_proces
     )
     for corpus in run_processes(hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)):
         assert corpus.tokenizers.digest == single_process.tokenizers.digest
-        for actual, other in ((corpus.train, single_process.train), (corpus.valid, single_process.valid)):
+        for actual, other in (
+            (corpus.train, single_process.train),
+            (corpus.valid["valid"], single_process.valid["valid"]),
+        ):
             assert actual.digest == other.digest and content(actual.folder) == content(other.folder)
     assert len(trained) == len(encoded) == 1
     assert [len(pairs) for pairs in encoded.values()] == [200 + 20]

@@ -304,7 +304,7 @@ def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, mo
     assert [reason for _, reason in listed] == reasons
     assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["3", "5", "6", "7", "8"]
     counts = {name: store.meta[name] for name in ("pairs_read", "dropped", *preprocess.REASONS)}
-    assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1)
+    assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1, language=0)
     assert "5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates" in store.describe()
 
 

@@ -26,7 +26,7 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     corpus = prepare_corpus(task_of(config), tmp_path)
     assert corpus.train.meta["pairs_read"] == 29_000
     assert corpus.train.num_pairs + corpus.train.meta["dropped"] == 29_000 and corpus.train.meta["dropped"] < 30
-    assert corpus.valid.num_pairs == 1014
+    assert corpus.valid["valid"].num_pairs == 1014
     with gzip.open(raw / "test2016.de.gz", "rt", encoding="utf-8", newline="\n") as file:
         references = file.read().split("\n")[:-1]
     pairs = list(split_source(task_of(config), "test").pairs())

@@ -237,12 +237,13 @@ def test_damaged_parquet_pages_are_reported_with_the_file(tables):
 
 def test_unknown_source_form_error_lists_every_form(tmp_path):
     with pytest.raises(UserError) as error:
-        open_en_de("hf:wmt14", tmp_path)
+        open_en_de("opus:wmt14", tmp_path)
     assert all(form.shown in str(error.value) for form in SOURCES.values())
 
 
 def test_files_of_a_source_spec():
     specs = {"a.en, a.de": ["a.en", "a.de"], "t.tsv": ["t.tsv"], "jsonl:x/t": ["x/t"], "t.jsonl.gz": ["t.jsonl.gz"]}
+    specs |= {"hf:data/set:train": ["data/set"], "hf:set": ["set"], "hf:gs://b/set": ["gs://b/set"]}
     specs |= {"toy:train:9": [], "tfds:wmt14_translate/de-en:train": [], "trees.mrg": ["trees.mrg"]}
     assert {spec: files_of(spec) for spec in specs} == specs
 

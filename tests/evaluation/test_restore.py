@@ -93,7 +93,7 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     """No dropout, no smoothing, no pair dropped; compared with each pair in its own row."""
     workdir, outcome = finished
     run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
-    store = run.corpus.valid
+    store = run.corpus.valid["valid"]
     means = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
     pairs = [(store.source(i).tolist(), store.target(i).tolist()) for i in range(store.num_pairs)]
     _, sums = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(

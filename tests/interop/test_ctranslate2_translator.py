@@ -61,9 +61,9 @@ def both(exported, lines, prefixes=None, **keys):
     tokenizers, left = SimpleNamespace(source=Ids(), target=Ids()), []
     by_jax = Translator(model, tokenizers, devices_mesh(), config)
 
-    def jax_translate(lines, prefixes):
+    def jax_translate(lines, prefixes, starts):
         left.extend(lines)
-        return by_jax.translate(params, lines, prefixes=prefixes)
+        return by_jax.translate(params, lines, prefixes=prefixes, starts=starts)
 
     theirs = CTranslate2Translator(translator, tokenizers, model.config, config, jax_translate)
     return by_jax.translate(params, lines, prefixes=prefixes), theirs.translate(lines, prefixes=prefixes), left

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from t2t_flax.interop.model_card import without_folders
 
-PREFIXES = ("", "tsv:", "jsonl:", "parquet:", "NAME=", "NAME=jsonl:", "--workdir=", "--config.data.train=tsv:")
+PREFIXES = ("", "tsv:", "jsonl:", "parquet:", "hf:", "NAME=", "NAME=jsonl:", "--workdir=", "--config.data.train=tsv:")
 ROOTS = ("/", "~/", "../", "./", "file:///", "//")
 folders = st.lists(st.from_regex(r"secret[\w =.:-]{0,5}", fullmatch=True), max_size=4)
 names = st.from_regex(r"[a-z]\w{0,5}\.(en|tsv|jsonl)", fullmatch=True)

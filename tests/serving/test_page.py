@@ -378,3 +378,24 @@ def test_content_security_policy(browser, address):
         assert page.evaluate("window.ran") is None
         page.get_by_role("link", name="API").click()
         page.wait_for_url("**/docs")
+
+
+def test_a_model_of_several_languages_has_a_choice(page):
+    """The chosen target language goes with every request, and names the translation's language."""
+    assert page.locator("#target-field").is_hidden()
+
+    def with_languages(route):
+        models = route.fetch().json()
+        route.fulfill(json=[model | {"target": "mul", "target_languages": ["de", "fr"]} for model in models])
+
+    page.route("**/api/models", with_languages)
+    stand_in(page, "Il est tard.", pair(["▁It", "</s>"], ["▁Il", "</s>"]))
+    page.reload()
+    page.wait_for_selector("#translate:enabled", timeout=120_000)
+    assert page.locator("#target option").all_inner_texts() == ["German", "French"]
+    page.select_option("#target", "fr")
+    with page.expect_request("**/api/translate") as translation, page.expect_request("**/api/attention") as attention:
+        ask(page)
+    assert {request.value.post_data_json["target_language"] for request in (translation, attention)} == {"fr"}
+    assert page.locator(".hypotheses .text").first.get_attribute("lang") == "fr"
+    assert "to French" in page.locator(".facts").first.inner_text()

@@ -50,10 +50,10 @@ def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
     run = start(config, tmp_path, cache)
     state, _ = init_state(config, run.model, run.tx, run.mesh)
-    plain = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    plain = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"])(state.params)
     np.testing.assert_allclose(plain["nll"], plain["loss"], rtol=1e-6)
     config = tiny_run(tmp_path, steps=1, **EPOCHS)
-    smoothed = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid)(state.params)
+    smoothed = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"])(state.params)
     np.testing.assert_allclose(plain["nll"], smoothed["nll"], rtol=1e-6)
     assert smoothed["loss"] != smoothed["nll"]
 

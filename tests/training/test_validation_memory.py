@@ -50,7 +50,7 @@ def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
 
 
 def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
-    parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid
+    parts = run.config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"]
     without_optimizer, with_optimizer = (
         memory_estimates(monkeypatch, make)[0]
         for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
@@ -73,7 +73,7 @@ def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
 def test_validation_loss_includes_long_pairs(run):
     """The total loss is the token-weighted mean of the losses of the pairs."""
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
-    store, config = run.corpus.valid, run.config
+    store, config = run.corpus.valid["valid"], run.config
     all_rows = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
         state.params

@@ -1,9 +1,9 @@
-"""Data sources: text files, a TSV, JSON-lines or Parquet file, a TFDS dataset, or the built-in corpus.
+"""Data sources: text files, a TSV, JSON-lines or Parquet file, a dataset of Hugging Face or TFDS, or the built-in corpus.
 
 A new form is a file in this folder and a row in `SOURCES` (docs/extending.md).
 """
 
-from t2t_flax.data.sources import jsonl, parquet, text, tfds, toy
+from t2t_flax.data.sources import jsonl, parquet, saved_dataset, text, tfds, toy
 from t2t_flax.data.sources.base import Context, Form, Source
 from t2t_flax.errors import UserError
 
@@ -12,6 +12,7 @@ SOURCES: dict[str, Form] = {
     "tfds": tfds.FORM,
     "jsonl": jsonl.FORM,
     "parquet": parquet.FORM,
+    "hf": saved_dataset.FORM,
     "tsv": text.TSV_FORM,
     "text": text.TEXT_FORM,
 }

@@ -15,6 +15,8 @@ class Source(abc.ABC):
     """Target sides of each sentence; training and its losses use the first."""
     tag = ""
     """Put before the source sentences, with a space."""
+    start_tokens: tuple[str, ...] = ()
+    """Control symbols of the tokenizer, whose ids are put before those of each source sentence; the text has none of them."""
     earlier_fingerprints: tuple[str, ...] = ()
     """Fingerprints of the same spec in earlier versions: a run keeps the data that it prepared under one of them."""
 

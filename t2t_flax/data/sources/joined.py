@@ -1,4 +1,4 @@
-"""Several sources as one corpus, with a tag before the source sentences of some and a limit to their pairs."""
+"""Several sources as one corpus, with tags or control symbols before the source sentences of some and limits to their pairs."""
 
 import hashlib
 import itertools
@@ -9,18 +9,28 @@ from t2t_flax.data.sources.base import Source
 
 
 class SourcePart(Source):
-    """The first `limit` pairs of a source (0 = all), with `tag` and a space before each source sentence."""
+    """The first `limit` pairs of a source (0 = all), with `tag` and a space before each source sentence, or `start_tokens`
+    before its ids, on which the fingerprint does not depend.
+    """
 
-    def __init__(self, source: Source, *, tag: str = "", limit: int = 0):
+    def __init__(self, source: Source, *, tag: str = "", limit: int = 0, start_tokens: tuple[str, ...] = ()):
         super().__init__(source.spec, source.count and min(source.count, limit or source.count))
-        self._source, self.tag, self._limit = source, tag, limit
+        self._source, self.tag, self._limit, self.start_tokens = source, tag, limit, start_tokens
+        self.reference_count = source.reference_count
+        if not (tag or limit):
+            self.earlier_fingerprints = source.earlier_fingerprints
 
     def read(self):
         pairs = itertools.islice(self._source.read(), self._limit or None)
         # An empty side stays empty, so that it is counted as such.
         return ((f"{self.tag} {s}" if self.tag and s.strip() else s, t) for s, t in pairs)
 
+    def references(self):
+        return itertools.islice(self._source.references(), self._limit or None)
+
     def fingerprint(self):
+        if not (self.tag or self._limit):
+            return self._source.fingerprint()
         return _sha256([self._source.fingerprint(), self.tag, self._limit])
 
     def where(self, i):

@@ -35,6 +35,7 @@ _SHOWN_COUNTS = {
     "truncated": "truncated",
     "empty": "empty",
     "length_ratio": "of unlike lengths",
+    "language": "in another language",
     "duplicate": "duplicates",
 }
 

@@ -3,10 +3,12 @@
 import contextlib
 import hashlib
 import itertools
+from collections.abc import Sequence
 
 from etils import epath
 
 from t2t_flax.config import Data
+from t2t_flax.config.directions import control_symbols
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
@@ -47,6 +49,22 @@ class TokenizerPair:
     @property
     def joint(self) -> bool:
         return self.source is self.target
+
+    def start_ids(self, symbols: Sequence[str]) -> list[int]:
+        """Ids of control symbols, which are put before those of a source sentence. Raises UserError for one that the source
+        tokenizer does not have.
+        """
+        ids = [self.source.control_id(symbol) for symbol in symbols]
+        for symbol, i in zip(symbols, ids, strict=True):
+            if i is None:
+                raise UserError(
+                    f"the tokenizer has no control symbol {symbol}, which config.data.directions puts before source sentences. "
+                    "A run trains a tokenizer that has it with config.data.tokenizer = bpe or unigram; one in "
+                    "config.data.tokenizer_model must be a SentencePiece model trained with "
+                    f"--control_symbols={','.join(symbols)}, and that of config.train.init_from of a run with these target "
+                    "languages (config.train.init_vocabulary = by_piece gives this run its own)."
+                )
+        return ids
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -92,16 +110,17 @@ class TokenizerPair:
 
 def train_tokenizers(source: Source, data: Data) -> TokenizerPair:
     """Trains one SentencePiece tokenizer on the sentences of both sides (section 5.1) or, without
-    `data.joint_vocabulary`, one for each side. `data.tokenizer_sentences` limits the sentences for each tokenizer. Raises
-    UserError as `train_sentencepiece`.
+    `data.joint_vocabulary`, one for each side, of which that of the source has the control symbols of data.directions.
+    `data.tokenizer_sentences` limits the sentences for each tokenizer. Raises UserError as `train_sentencepiece`.
     """
+    symbols = control_symbols(data)
     if data.joint_vocabulary:
-        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data)
+        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data, symbols)
         return TokenizerPair(joint, joint)
     sides = []
     for i, side in enumerate(("source", "target")):
         try:
-            sides.append(train_sentencepiece((pair[i] for pair in source.pairs()), data))
+            sides.append(train_sentencepiece((pair[i] for pair in source.pairs()), data, () if i else symbols))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

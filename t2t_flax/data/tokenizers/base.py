@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
+from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 
@@ -30,13 +31,23 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str) -> list[int]:
         """Ids of the text, without EOS."""
 
-    def sample(self, text: str, dropout: float, generator: random.Random) -> list[int]:
-        """Ids of one of the text's segmentations (`segmentations.BpeDropout`). Raises UserError if the tokenizer has one only."""
-        raise UserError(f"config.data.bpe_dropout needs a SentencePiece BPE model, not a {type(self).__name__}.")
+    def sample(self, text: str, segmentation: Segmentation, generator: random.Random) -> list[int]:
+        """Ids of one of the text's segmentations, without EOS. Raises UserError if the tokenizer has one only."""
+        raise UserError(f"config.data.{segmentation.key} needs a SentencePiece model, not a {type(self).__name__}.")
+
+    def control_id(self, symbol: str) -> int | None:
+        """Id of a control symbol, to which no text is encoded; None if there is none of that name."""
+        return None
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids; PAD and EOS have none. Raises IndexError for ids outside the vocabulary."""
+
+    def changes(self, text: str) -> bool:
+        """Whether decoding the text's ids gives another text, spaces apart: one that a model can never write. Unicode
+        normalization and unknown characters are the causes.
+        """
+        return self.decode(self.encode(text)).split() != text.split()
 
     @abc.abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[str]:

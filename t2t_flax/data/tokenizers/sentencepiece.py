@@ -1,24 +1,25 @@
 """SentencePiece tokenizers: plain SentencePiece models, readable by every tool that reads those."""
 
-import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.config.directions import language_token
 from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.segmentations import BpeDropout
+from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Sampler, Segmentation
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
 _NUM_THREADS = 4
 _MAX_SENTENCE_BYTES = 1 << 20
+_LANGUAGE_TOKEN = re.compile(re.escape(language_token("*")).replace(r"\*", ".+"))
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -29,11 +30,20 @@ class SentencePieceTokenizer(Tokenizer):
 
         super().__init__(data)
         self._processor = SentencePieceProcessor(model_proto=data)
-        special = {i for i in range(len(self._processor)) if self._processor.is_control(i)} | {self._processor.unk_id()}
+        self._samplers: dict[str, Sampler] = {}
+        special, symbols = {self._processor.unk_id()}, {}
+        for i in filter(self._processor.is_control, range(len(self._processor))):
+            if i in (self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()):
+                special.add(i)
+            else:
+                symbols[self._processor.id_to_piece(i)] = i
+        if not any(map(_LANGUAGE_TOKEN.fullmatch, symbols)):  # of other tools, with a meaning that ours do not have
+            special, symbols = special | set(symbols.values()), {}
         ordinary = [i for i in range(len(self._processor)) if i not in special]
         self._to_model = [self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id(), *ordinary]
         renumbered = self._to_model != list(range(len(self._processor)))
         self._from_model = {theirs: ours for ours, theirs in enumerate(self._to_model)} if renumbered else None
+        self._symbols = {name: self._from_model[i] if self._from_model else i for name, i in symbols.items()}
 
     @property
     def vocab_size(self):
@@ -43,13 +53,17 @@ class SentencePieceTokenizer(Tokenizer):
         ids = self._processor.encode(text)
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
 
-    def sample(self, text, dropout, generator):
-        ids = self._dropout.encode(text, dropout, generator)
+    def sample(self, text, segmentation, generator):
+        ids = self._sampler(segmentation).encode(text, segmentation.strength, generator)
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
 
-    @functools.cached_property
-    def _dropout(self) -> BpeDropout:
-        return BpeDropout(self.data)
+    def control_id(self, symbol):
+        return self._symbols.get(symbol)
+
+    def _sampler(self, segmentation: Segmentation) -> Sampler:
+        if segmentation.key not in self._samplers:
+            self._samplers[segmentation.key] = SAMPLERS[segmentation.key](self.data)
+        return self._samplers[segmentation.key]
 
     def decode(self, ids):
         return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
@@ -73,11 +87,14 @@ class SentencePieceTokenizer(Tokenizer):
             return False
 
 
-def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTokenizer:
+def train_sentencepiece(
+    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()
+) -> SentencePieceTokenizer:
     """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size,
     character_coverage, byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys
     give the same bytes.
 
+    control_symbols: pieces to which no text is encoded; without them, data.tags are pieces that are found in the text.
     normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Of more than
     `tokenizer_sentences` sentences, a uniform sample fixed by their positions is used. Raises UserError if there is no
     text, or vocab_size is too large or too small for it.
@@ -88,6 +105,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
     model, tags = io.BytesIO(), sorted(set(parse_tags(data).values()))
+    symbols: dict[str, Sequence[str]] = {"control_symbols": control_symbols} if control_symbols else {}
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
@@ -98,7 +116,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
             byte_fallback=data.byte_fallback,
             normalization_rule_name=data.normalization,
             split_digits=data.split_digits,
-            user_defined_symbols=tags,
+            user_defined_symbols=[] if data.directions else tags,
             remove_extra_whitespaces=data.normalization != "identity",
             pad_id=PAD,
             eos_id=EOS,
@@ -107,6 +125,7 @@ def train_sentencepiece(sentences: Iterable[str], data: Data) -> SentencePieceTo
             num_threads=_NUM_THREADS,
             max_sentence_length=_MAX_SENTENCE_BYTES,
             minloglevel=2,
+            **symbols,
         )
     except RuntimeError as error:
         raise _vocab_size_error(str(error), data, len(sample)) or error from None

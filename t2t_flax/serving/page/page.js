@@ -11,6 +11,7 @@ const DEFAULT_TRANSLATIONS = 4;
 
 const by = (id) => document.getElementById(id);
 const [form, text, prefix, nBest, modelSelect, otherSelect] = ["form", "text", "prefix", "n-best", "model", "other"].map(by);
+const target = by("target");
 const [button, typing, status, results, empty, note] = ["translate", "typing", "status", "results", "empty", "text-note"].map(by);
 
 let models = [];
@@ -46,14 +47,20 @@ function choosePanels() {
   for (const option of otherSelect.options) option.disabled = option.value === modelSelect.value;
   if (otherSelect.selectedOptions[0]?.disabled) otherSelect.value = "";
   panels.forEach((panel) => panel.close());
-  panels = names
-    .map((name) => models.find((model) => model.name === name))
-    .filter((model) => model)
-    .map((model, i) => new Panel(model, `run-${i + 1}`, choose));
-  const { source, target } = panels[0].model;
+  const chosen = names.map((name) => models.find((model) => model.name === name)).filter((model) => model);
+  const languages = [...new Set(chosen.flatMap((model) => model.target_languages))];
+  const before = target.value;
+  target.replaceChildren(...languages.map((code) => new Option(language(code), code)));
+  target.value = languages.includes(before) ? before : (languages[0] ?? "");
+  by("target-field").hidden = !languages.length;
+  panels = chosen.map((model, i) => {
+    const into = model.target_languages.length ? { target: target.value, target_language: target.value } : {};
+    return new Panel({ ...model, ...into }, `run-${i + 1}`, choose);
+  });
+  const { source } = panels[0].model;
   by("text-label").textContent = language(source) || "Source text";
   text.lang = languageTag(source) ?? "";
-  prefix.lang = languageTag(target) ?? "";
+  prefix.lang = languageTag(panels[0].model.target) ?? "";
   const most = Math.max(...panels.map((panel) => panel.model.max_n_best));
   const wanted = Number(nBest.value) || DEFAULT_TRANSLATIONS;
   nBest.replaceChildren(...Array.from({ length: most }, (_, i) => new Option(i + 1, i + 1)));
@@ -133,7 +140,7 @@ form.addEventListener("keydown", (event) => {
 text.addEventListener("input", whenTyped);
 prefix.addEventListener("input", whenTyped);
 nBest.addEventListener("change", translate);
-for (const select of [modelSelect, otherSelect]) {
+for (const select of [modelSelect, otherSelect, target]) {
   select.addEventListener("change", () => {
     choosePanels();
     results.replaceChildren();

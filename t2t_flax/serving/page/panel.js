@@ -52,6 +52,7 @@ export class Panel {
     this.message.hidden = true;
     const body = { model: this.model.name, text: lines, n_best: Math.min(nBest, this.model.max_n_best) };
     if (prefix) body.prefix = lines.map(() => prefix);
+    if (this.model.target_language) body.target_language = this.model.target_language;
     try {
       const answer = await postTranslate(body, signal);
       this.translations = answer.translations;
@@ -140,6 +141,7 @@ export class Panel {
     if (!this.chosen?.text) return failed("The translation is empty: there is no attention to show.");
     try {
       const body = { model: this.model.name, source, target: this.chosen.text };
+      if (this.model.target_language) body.target_language = this.model.target_language;
       const pair = await postAttention(body, request.signal);
       if (request.signal.aborted) return;
       this.figureMessage.hidden = true;

@@ -54,6 +54,7 @@ export function millions(number) {
 
 /** "de" -> "German"; a name that is no language code stays as it is. */
 export function language(code) {
+  if (code === "mul") return "Several languages"; // ISO 639-2, of a model with a choice
   try {
     return new Intl.DisplayNames(["en"], { type: "language", fallback: "code" }).of(code);
   } catch {

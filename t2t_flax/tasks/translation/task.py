@@ -1,5 +1,6 @@
 """Translation: sentence pairs, SentencePiece or BPE on both sides, BLEU."""
 
+from t2t_flax.config import parse_valid_sets
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.tasks.base import Task
@@ -19,6 +20,11 @@ class Translation(Task):
 
     def train_tokenizers(self, source):
         return train_tokenizers(source, self.config.data)
+
+    def validate_config(self):
+        super().validate_config()
+        for name in parse_valid_sets(self.config.data.valid):  # not all metrics make sense for all languages
+            Task.validate_config(self.of_set(name))
 
     def check_requirements(self):
         check_tokenizer(self.config.eval.sacrebleu_tokenizer, self.config.data.target_language)

@@ -1,0 +1,144 @@
+"""Datasets that Hugging Face's `datasets` saved by `save_to_disk`: 'hf:FOLDER', or 'hf:FOLDER:SPLIT' where it has splits.
+
+The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of `columns.text_columns`.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import IO, Any
+
+from etils import epath
+
+from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
+from t2t_flax.data.sources.columns import is_damage, read_pairs, text_columns
+from t2t_flax.data.sources.text import file_sha256
+from t2t_flax.errors import UserError, first_line
+
+_PREFIX = "hf"
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+_SELECTIONS = ("_indices_files", "_indices_data_files")
+"""With these, versions of `datasets` before 2.10 stored a selection of the rows beside all rows."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""How an Arrow stream ends. pyarrow takes one that was cut off between two record batches for complete."""
+
+
+class SavedDatasetSource(Source):
+    """The rows of one split, in order. One record batch at a time is in memory; `datasets` writes 1,000 rows in each."""
+
+    def __init__(self, spec: str, folder: epath.Path, paths: Sequence[epath.Path], languages: tuple[str, str]):
+        super().__init__(spec)
+        self._folder, self._paths, self._languages = folder, tuple(paths), languages
+        for path in paths:
+            with path.open("rb") as file:
+                self._columns(_stream(file, path), path)
+
+    def read(self):
+        for path in self._paths:
+            with path.open("rb") as file:
+                stream = _stream(file, path)
+                columns = self._columns(stream, path)
+                yield from read_pairs((batch.select(columns) for batch in stream), self._languages, path)
+                if file.read(1):
+                    raise UserError(
+                        f"{path} is damaged: its stream ends before the file; save or copy the dataset again"
+                    )
+
+    def _columns(self, stream: Any, path: epath.Path) -> list[str]:
+        columns = text_columns(stream.schema, self._languages, path)
+        return list(dict.fromkeys(column.partition(".")[0] for column in columns))
+
+    def fingerprint(self):
+        parts = [_PREFIX, *self._languages, *map(file_sha256, self._paths)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def where(self, i):
+        return f"{self._folder} row {i + 1}"
+
+
+def _stream(file: IO[bytes], path: epath.Path) -> Any:
+    """A `pyarrow.RecordBatchStreamReader` of a complete file."""
+    import pyarrow
+
+    try:
+        stream = pyarrow.ipc.open_stream(file)
+        _ = stream.schema.names  # decoded here
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        if not is_damage(error):
+            raise
+        raise UserError(f"{path} is not an Arrow stream: {first_line(error)}") from None
+    position = file.tell()
+    file.seek(-len(_END_OF_STREAM), 2)
+    if file.read() != _END_OF_STREAM:
+        raise UserError(f"{path} is cut off: it has no end of an Arrow stream; save or copy the dataset again")
+    file.seek(position)
+    return stream
+
+
+def _json_of(path: epath.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: it is not JSON ({error}); save or copy the dataset again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it is not a JSON object; save or copy the dataset again")
+    return content
+
+
+def _split_folder(folder: epath.Path, split: str, label: str) -> epath.Path:
+    """The folder of a dataset, or of a split of several. Raises UserError if there is none."""
+    if not folder.exists():
+        raise UserError(f"{label}: there is no folder {folder}")
+    if (folder / _SPLITS).exists():
+        splits = list(map(str, _json_of(folder / _SPLITS).get("splits", ())))
+        if split not in splits:
+            said = f"no split {split!r}" if split else "several splits"
+            raise UserError(f"{label}: {folder} has {said}; expected {_PREFIX}:FOLDER:SPLIT with {', '.join(splits)}")
+        folder = folder / split
+    elif split:
+        raise UserError(f"{label}: {folder} has no splits ({_SPLITS}); a dataset without splits is {_PREFIX}:FOLDER")
+    if not (folder / _STATE).exists():
+        raise UserError(
+            f"{label}: {folder} holds no saved dataset ({_STATE}). Save one with `dataset.save_to_disk(FOLDER)` of the package "
+            "datasets; Parquet files of a dataset are read with parquet:PATTERN."
+        )
+    return folder
+
+
+def _data_files(folder: epath.Path) -> list[epath.Path]:
+    state = _json_of(folder / _STATE)
+    if any(state.get(name) for name in _SELECTIONS):
+        raise UserError(
+            f"{folder} was saved by an old version of datasets, with a selection of its rows: load it and save it again with "
+            "datasets 2.10 or later"
+        )
+    try:
+        paths = [folder / item["filename"] for item in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise UserError(f"{folder / _STATE} is damaged: it names no data files; save the dataset again") from None
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} is missing, which {folder / _STATE} names; save or copy the dataset again")
+    return paths
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """(folder, split or "") of a spec; the colon of gs:// begins no split."""
+    text = spec.removeprefix(f"{_PREFIX}:").strip()
+    folder, _, split = text.rpartition(":")
+    return (folder, split) if folder and "/" not in split else (text, "")
+
+
+def _open(spec: str, context: Context) -> SavedDatasetSource:
+    name, split = _parts(spec)
+    path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
+    folder = _split_folder(path, split, context.label)
+    return SavedDatasetSource(spec, folder, _data_files(folder), context.languages)
+
+
+FORM = Form(
+    "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language)",
+    has_prefix(_PREFIX),
+    _open,
+    lambda spec: [_parts(spec)[0]],
+)

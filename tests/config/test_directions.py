@@ -1,0 +1,106 @@
+"""data.directions: the direction of every source of text, and the target languages that follow."""
+
+import pytest
+
+from t2t_flax.config import Data, resolve
+from t2t_flax.config.directions import (
+    Direction,
+    all_directions,
+    chosen_language,
+    control_symbols,
+    direction_of_set,
+    language_pair,
+    parse_directions,
+    target_languages,
+    trained_directions,
+    untrained_directions,
+)
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
+
+TRAIN = "en-de=a.tsv; de-en=b.tsv; en-zh_Hans.web=c.tsv; bt=d.tsv"
+DATA = Data(
+    train=TRAIN,
+    valid="en-de=v.tsv; bt=w.tsv",
+    test="zero=t.tsv; de-en=u.tsv",
+    directions="by_name, bt=de-en, zero=de-zh_Hans",
+    tags="bt=<bt>",
+)
+
+
+def test_directions_come_from_names_and_entries():
+    directions = parse_directions(DATA)
+    assert {name: str(direction) for name, direction in directions.items()} == {
+        "en-de": "en-de",
+        "de-en": "de-en",
+        "en-zh_Hans.web": "en-zh_Hans",
+        "bt": "de-en",
+        "zero": "de-zh_Hans",
+    }
+    assert trained_directions(DATA) == [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
+    assert untrained_directions(DATA) == [Direction("de", "zh_Hans")]
+    assert target_languages(DATA) == ["de", "en", "zh_Hans"]
+    assert control_symbols(DATA) == ["<2de>", "<2en>", "<2zh_Hans>", "<bt>"]
+    assert language_pair(DATA) == ("mul", "mul")
+    assert direction_of_set(DATA, "valid.bt") == direction_of_set(DATA, "bt") == ("de", "en")
+
+
+def test_sources_without_names_are_named_after_their_split():
+    data = Data(
+        train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv", directions="x=de-en,y=fr-en,valid=de-en,test=fr-en"
+    )
+    assert direction_of_set(data, "test") == ("fr", "en") and direction_of_set(data, "valid") == ("de", "en")
+    assert language_pair(data) == ("mul", "en")
+
+
+def test_without_directions_there_is_one():
+    data = Data(train="clean=a.tsv; bt=b.tsv", tags="bt=<bt>")
+    assert not parse_directions(data) and not control_symbols(data) and not target_languages(data)
+    assert all_directions(data) == [("en", "de")] and language_pair(data) == ("en", "de")
+    assert chosen_language(data, None) is None and chosen_language(data, "de") is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (dict(directions="bt=de-en"), "the source 'en-de' of config.data.train has no direction: add en-de=en-de"),
+        (dict(directions="by_name"), "the source 'bt' of config.data.train is not named after its direction: add bt="),
+        (dict(directions="by_name, bt=de-en"), "the source 'zero' of config.data.test is not named after its direction"),
+        (dict(directions="by_name, bt=de-en, zero=de-en, x=en-de"), "data.test have no source 'x', but en-de, de-en"),
+        (dict(directions="by_name, bt=de, zero=de-en"), "'de' is not a direction. Write two language codes as en-de"),
+        (dict(directions="by_name, bt=en-zh-Hans, zero=de-en"), "a region or script follows an underscore"),
+        (dict(directions="by_name, bt=de-en, bt=en-de"), "names bt twice"),
+        (dict(directions="nonsense"), "'nonsense' is not of the form NAME=VALUE"),
+        (dict(directions="by_name, bt=de-en, zero=de-fr"), "translated into fr, but no source of config.data.train is.*It knows de, en"),
+        (dict(task="parsing"), "is for data.task = translation, not parsing"),
+        (dict(valid="en-de=a; bt=b; EN-DE=c"), "two validation sets are named 'EN-DE'"),
+        (dict(train="valid.x=a; bt=b", directions="by_name, bt=en-de, valid.x=en-de"), "the name 'valid.x' in config.data.train begins with 'valid.'"),
+        (dict(test="valid.bt=t.tsv", directions="by_name, bt=de-en, valid.bt=de-en"), "'valid.bt' is the name of a validation set"),
+    ],
+)  # fmt: skip
+def test_wrong_directions_are_refused_by_key(keys, message):
+    values = {name: getattr(DATA, name) for name in ("train", "valid", "test", "directions", "tags")} | keys
+    with pytest.raises(UserError, match=message):
+        resolve({"data": values})
+
+
+def test_the_target_language_is_chosen_where_there_are_several():
+    assert chosen_language(DATA, "zh_Hans") == "zh_Hans"
+    with pytest.raises(UserError, match="into de, en, zh_Hans: choose one by target_language.*--target-language=de"):
+        chosen_language(DATA, None)
+    with pytest.raises(UserError, match="does not translate into 'fr', but into de, en, zh_Hans"):
+        chosen_language(DATA, "fr")
+    one = Data(train="x=a.tsv; y=b.tsv", directions="x=de-en, y=fr-en")
+    assert chosen_language(one, None) == "en"
+    with pytest.raises(UserError, match="translates from en into de, not into 'fr'"):
+        chosen_language(Data(), "fr")
+
+
+def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():
+    """Moses cannot tokenize Chinese: its BLEU would have no mean over these sets."""
+    keys = {name: getattr(DATA, name) for name in ("train", "directions", "tags")}
+    keys |= {"valid": "en-de=v.tsv; en-zh_Hans.web=w.tsv", "test": "zero=t.tsv"}
+    config = resolve({"data": keys, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
+    with pytest.raises(UserError, match="config.eval.metric = 'tokenized_bleu' is not a metric"):
+        task_of(config)
+    task_of(resolve({"data": keys, "eval": {"metric": "chrf", "decode_every_steps": 1}}))

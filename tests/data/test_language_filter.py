@@ -1,0 +1,155 @@
+"""data.language_filter drops pairs with a side in another language, counted and listed like the other filters."""
+
+import dataclasses
+import pickle
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from t2t_flax import jobs
+from t2t_flax.config import Data, default_config, override, resolve
+from t2t_flax.data import language_filter, preprocess
+from t2t_flax.data.dataset import prepare_corpus, training_policies
+from t2t_flax.data.language_filter import LanguageFilter
+from t2t_flax.data.preprocess import Policies, list_dropped, prepare_split, recipe_of
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
+
+POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
+FILTER = LanguageFilter(("en", "de"), 0.95)
+ENGLISH, GERMAN, FRENCH = (
+    "A man in a blue shirt is standing.",
+    "Zwei Männer stehen am Herd.",
+    "Un homme dort sur un canapé vert.",
+)
+
+needs_py3langid = pytest.mark.skipif(find_spec("py3langid") is None, reason="py3langid is not installed")
+
+
+@needs_py3langid
+@pytest.mark.parametrize(
+    ("source", "target", "accepted"),
+    [
+        (ENGLISH, GERMAN, True),
+        (GERMAN, ENGLISH, False),
+        (ENGLISH, ENGLISH, False),
+        (GERMAN, GERMAN, False),
+        (ENGLISH, FRENCH, False),
+        (ENGLISH.upper(), GERMAN, True),
+        ("1990", "1990", True),
+        ("OK", "OK", True),
+        ("http://example.org/?q=1", "http://example.org/?q=1", True),
+        ("", "   ", True),
+        ("Yes.", "Ja.", True),
+        ("!!!", "\udcff", True),
+    ],
+)
+def test_only_confident_mistakes_are_refused(source, target, accepted):
+    assert FILTER.accepts(source, target) is accepted
+
+
+@needs_py3langid
+def test_regions_are_ignored_and_a_higher_confidence_drops_fewer():
+    assert LanguageFilter(("en-GB", "de_AT"), 0.95).accepts(ENGLISH, GERMAN)
+    pairs = list(open_source("toy:train:300", source_language="en", target_language="de").pairs())
+    swapped = [
+        sum(not LanguageFilter(("en", "de"), confidence).accepts(target, source) for source, target in pairs)
+        for confidence in (0.5, 0.99, 0.9999)
+    ]
+    assert 300 >= swapped[0] > swapped[1] > swapped[2] and swapped[0] > 290
+    assert all(FILTER.accepts(*pair) for pair in pairs)
+
+
+PAIRS = [(ENGLISH, GERMAN), (GERMAN, GERMAN), ("", FRENCH), (ENGLISH, FRENCH), (ENGLISH, GERMAN)]
+
+
+@needs_py3langid
+def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
+    """A tag before the source sentence is not taken for text."""
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
+    (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
+    opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    source = JoinedSource("both", [opened, SourcePart(opened, tag="<die Übersetzung der Maschine>")])
+    tokenizers = train_tokenizers(source, Data(vocab_size=300))
+    policies = dataclasses.replace(POLICIES, language_filters=(FILTER, FILTER))
+    store = prepare_split(source, tokenizers, tmp_path / "store", policies, num_workers=1)
+    assert (
+        store.num_pairs == 4 and store.meta["language"] == 6 and store.meta["empty"] == 2 and store.meta["dropped"] == 6
+    )
+    assert "6 in another language" in store.describe()
+    dropped = list(list_dropped(source, tokenizers, policies, num_workers=1))
+    assert [reason for _, reason in dropped] == ["language", "empty", "language"] * 2
+    assert [where.rsplit(" ", 1)[1] for where, _ in dropped] == ["2", "3", "4"] * 2
+
+
+@needs_py3langid
+def test_worker_processes_get_the_filter_without_the_model():
+    assert FILTER.accepts(ENGLISH, GERMAN)
+    copied = pickle.dumps(FILTER)
+    assert len(copied) < 300 and pickle.loads(copied) == FILTER and not pickle.loads(copied).accepts(GERMAN, GERMAN)
+
+
+def test_without_the_filter_digests_are_those_of_earlier_versions():
+    tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
+    plain, digest = recipe_of("f", tokenizers, POLICIES)
+    assert "language_filters" not in plain
+    others = [FILTER, LanguageFilter(("en", "de"), 0.9), LanguageFilter(("en", "fr"), 0.95)]
+    digests = {recipe_of("f", tokenizers, dataclasses.replace(POLICIES, language_filters=(f,)))[1] for f in others}
+    assert len(digests | {digest}) == 4
+
+
+def config_of(**keys):
+    values = {"data.train": "toy:train:30", "data.vocab_size": "300", "data.language_filter": "0.95"}
+    return resolve(override(default_config(), values | {f"data.{name}": value for name, value in keys.items()}))
+
+
+def test_the_config_names_the_languages():
+    assert training_policies(config_of()).language_filters == (FILTER,)
+    assert training_policies(config_of(language_filter="0")).language_filters == ()
+
+
+@needs_py3langid
+def test_each_direction_is_filtered_by_its_languages(tmp_path):
+    """A corpus in both directions loses the pairs that are the wrong way round, and no others."""
+    lines = {"en": [ENGLISH, GERMAN, ENGLISH], "de": [GERMAN, ENGLISH, GERMAN]}
+    for name, text in lines.items():
+        (tmp_path / f"train.{name}").write_text("".join(f"{line}\n" for line in text))
+    config = config_of(
+        train="en-de=train.en,train.de; de-en=train.de,train.en", directions="by_name", root=str(tmp_path)
+    )
+    tokenizers = prepare_corpus(task_of(config), tmp_path / "run").tokenizers
+    dropped = [where for where, reason in jobs.list_dropped(config, tokenizers) if reason == "language"]
+    assert len(dropped) == 2 and all("line 2" in where for where in dropped), dropped
+
+
+@needs_py3langid
+def test_unknown_languages_are_refused_before_the_tokenizer_is_trained(tmp_path):
+    config = config_of(source_language="tlh", train="a.tsv", root=str(tmp_path))
+    (tmp_path / "a.tsv").write_text("Qapla'\tErfolg\n")
+    with pytest.raises(UserError, match="cannot identify the source language tlh: py3langid knows ace, af, "):
+        prepare_corpus(task_of(config), tmp_path / "run")
+    assert not (tmp_path / "run" / "data").exists()
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    language_filter._identifier.cache_clear()
+    with pytest.raises(UserError, match=r"language_filter needs py3langid: pip install -e '.\[langid\]'"):
+        prepare_corpus(task_of(config_of()), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"language_filter": "0.3"}, "language_filter = 0.3 is less than 0.5"),
+        ({"language_filter": "1.5"}, "language_filter"),
+        ({"task": "parsing"}, "language_filter = 0.95 needs data.task = translation"),
+    ],
+)
+def test_contradictory_keys_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        config_of(**keys)

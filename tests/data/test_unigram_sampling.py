@@ -1,0 +1,279 @@
+"""Unigram sampling: segmentations x of a text have probability P(x)^alpha / sum, each store a function of (seed, number)."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+from t2t_flax.config import Data, default_config, override, resolve
+from t2t_flax.config.special_tokens import UNK
+from t2t_flax.data import preprocess
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
+from t2t_flax.data.tokenizers.segmentations import Segmentation, UnigramSampling
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import task_of
+from t2t_flax.training.model_summary import describe
+
+POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
+KEYS = {
+    "data.tokenizer": "unigram",
+    "data.vocab_size": "150",
+    "data.byte_fallback": "False",
+    "data.batch_tokens": "300",
+    "data.max_length": "60",
+    "data.pack_length": "60",
+    "data.unigram_alpha": "0.2",
+    "data.subword_samples": "3",
+}
+
+
+def sampling(alpha: float, number: int = 0, seed: int = 0) -> Segmentation:
+    return Segmentation("unigram_alpha", alpha, seed, number)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return open_source("toy:train:300", source_language="en", target_language="de")
+
+
+MODELS = {
+    "bytes": dict(vocab_size=450, byte_fallback=True),
+    "unknowns": dict(vocab_size=200, byte_fallback=False),
+    "spaces": dict(vocab_size=200, byte_fallback=False, normalization="identity"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(source) -> dict[str, SentencePieceTokenizer]:
+    tagged = {name: Data(train="a=x.tsv", tags="a=<bt>", tokenizer="unigram", **keys) for name, keys in MODELS.items()}
+    return {name: train_tokenizers(source, data).source for name, data in tagged.items()} | {"crossing": crossing()}
+
+
+def crossing() -> SentencePieceTokenizer:
+    """A model with pieces over several words, unused pieces and other special ids; all written by hand."""
+    model = sentencepiece_model_pb2.ModelProto()
+    model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
+    model.trainer_spec.unk_id, model.trainer_spec.bos_id, model.trainer_spec.eos_id, model.trainer_spec.pad_id = (
+        3,
+        1,
+        2,
+        0,
+    )
+    kinds = model.SentencePiece
+    for piece in ("<pad>", "<s>", "</s>"):
+        model.pieces.add(piece=piece, type=kinds.CONTROL)
+    model.pieces.add(piece="<unk>", type=kinds.UNKNOWN)
+    model.pieces.add(piece="<bt>", type=kinds.USER_DEFINED)
+    model.pieces.add(piece="th", score=-1.0, type=kinds.UNUSED)
+    pieces = ["▁", *"thesmal", "▁the", "he", "▁the▁small", "e▁s", "small", "sm", "all"]
+    for i, piece in enumerate(pieces):
+        model.pieces.add(piece=piece, score=-2.0 - 0.37 * i)
+    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.remove_extra_whitespaces = True
+    model.normalizer_spec.escape_whitespaces = True
+    return SentencePieceTokenizer(model.SerializeToString())
+
+
+def scores_of(tokenizer: SentencePieceTokenizer) -> dict[str, float]:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)
+    return {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
+
+
+def all_segmentations(tokenizer: SentencePieceTokenizer, normalized: str) -> dict[tuple[str, ...], float]:
+    """Every segmentation of a normalized text without tags -> its log-probability; unknown characters as in SentencePiece."""
+    scores = scores_of(tokenizer)
+    unknown = min(scores.values()) - 10
+    found = {}
+    for cuts in itertools.product([False, True], repeat=len(normalized) - 1):
+        bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(normalized)]
+        pieces = tuple(normalized[a:b] for a, b in itertools.pairwise(bounds))
+        each = [scores.get(piece, unknown if len(piece) == 1 else None) for piece in pieces]
+        if None not in each:
+            found[pieces] = sum(each)
+    return found
+
+
+def joined_ids(tokenizer: SentencePieceTokenizer, pieces: tuple[str, ...]) -> tuple[int, ...]:
+    """Ids of pieces: bytes or one UNK for a run of unknown characters."""
+    scores, ids = scores_of(tokenizer), []
+    names = {tokenizer.pieces([i])[0]: i for i in range(tokenizer.vocab_size)}
+    for piece in pieces:
+        if piece in scores:
+            ids.append(names[piece])
+        elif "<0x00>" in names:
+            ids += [names[f"<0x{byte:02X}>"] for byte in piece.encode()]
+        elif ids[-1:] != [UNK]:
+            ids.append(UNK)
+    return tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "alpha"),
+    [
+        ("bytes", "there", 1.0),
+        ("bytes", "The rain", 0.2),
+        ("bytes", "in😀das", 0.3),
+        ("unknowns", "en日ñday", 0.1),
+        ("spaces", "the  und", 0.4),
+        ("crossing", "the small", 0.3),
+        ("crossing", "th xy small", 0.5),
+    ],
+)
+def test_frequencies_are_those_of_the_enumerated_distribution(models, model, text, alpha):
+    """Against all segmentations of the whole text; frequencies within five standard deviations."""
+    tokenizer = models[model]
+    normalized = SentencePieceProcessor(model_proto=tokenizer.data).normalize(text)
+    weights: Counter[tuple[int, ...]] = Counter()
+    for pieces, score in all_segmentations(tokenizer, normalized).items():
+        weights[joined_ids(tokenizer, pieces)] += math.exp(alpha * score)
+    total = weights.total()
+    draws, generator = 4000, random.Random(0)
+    counts = Counter(tuple(tokenizer.sample(text, sampling(alpha), generator)) for _ in range(draws))
+    assert set(counts) <= set(weights) and len(weights) > 1
+    for ids, weight in weights.items():
+        p = weight / total
+        assert abs(counts[ids] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3, (ids, p, counts[ids] / draws)
+
+
+@pytest.mark.parametrize("model", ["bytes", "unknowns", "crossing"])
+def test_probabilities_of_pieces_are_the_exact_marginals(models, model):
+    """The lattice's own probabilities, without drawing: of each last piece of a text."""
+    tokenizer = models[model]
+    sampler = UnigramSampling(tokenizer.data)
+    text = "▁the▁small" if model == "crossing" else "▁thinger"
+    lattice = sampler.lattice(text, 0.3)
+    for end in range(1, len(text) + 1):
+        found = all_segmentations(tokenizer, text[:end])
+        total = math.fsum(math.exp(0.3 * score) for score in found.values())
+        ways, below = lattice[end], 0.0
+        assert {text[start:end] for start in ways.starts} == {pieces[-1] for pieces in found}
+        for start, cumulative in zip(ways.starts, ways.cumulative, strict=True):
+            last = [score for pieces, score in found.items() if pieces[-1] == text[start:end]]
+            marginal = math.fsum(math.exp(0.3 * score) for score in last) / total
+            assert cumulative - below == pytest.approx(marginal, abs=1e-12)
+            below = cumulative
+        assert ways.cumulative[-1] == 1.0
+
+
+TEXT = st.one_of(
+    st.sampled_from(
+        ["the small house", "<bt> the house", "a<bt>b", "ﬁve  ½  spaces ", "😀 日本", "", " ", "<unk> </s> ▁x"]
+    ),
+    st.text("thesmalhou ▁<bt>é😀\n", max_size=30),
+)
+
+
+def log_probability(tokenizer, ids) -> float:
+    scores = scores_of(tokenizer)
+    return sum(scores.get(piece, 0.0) for piece in tokenizer.pieces(ids))
+
+
+@pytest.mark.parametrize("model", [*MODELS, "crossing"])
+@given(text=TEXT)
+@example(text="▁▁<bt><bt>▁")
+@settings(max_examples=150, deadline=None)
+def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, text):
+    """Where several are equally probable, SentencePiece keeps the first that its float32 sums prefer."""
+    tokenizer = models[model]
+    best, own = tokenizer.encode(text), tokenizer.sample(text, sampling(1e9), random.Random(0))
+    if own != best:
+        assert log_probability(tokenizer, own) == pytest.approx(log_probability(tokenizer, best), rel=1e-5)
+    assert tokenizer.decode(own) == tokenizer.decode(best)
+
+
+@pytest.mark.parametrize("model", [*MODELS, "crossing"])
+@given(text=TEXT, seed=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_every_draw_spells_the_text_and_keeps_tags_whole(models, model, text, seed):
+    tokenizer = models[model]
+    ids = tokenizer.sample(text, sampling(0.05), random.Random(seed))
+    assert ids == tokenizer.sample(text, sampling(0.05), random.Random(seed))
+    assert tokenizer.pieces(ids).count("<bt>") == tokenizer.pieces(tokenizer.encode(text)).count("<bt>")
+    if model == "bytes":
+        assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
+
+
+def test_smaller_alpha_makes_more_pieces(models):
+    generator = random.Random(0)
+    lengths = [
+        sum(
+            len(models["bytes"].sample(text, sampling(alpha), generator))
+            for text in ["there is something in the weather", "Die Frauen"]
+        )
+        for alpha in (5.0, 0.5, 0.01)
+    ]
+    assert lengths == sorted(set(lengths))
+
+
+def ids_of(store) -> list[list[int]]:
+    return [store.source(i).tolist() for i in range(store.num_pairs)]
+
+
+def test_a_segmentation_is_a_function_of_seed_and_number(source, models, tmp_path, monkeypatch):
+    """Whatever was drawn before."""
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 100)
+    pair = TokenizerPair(models["bytes"], models["bytes"])
+
+    def prepared(name, number, *, seed=0):
+        segmentation = sampling(0.2, number, seed)
+        return prepare_split(source, pair, tmp_path / name, POLICIES, num_workers=1, segmentation=segmentation)
+
+    prepared("before", 2)
+    first, again = prepared("a", 1), prepared("b", 1)
+    assert ids_of(first) == ids_of(again) and first.digest == again.digest
+    assert len({str(ids_of(store)) for store in (first, prepared("c", 1, seed=1), prepared("d", 2))}) == 3
+
+
+def test_long_texts_without_spaces(models):
+    text = "there" * 1_000
+    ids = models["bytes"].sample(text, sampling(0.2), random.Random(0))
+    assert models["bytes"].decode(ids) == text
+
+
+def test_each_epoch_reads_the_next_segmentation_and_validation_text_has_one(tmp_path):
+    config = resolve(override(default_config(), {"data.train": "toy:train:120", "data.valid": "toy:valid:20", **KEYS}))
+    corpus = prepare_corpus(task_of(config), tmp_path)
+    stores = [corpus.train, *corpus.samples]
+    assert len(stores) == 3 and len({str(ids_of(store)) for store in stores}) == 3
+    batches = Batches(corpus.train, config.data, seed=0, samples=corpus.samples)
+    epochs = [batches.batch(k) for k in range(60)]
+    assert {batch.epoch for batch in epochs} > {0, 1, 2, 3}
+    assert all(batch.store is stores[batch.epoch % 3] for batch in epochs)
+    plain = [
+        corpus.tokenizers.source.encode(text) + [1]
+        for text, _ in task_of(config).open_source("toy:valid:20", seed=0, key="").pairs()
+    ]
+    assert ids_of(corpus.valid["valid"]) == plain
+    assert "unigram sampling, alpha 0.2: epochs take turns through 3 segmentations" in describe(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"eval.every_epochs": "1"}, "unigram_alpha = 0.2 changes the length of an epoch"),
+        ({"data.task": "parsing"}, "unigram_alpha = 0.2 needs data.tokenizer = unigram, not data.task = parsing"),
+        ({"data.tokenizer": "bpe"}, "needs data.tokenizer = unigram, not data.tokenizer = bpe"),
+        ({"data.bpe_dropout": "0.1"}, "bpe_dropout = 0.1 needs data.tokenizer = bpe, not data.tokenizer = unigram"),
+    ],
+)
+def test_contradictory_keys_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        resolve(override(default_config(), {**KEYS, **keys}))
+
+
+def test_other_models_are_refused(source):
+    bpe = train_tokenizers(source, Data(vocab_size=100, byte_fallback=False))
+    with pytest.raises(
+        UserError, match="unigram_alpha needs a SentencePiece model of type unigram: this one is of type bpe"
+    ):
+        bpe.source.sample("the house", sampling(0.1), random.Random(0))

@@ -1,0 +1,102 @@
+"""A served run of several directions: the target language of a request chooses, also within one batch."""
+
+import concurrent.futures
+
+import pytest
+from helpers.runs import start, tiny_run
+
+from t2t_flax.data.sources import toy
+from t2t_flax.evaluation.restore import load
+from t2t_flax.training import loop
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("prometheus_client", reason="needs the extra serve")
+pytest.importorskip("python_multipart", reason="needs the extra serve")
+pytest.importorskip("httpx", reason="the tests' HTTP client")
+from helpers.http_server import serving  # noqa: E402
+
+LINES = [source for source, _ in toy.pairs("test", 4)]
+DATA = dict(
+    train="en-de=toy:train:150; de-en=toy:train:120",
+    valid="",
+    test="same=toy:test:4",
+    directions="by_name, same=en-de",
+    vocab_size=400,
+)
+DECODE = {"decode.beam_size": "2", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("serving-directions") / "both"
+    loop.train(start(tiny_run(folder, steps=2, data=DATA, checkpoint=dict(every_steps=2)), folder, cache), score=None)
+    return load(folder, overrides=DECODE)
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    with serving({"both": run}, wait=0.2) as server:
+        yield server
+
+
+def test_languages_of_one_batch_do_not_depend_on_each_other(server, run):
+    cases = [(line, language) for line in LINES for language in ("de", "en")]
+
+    def ask(case):
+        body = {"text": case[0], "target_language": case[1]}
+        answer = server.post("/api/translate", body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["translations"][0]["hypotheses"][0]["pieces"]
+
+    before = _batches(server)
+    with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+        answers = list(pool.map(ask, cases))
+    assert _batches(server) - before < len(cases), "both languages were in one batch"
+    for (line, language), pieces in zip(cases, answers, strict=True):
+        (alone,) = run.translate([line], target_language=language)
+        assert pieces == run.tokenizers.target.pieces(alone.hypotheses[0].tokens)
+
+
+def _batches(server):
+    """How many batches have been translated."""
+    name = "t2t_flax_batch_lines_count{"
+    return sum(float(x.split()[-1]) for x in server.get("/metrics").text.splitlines() if x.startswith(name))
+
+
+def test_libretranslate_chooses_by_its_target(server, run):
+    languages = {entry["code"]: entry["targets"] for entry in server.get("/languages").json()}
+    assert languages == {"en": ["de"], "de": ["en"]}
+    for source, target in (("en", "de"), ("de", "en"), ("auto", "en")):
+        answer = server.post("/translate", {"q": LINES[0], "source": source, "target": target}).json()
+        (expected,) = run.translate([LINES[0]], target_language=target)
+        assert answer["translatedText"] == expected.text
+        assert answer.get("detectedLanguage") == ({"language": "de", "confidence": 0} if source == "auto" else None)
+    answer = server.post("/translate", {"q": "a", "source": "en", "target": "fr"})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "en to fr is not supported; this server has en to de, de to en."
+
+
+def test_models_and_pairs_name_their_languages(server, run):
+    (model,) = server.get("/api/models").json()
+    assert (model["source"], model["target"], model["target_languages"]) == ("mul", "mul", ["de", "en"])
+    pair = {"source": LINES[0], "target": "Ja."}
+    for path, key in (("/api/score", "pieces"), ("/api/attention", "source_pieces")):
+        answers = [server.post(path, pair | {"target_language": language}).json() for language in ("de", "en")]
+        assert answers[0][key] != answers[1][key]
+    (expected,) = run.score([(LINES[0], "Ja.")], target_language="en")
+    answer = server.post("/api/score", pair | {"target_language": "en"}).json()
+    assert answer["log_prob"] == pytest.approx(expected.log_prob, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("translate", {"text": "a"}), ("score", {"source": "a", "target": "b"}), ("attention", {"source": "a"})],
+)
+def test_a_missing_or_unknown_language_is_an_error(server, path, body):
+    answer = server.post(f"/api/{path}", body)
+    assert (
+        answer.status_code == 400 and "translates into de, en: choose one by target_language" in answer.json()["error"]
+    )
+    answer = server.post(f"/api/{path}", body | {"target_language": "fr"})
+    assert answer.status_code == 400 and "does not translate into 'fr'" in answer.json()["error"]
