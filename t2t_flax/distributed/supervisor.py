@@ -47,6 +47,9 @@ class RunSupervisor:
             for number in (signal.SIGTERM, signal.SIGINT):
                 # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
                 self._handlers[number] = signal.signal(number, lambda *_: None)
+        if self.group.count > 1:
+            with contextlib.suppress(ProcessGroupError):
+                self._heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
         targets = [self._supervise] + ([self._communicate] if self.group.count > 1 else [])
         self._threads = [threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets]
         for thread in self._threads:

@@ -123,6 +123,14 @@ def test_lead_reports_a_dead_process_and_exits(exits, capsys):
     assert "process 1 on" in (err := capsys.readouterr().err) and "silent for 1 s" in err and "Thread 0x" in err
 
 
+def test_process_that_dies_within_its_first_second_is_reported(exits, capsys, monkeypatch):
+    communicate = RunSupervisor._communicate
+    monkeypatch.setattr(RunSupervisor, "_communicate", lambda run: communicate(run) if run.group.is_lead else None)
+    with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0):
+        wait_until(lambda: 1 in exits)
+    assert "process 1 on" in (err := capsys.readouterr().err) and "silent for 1 s" in err
+
+
 def test_silent_coordinator_ends_the_other_processes(exits, capsys):
     with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0) as (service, _):
         service.available = False

@@ -66,7 +66,5 @@ def test_killed_process_ends_the_other_and_another_worker_continues(worker, host
     assert codes[host] == -9 and codes[1 - host] not in (0, 2, 75), processes.outputs()
     note(f"kill -9 of process {host} of a worker of two: the other ends with {codes[1 - host]}")
     if host == 1:
-        # Our heartbeats name the process; JAX's, which may notice first, abort with its number.
-        said = processes.output(0)
-        assert "process 1 on" in said or "stopped sending heartbeats):\n1\n" in said, said
+        assert "process 1 on" in processes.output(0), processes.output(0)
     finish(sweep)
