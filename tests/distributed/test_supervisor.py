@@ -124,8 +124,9 @@ def test_lead_reports_a_dead_process_and_exits(exits, capsys):
 
 
 def test_process_that_dies_within_its_first_second_is_reported(exits, capsys, monkeypatch):
-    communicate = RunSupervisor._communicate
-    monkeypatch.setattr(RunSupervisor, "_communicate", lambda run: communicate(run) if run.group.is_lead else None)
+    for name in ("_communicate", "_supervise"):
+        thread = getattr(RunSupervisor, name)
+        monkeypatch.setattr(RunSupervisor, name, lambda run, thread=thread: run.group.is_lead and thread(run))
     with supervisors(2, exits, heartbeat_timeout=1, hang_timeout=0):
         wait_until(lambda: 1 in exits)
     assert "process 1 on" in (err := capsys.readouterr().err) and "silent for 1 s" in err
