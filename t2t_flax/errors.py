@@ -26,6 +26,7 @@ _OPTIONAL = {
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",
     "langid": "py3langid",
+    "mtdata": "mtdata",
     "torch": "'torch>=2.6'",
     "plan": "'jax[tpu]'",
     "plan-gpu": "'jax[cuda12]'",

@@ -14,7 +14,7 @@ class Data:
     train: str = key(
         "",
         "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
-        "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
     mixture: str = key(
         "",

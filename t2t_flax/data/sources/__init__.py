@@ -1,9 +1,10 @@
-"""Data sources: text files, a TSV, JSON-lines or Parquet file, a dataset of Hugging Face or TFDS, or the built-in corpus.
+"""Data sources: text files, a TSV, JSON-lines or Parquet file, a dataset of Hugging Face, TFDS or
+mtdata, or the built-in corpus.
 
 A new form is a file in this folder and a row in `SOURCES` (docs/extending.md).
 """
 
-from t2t_flax.data.sources import jsonl, parquet, saved_dataset, text, tfds, toy
+from t2t_flax.data.sources import jsonl, mtdata_corpus, parquet, saved_dataset, text, tfds, toy
 from t2t_flax.data.sources.base import Context, Form, Source
 from t2t_flax.errors import UserError
 
@@ -13,6 +14,7 @@ SOURCES: dict[str, Form] = {
     "jsonl": jsonl.FORM,
     "parquet": parquet.FORM,
     "hf": saved_dataset.FORM,
+    "mtdata": mtdata_corpus.FORM,
     "tsv": text.TSV_FORM,
     "text": text.TEXT_FORM,
 }
