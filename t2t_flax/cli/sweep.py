@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     run_flag(*names, action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
-    score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set"
+    score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set, "
+    score += "valid_nll/SET of one of several validation sets"
     report_flag("--score", default="", help=score)
     report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
     price = "price of an hour of one chip, or of one kind: 'TPU v5 lite=AMOUNT'; the report then has costs"
@@ -334,7 +335,12 @@ def _submit_options(args: argparse.Namespace) -> dict[str, str]:
     options = dict(text.partition("=")[::2] for text in args.submit_option)
     if not all(options.values()):
         raise UserError(f"--submit-option {' '.join(args.submit_option)}: expected --submit-option OPTION=VALUE.")
-    if args.submit and args.submit.launcher == SLURM and importlib.util.find_spec("submitit") is None:
+    if (
+        args.submit
+        and args.submit.launcher == SLURM
+        and not args.dry_run
+        and importlib.util.find_spec("submitit") is None
+    ):
         raise UserError(NO_SUBMITIT)
     return options
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, parse_test_sets
+from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config.named_sources import VALID_PREFIX
 from t2t_flax.config.renamed import upgraded
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import significance
@@ -68,11 +69,24 @@ def default_score(config: Config) -> str:
 
 
 def check_score(name: str, config: Config) -> None:
-    """Raises UserError if a run of this config will not have the score. `SET:score` is that of a named test set."""
+    """Raises UserError if a run of this config will not have the score. `SET:score` is that of a named test set,
+    `valid_score/SET` of one of several validation sets.
+    """
     test_set, _, name = name.rpartition(":")
     test_sets = parse_test_sets(config.data.test)
     if test_set and name.startswith("valid_"):
-        raise UserError(f"{name} is a score of config.data.valid, the mean over all its sets: use --score={name}.")
+        raise UserError(
+            f"{name} is a score of config.data.valid, the mean over all its sets: use --score={name}, or --score={name}/SET for "
+            "that of one set."
+        )
+    if name.startswith("valid_"):
+        name, slash, valid_set = name.partition("/")
+        valid_sets = [
+            each.removeprefix(VALID_PREFIX) for each in parse_valid_sets(config.data.valid) if each != "valid"
+        ]
+        if slash and valid_set not in valid_sets:
+            names = ", ".join(valid_sets) or "no sets with names"
+            raise UserError(f"there is no score {name}/{valid_set}: config.data.valid has {names}.")
     if test_set and test_set not in test_sets:
         names = ", ".join(test_sets) or "no test set"
         raise UserError(f"there is no score {test_set}:{name}: config.data.test has {names}.")

@@ -32,10 +32,11 @@ def make_task(config: Config) -> Task:
 def lower_is_better(name: str) -> bool:
     """The direction of a metric of any task, by any of the names that `Task.metric` takes.
 
-    A metric has the same direction in all tasks. Raises UserError for a name that no task has.
+    A metric has the same direction in all tasks, and on each of several sets (`NAME/SET`). Raises UserError for a name that no
+    task has.
     """
     metrics = [*model_metrics(), *(metric for task in TASKS.values() for metric in task.metrics)]
-    metric = find_metric(metrics, name)
+    metric = find_metric(metrics, name.partition("/")[0])
     if metric is None:
         raise UserError(f"no task has a metric {name!r}; known: {', '.join(dict.fromkeys(m.name for m in metrics))}.")
     return not metric.higher_is_better

@@ -224,16 +224,31 @@ def test_score_of_a_named_test_set(fake_sweep):
         assert table[1].comparison["score"] == "sacrebleu" and table[1].comparison["difference"] < 0
     with pytest.raises(UserError, match="no record of the test set 'third'"):
         trial_score(sweep.folder, "good,seed=0", "third:sacrebleu")
-    config = load_config(TOY, {"data.test": "first=toy:test; other=toy:test:40"})
-    check_score("other:chrf", config)
-    check_score("sacrebleu", config)
+    valid = "de-en=toy:valid:20; en-de=toy:valid:10"
+    config = load_config(TOY, {"data.test": "first=toy:test; other=toy:test:40", "data.valid": valid})
+    for name in ("other:chrf", "sacrebleu", "valid_nll", "valid_nll/en-de"):
+        check_score(name, config)
     for wrong, message in (
         ("third:chrf", "there is no score third:chrf"),
         ("other:valid_nll", "of config.data.valid, the mean over all its sets: use --score=valid_nll"),
         ("other:nonsense", "there is no score 'nonsense'"),
+        ("valid_nll/fr-de", "there is no score valid_nll/fr-de: config.data.valid has de-en, en-de"),
+        ("valid_nonsense/en-de", "there is no score 'valid_nonsense'"),
     ):
         with pytest.raises(UserError, match=message):
             check_score(wrong, config)
+
+
+def test_score_of_one_validation_set(fake_sweep):
+    """The best evaluation of each trial, on that set alone."""
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    for name, values in (("good,seed=0", (3.0, 2.5, 2.75)), ("poor,seed=0", (2.0, 2.25))):
+        lines = [{"step": i, "valid_nll": 9.0 - i, "valid_nll/en-de": value} for i, value in enumerate(values, 1)]
+        (sweep.folder.workdir(name) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), "valid_nll/en-de")
+    assert reference == "poor" and {row.name: row.mean for row in table} == {"good": 2.5, "poor": 2.0}
+    assert "valid_nll/en-de" in report(sweep.folder.path, score="valid_nll/en-de")
 
 
 def test_spread_is_estimated_from_all_rows(finished_sweep):

@@ -161,6 +161,8 @@ def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsy
         "--submit needs submitit: pip install -e '.[sweep]'" in capsys.readouterr().err
         and not (tmp_path / "s").exists()
     )
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", "--submit=2", "--dry-run") == 0
+    assert "2 SLURM jobs through submitit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("changes, message", [
