@@ -10,13 +10,12 @@ on with the same command.
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import chain
 from benchmarks.record import machine, publish
 
 TRAINED = ("en-de", "de-en", "en-fr", "fr-en", "en-cs", "cs-en")
@@ -51,8 +50,7 @@ def sources(split: str, directions: tuple[str, ...]) -> str:
 
 def row(folder: Path, direction: str) -> dict[str, Any]:
     """The scores of a finished run in one direction."""
-    path = next((folder / "eval").glob(f"{direction}-*.json"))
-    record = json.loads(path.read_text())
+    record = chain.record_of(folder, direction)
     return {
         "direction": direction,
         "zero_shot": record["data"]["zero_shot"],
@@ -90,10 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     temperatures = args.temperature or TEMPERATURES
     for temperature in temperatures:
-        command = [part.replace("WORKDIR", args.workdir) for part in train(temperature, args.data, args.steps)]
-        print("$ python -m t2t_flax " + shlex.join(command), flush=True)
-        variables = os.environ | {"PYTHONPATH": str(Path.cwd())}
-        subprocess.run([sys.executable, "-m", "t2t_flax", *command], env=variables, check=True)
+        chain.run([part.replace("WORKDIR", args.workdir) for part in train(temperature, args.data, args.steps)])
     chosen = "".join(f" --temperature={temperature}" for temperature in args.temperature or ())
     record = {
         "what": f"Multi30k, English from and into German, French and (the first {LIMITED:,} pairs) Czech, {args.steps} updates "

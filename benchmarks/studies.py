@@ -14,12 +14,11 @@ import numpy as np
 
 from benchmarks.record import machine, publish
 from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
+from benchmarks.sweep_record import sweep_record
 from t2t_flax.config import load_config
 from t2t_flax.evaluation.records import read_record
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.results import Row, learning_curve, rows
 from t2t_flax.sweeps.trials import train_command
 from t2t_flax.tasks.parsing.evalb import COUNTS, bracket_counts, f1
 from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
@@ -27,39 +26,13 @@ from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 
 def table3_record(sweep: Path) -> dict[str, Any]:
     """The results of a Table 3 sweep, one entry per row, in the sweep's order."""
-    folder, sweep_record = Folder(sweep.absolute()), read_sweep(sweep)
-    table, _ = rows(folder, sweep_record, "sacrebleu", "base")
-    order = list(dict.fromkeys(trial["row"] for trial in sweep_record["trials"].values()))
-    first = read_record(next(result.record for row in table for result in row.results))
-    return {
-        "what": "rows of Table 3 with widths an eighth and depths half, Multi30k English-German, test2016",
-        "command": "python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:two_cores --workdir=sweeps/table3 "
+    return sweep_record(
+        sweep,
+        what="rows of Table 3 with widths an eighth and depths half, Multi30k English-German, test2016",
+        command="python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:two_cores --workdir=sweeps/table3 "
         "--config.data.root=DATA/multi30k/raw --jobs=2",
-        "signature": first["scores"]["sacrebleu"]["signature"],
-        "data": {key: first["data"][key] for key in ("corpus", "sentences", "digest")},
-        "parameters": first["parameters"],
-        "versions": first["versions"],
-        "code": sweep_record["code"],
-        "machine": machine(),
-        "rows": [_row_entry(folder, row) for row in sorted(table, key=lambda row: order.index(row.name))],
-    }
-
-
-def _row_entry(folder: Folder, row: Row) -> dict[str, Any]:
-    records = [read_record(result.record) for result in row.results]
-    curves = [learning_curve(folder, result.name) for result in row.results]
-    return {
-        "row": row.name,
-        "overrides": row.overrides,
-        "seeds": [result.seed for result in row.results],
-        "updates": [result.steps for result in row.results],
-        "bleu": [round(result.score, 4) for result in row.results],
-        "perplexity": [round(record["scores"]["perplexity"], 4) for record in records],
-        "valid_nll_last": [round(points[-1][1], 4) for points in curves],
-        "valid_nll_best": [round(min(nll for _, nll in points), 4) for points in curves],
-        "seconds": [result.seconds for result in row.results],
-        "against_base": row.comparison,
-    }
+        baseline="base",
+    )
 
 
 def parsing_record(path: Path) -> dict[str, Any]:

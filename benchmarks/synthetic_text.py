@@ -1,4 +1,4 @@
-"""Back-translation and sequence-level distillation on two halves of a corpus, as the chain of commands of docs/recipes.md.
+"""Back-translation and sequence-level distillation on two halves of a corpus, as the chain of commands of docs/synthetic_text.md.
 
     python -m benchmarks.synthetic_text --data=DATA/multi30k/raw --workdir=runs/synthetic \\
         --out=benchmarks/results/synthetic_text.json
@@ -10,15 +10,13 @@ model is trained for the same number of updates. A stopped chain goes on with th
 
 import argparse
 import gzip
-import json
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import chain
 from benchmarks.record import machine, publish
 from t2t_flax.filesystem import atomic_write
 
@@ -63,7 +61,7 @@ def translate(run: str, lines: str, output: str, *flags: str) -> list[str]:
     ]
 
 
-def chain() -> list[list[str]]:
+def commands() -> list[list[str]]:
     """The commands, in order."""
     mixed, tag = "real=a.en,a.de; bt={},b.de", "--config.data.tags=bt=<bt>"
     return [
@@ -106,15 +104,12 @@ def run(command: list[str], folder: Path, config: Path, flags: Iterable[str]) ->
         return
     if command[0] == "train":
         command = [part.replace("CONFIG", str(config)) for part in command] + list(flags)
-    print("$ python -m t2t_flax " + shlex.join(command), flush=True)
-    variables = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    subprocess.run([sys.executable, "-m", "t2t_flax", *command], cwd=folder, env=variables, check=True)
+    chain.run(command, folder)
 
 
 def row(folder: Path, name: str) -> dict[str, Any]:
     """The scores of a finished run."""
-    path = next((folder / name / "eval").glob("test-*.json"))
-    record = json.loads(path.read_text())
+    record = chain.record_of(folder / name)
     scores = record["scores"]
     return {
         "row": ROWS[name],
@@ -122,7 +117,7 @@ def row(folder: Path, name: str) -> dict[str, Any]:
         "bleu": scores["sacrebleu"],
         "chrf": scores["chrf"]["score"],
         "parameters": record["parameters"],
-        "record": path.name,
+        "record": record["file"],
     }
 
 
@@ -143,12 +138,12 @@ def main(argv: list[str] | None = None) -> None:
     pairs = write_text(Path(args.data), folder)
     config = Path("configs/text.py").absolute()
     flags = [f"--config.train.steps={args.steps}", "--config.log.tensorboard=False"]
-    for command in chain():
+    for command in commands():
         run(command, folder, config, flags)
     record = {
         "what": f"{pairs} pairs in halves, {args.steps} updates of each model of configs/text.py, test2016",
         "command": f"python -m benchmarks.synthetic_text --data=DATA/multi30k/raw --workdir=runs/synthetic --steps={args.steps}",
-        "chain": [shlex.join(command) for command in chain()],
+        "chain": [shlex.join(command) for command in commands()],
         "rows": [row(folder, name) for name in ROWS],
         "machine": machine(),
     }

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.synthetic_text import ROWS, chain, run, write_text
+from benchmarks.synthetic_text import ROWS, commands, run, write_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ def test_every_command_reads_what_an_earlier_one_wrote(tmp_path):
     write_corpus(tmp_path / "data", 7)
     assert write_text(tmp_path / "data", tmp_path) == 7
     there = {path.name for path in tmp_path.iterdir()}
-    for name, *flags in chain():
+    for name, *flags in commands():
         if name == "head":
             like, source, output = flags
             assert {like, source} <= there

@@ -1,0 +1,87 @@
+"""The record of a finished sweep: the scores of each row's seeds, with mean, spread and the comparison with the baseline.
+
+    python -m benchmarks.sweep_record --sweep=sweeps/unigram --what="unigram sampling, 3,000 pairs of Multi30k" \\
+        --command="python -m t2t_flax sweep ..." --out=benchmarks/results/unigram_sampling.json
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import machine, publish
+from t2t_flax.evaluation.records import read_record
+from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.sweeps.results import Row, learning_curve, rows
+
+
+def sweep_record(
+    sweep: Path, *, what: str, command: str, score: str = "sacrebleu", baseline: str = "", note: str = ""
+) -> dict[str, Any]:
+    """One entry per row with a finished trial, in the order of the sweep. command: as a reader would give it, without local
+    paths; note: what else a reader must know, such as interruptions. Raises StopIteration if no trial has finished.
+    """
+    folder, stored = Folder(sweep.absolute()), read_sweep(sweep)
+    table, reference = rows(folder, stored, score, baseline)
+    order = list(dict.fromkeys(trial["row"] for trial in stored["trials"].values()))
+    finished = sorted((row for row in table if row.results), key=lambda row: order.index(row.name))
+    first = read_record(next(result.record for row in finished for result in row.results))
+    return {
+        "what": what,
+        "command": command,
+        **({"note": note} if note else {}),
+        "score": score,
+        "signature": first["scores"][score].get("signature"),
+        "data": {key: first["data"][key] for key in ("corpus", "sentences", "digest")},
+        **{key: first[key] for key in ("parameters", "versions") if key in first},
+        "code": stored["code"],
+        "machine": machine(),
+        "baseline": reference,
+        "rows": [_row_entry(folder, row, score) for row in finished],
+    }
+
+
+def _row_entry(folder: Folder, row: Row, score: str) -> dict[str, Any]:
+    records = [read_record(result.record) for result in row.results]
+    curves = [[nll for _, nll in learning_curve(folder, result.name)] for result in row.results]
+    return {
+        "row": row.name,
+        "overrides": row.overrides,
+        "seeds": [result.seed for result in row.results],
+        "attempts": [folder.status(result.name).attempts for result in row.results],
+        "updates": [result.steps for result in row.results],
+        "bleu": [round(result.score, 4) for result in row.results],
+        "confidence": [record["scores"][score].get("confidence") for record in records],
+        "mean": row.mean,
+        "spread": row.spread,
+        "perplexity": [_rounded(record["scores"].get("perplexity")) for record in records],
+        "valid_nll_last": [_rounded(points[-1] if points else None) for points in curves],
+        "valid_nll_best": [_rounded(min(points, default=None)) for points in curves],
+        "seconds": [result.seconds for result in row.results],
+        "against_base": row.comparison,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Writes the record."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.sweep_record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweep", metavar="DIR", required=True, help="folder of the sweep")
+    parser.add_argument("--what", required=True, help="what was trained, on which text")
+    parser.add_argument("--command", required=True, help="the sweep's command, without local paths")
+    parser.add_argument("--note", default="", help="what else a reader must know, such as interruptions")
+    parser.add_argument("--score", default="sacrebleu", help="score of the table")
+    parser.add_argument("--baseline", default="", metavar="ROW", help="row to compare with (default: the best)")
+    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    args = parser.parse_args(argv)
+    keys = dict(what=args.what, command=args.command, score=args.score, baseline=args.baseline, note=args.note)
+    publish(sweep_record(Path(args.sweep), **keys), args.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
