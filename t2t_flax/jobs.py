@@ -239,7 +239,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
-    from t2t_flax.monitoring.tracker_feed import track_scores
+    from t2t_flax.monitoring.tracker_threads import track_scores
 
     records, texts, group = {}, [], supervisor.group
     if config.data.test:

@@ -10,7 +10,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.filesystem import atomic_write, is_remote
 from t2t_flax.monitoring import mirror
-from t2t_flax.monitoring.tracker_feed import Feed, close_trackers, open_trackers
+from t2t_flax.monitoring.tracker_threads import TrackerThread, close_trackers, open_trackers
 from t2t_flax.monitoring.trackers import TrackedRun
 
 log = logging.getLogger("t2t_flax")
@@ -53,7 +53,7 @@ class MetricsWriter:
         if self._mirror or path.exists() and path.read_bytes() != text.encode():
             atomic_write(path, text)
         self._file = path.open("a")
-        self._trackers: list[Feed] = []
+        self._trackers: list[TrackerThread] = []
         if config is not None:
             run = TrackedRun(workdir, Path(folder), config, resume_step)
             self._trackers = open_trackers(run, kept)

@@ -1,6 +1,6 @@
 """Experiment trackers: each row of `TRACKERS` sends the numbers of metrics.jsonl to one more place.
 
-Clients are imported when they are opened. They may take their time and may fail: `tracker_feed` runs each in a thread.
+Clients are imported when they are opened. They may take their time and may fail: `tracker_threads` runs each in a thread.
 """
 
 import contextlib

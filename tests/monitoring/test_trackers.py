@@ -16,9 +16,9 @@ from t2t_flax import jobs
 from t2t_flax.config import resolve, tracker_names
 from t2t_flax.config.tracker_names import TRACKERS
 from t2t_flax.errors import UserError
-from t2t_flax.monitoring import tracker_feed, trackers
+from t2t_flax.monitoring import tracker_threads, trackers
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
-from t2t_flax.monitoring.tracker_feed import track_scores
+from t2t_flax.monitoring.tracker_threads import track_scores
 from t2t_flax.monitoring.trackers import Kind
 from t2t_flax.training.workdir import adopt_config
 
@@ -151,7 +151,7 @@ def test_tracker_that_cannot_be_opened_stops_nothing(tmp_path, monkeypatch, capl
 def test_tracker_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeypatch, caplog):
     hangs = threading.Event()
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(lambda run, id: hangs.wait(60), ()))
-    monkeypatch.setattr(tracker_feed, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(tracker_threads, "CLOSE_SECONDS", 0.1)
     write_run(tmp_path, config_of("wandb"), 1, 200)
     assert "wandb has not taken everything" in caplog.text and not hangs.is_set()
     assert len(read_metrics(tmp_path)) == 300

@@ -1,4 +1,4 @@
-"""Feeds the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead network makes
+"""Sends metrics to the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead network makes
 the training loop wait. One that fails is reported once and dropped.
 
 What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
@@ -28,7 +28,7 @@ CLOSE_SECONDS = FINISH_SECONDS
 log = logging.getLogger("t2t_flax")
 
 
-class Feed:
+class TrackerThread:
     """Hands lines to one tracker in a thread. `lines`: those of the run so far, of which it sends what the tracker lacks."""
 
     def __init__(self, name: str, run: TrackedRun, lines: Iterable[dict[str, Any]] = ()):
@@ -105,27 +105,27 @@ def _read_notes(path: epath.Path) -> dict[str, Any]:
         return {}
 
 
-def open_trackers(run: TrackedRun, lines: Iterable[dict[str, Any]] = ()) -> list[Feed]:
+def open_trackers(run: TrackedRun, lines: Iterable[dict[str, Any]] = ()) -> list[TrackerThread]:
     """The trackers of the config, each opening in its thread."""
-    return [Feed(name, run, lines) for name in config_lib.tracker_names(run.config.log.trackers)]
+    return [TrackerThread(name, run, lines) for name in config_lib.tracker_names(run.config.log.trackers)]
 
 
-def close_trackers(feeds: Sequence[Feed]) -> None:
+def close_trackers(threads: Sequence[TrackerThread]) -> None:
     """Waits until they have sent everything, all together at most `CLOSE_SECONDS`."""
     deadline = time.monotonic() + CLOSE_SECONDS
-    for feed in feeds:
-        feed.end()
-    for feed in feeds:
-        feed.join(deadline - time.monotonic())
+    for thread in threads:
+        thread.end()
+    for thread in threads:
+        thread.join(deadline - time.monotonic())
 
 
 def track_scores(config: Config, workdir: epath.Path, step: int, scores: dict[str, float]) -> None:
     """Adds the scores of the test sets to the run in each tracker, which training has closed."""
     mirrored = mirror.Mirror(workdir) if is_remote(workdir) else None
-    feeds = open_trackers(TrackedRun(workdir, mirrored.local if mirrored else Path(workdir), config, step))
-    for feed in feeds:
-        feed.write(step, scores)
-    close_trackers(feeds)
+    threads = open_trackers(TrackedRun(workdir, mirrored.local if mirrored else Path(workdir), config, step))
+    for thread in threads:
+        thread.write(step, scores)
+    close_trackers(threads)
     if mirrored:
         try:
             mirrored.close()
