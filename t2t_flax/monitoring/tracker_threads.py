@@ -1,5 +1,5 @@
-"""Sends metrics to the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead network makes
-the training loop wait. One that fails is reported once and dropped.
+"""Sends metrics to the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead
+network makes the training loop wait. One that fails is reported once and dropped.
 
 What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
 missing and repeats nothing.
