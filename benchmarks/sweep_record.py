@@ -5,6 +5,7 @@
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,15 @@ def _row_entry(folder: Folder, row: Row, score: str) -> dict[str, Any]:
         "valid_nll_last": [_rounded(points[-1] if points else None) for points in curves],
         "valid_nll_best": [_rounded(min(points, default=None)) for points in curves],
         "seconds": [result.seconds for result in row.results],
+        "seconds_of": [_phases(folder, result.name) for result in row.results],
         "against_base": row.comparison,
     }
+
+
+def _phases(folder: Folder, name: str) -> dict[str, float]:
+    """Seconds of a trial by phase: preparing data, compiling, updates, evaluations, checkpoints."""
+    marker = json.loads((folder.workdir(name) / "complete.json").read_text())
+    return {phase: round(seconds, 1) for phase, seconds in marker["seconds"].items()}
 
 
 def _rounded(value: float | None) -> float | None:

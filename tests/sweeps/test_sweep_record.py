@@ -25,6 +25,7 @@ def test_record_has_each_seed_and_the_comparison(finished_sweep, tmp_path, capsy
         assert row["mean"] == pytest.approx(100 - np.mean(wrong)) and row["spread"] == pytest.approx(
             np.std(wrong, ddof=1)
         )
+        assert row["seconds"] == [1.0, 1.0] and row["seconds_of"] == [{"step": 1.0}] * 2
         assert row["valid_nll_best"] == row["valid_nll_last"] == [1.5, 1.5]
     assert record["rows"][1]["against_base"] is None and record["rows"][2]["against_base"]["interval"]["high"] < 0
 
