@@ -4,11 +4,16 @@ mtdata downloads a corpus once, into its cache ($MTDATA, by default ~/.mtdata), 
 identifier is GROUP-NAME-VERSION-LANGUAGE-LANGUAGE; `mtdata list -id -l deu-eng` lists those of two languages.
 """
 
+import bz2
 import contextlib
+import functools
+import gzip
 import hashlib
 import logging
-from collections.abc import Iterator
+import lzma
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
@@ -32,11 +37,10 @@ class MtdataSource(Source):
         self._entry, self._paths, self._files, self._swap = entry, paths, files, swap
 
     def read(self):
-        i = 0
-        with _quiet():
-            records = _import().Parser(self._paths, ext=self._entry.in_ext or None, ent=self._entry).read_segs(False)
+        i, records = 0, None
         while True:
             try:
+                records = records or self._records()
                 record = next(records, None)
             except Exception as error:  # noqa: BLE001  (of archives, decompression, XML, missing columns, assertions)
                 raise UserError(
@@ -52,6 +56,10 @@ class MtdataSource(Source):
             yield source, target
             i += 1
 
+    def _records(self) -> Iterator[Any]:
+        with _quiet():
+            return _import().Parser(self._paths, ext=self._entry.in_ext or None, ent=self._entry).read_segs(False)
+
     def fingerprint(self):
         parts = [_PREFIX, str(self._entry.did), str(self._swap), *map(file_sha256, self._files)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -62,37 +70,56 @@ class MtdataSource(Source):
 
 def _import() -> Any:
     """The names of mtdata that are used here."""
-    from types import SimpleNamespace
-
     with _quiet():
         import mtdata
+        import mtdata.utils
         from mtdata.cache import Cache
         from mtdata.entry import DatasetId
         from mtdata.index import Index
         from mtdata.iso.bcp47 import BCP47Tag, bcp47
         from mtdata.parser import Parser
+    # mtdata prefers the programs xz, bzip2 and pigz where they are installed, and takes a file that they cannot read to its end
+    # for complete.
+    for suffix, opener in {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.items():
+        mtdata.utils.COMPRESSORS[suffix] = functools.partial(_open_compressed, opener)
     names = dict(Cache=Cache, DatasetId=DatasetId, Index=Index, BCP47Tag=BCP47Tag, bcp47=bcp47, Parser=Parser)
-    return SimpleNamespace(cache=mtdata.cache_dir, **names)
+    return SimpleNamespace(cache=mtdata.cache_dir, index_file=mtdata.cached_index_file, **names)
+
+
+def _open_compressed(opener: Callable[..., Any], path: Path, mode: str, **options: Any) -> Any:
+    """Opens a compressed file, whose lines end with a line feed alone, as those of files that are not compressed."""
+    return opener(path, mode, **options, **({"newline": "\n"} if "t" in mode else {}))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without mtdata's log, and with the root logger as it was: mtdata makes it print INFO of all packages."""
+    """Without what mtdata logs, and with the root logger as it was: mtdata makes it print INFO of all packages."""
     root = logging.getLogger()
-    handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
-    logging.disable(logging.ERROR)
+    handlers, level = root.handlers[:], root.level
+
+    def drop(record: logging.LogRecord) -> bool:  # of the root logger itself, which mtdata uses
+        return False
+
+    root.addFilter(drop)
     try:
         yield
     finally:
+        root.removeFilter(drop)
         root.handlers[:] = handlers
         root.setLevel(level)
-        logging.disable(disabled)
 
 
 def _entry(lib: Any, identifier: str, label: str) -> Any:
     """The entry of the index. Raises UserError with similar identifiers if there is none."""
     with _quiet():
-        index = lib.Index.get_instance()
+        try:
+            lib.cache.mkdir(parents=True, exist_ok=True)
+            index = lib.Index.get_instance()
+        except Exception as error:  # noqa: BLE001  (of the disk, of a pickle that is cut off)
+            raise UserError(
+                f"{label}: mtdata cannot use its index {lib.index_file}: {type(error).__name__}: {first_line(error)}. Remove the "
+                "file if it is damaged, or set MTDATA to another folder."
+            ) from None
         try:
             return index[lib.DatasetId.parse(identifier)]
         except Exception:  # noqa: BLE001  (a language that is no language, a missing part, an unknown corpus)
@@ -101,7 +128,7 @@ def _entry(lib: Any, identifier: str, label: str) -> Any:
             similar = (str(entry.did) for entry in index.get_entries())
             found = [did for did in similar if did.lower().startswith(name)] if name else []
             found.sort(key=lambda did: did.split("-")[3:] != languages)
-    more = f" Some of {name}: {', '.join(found[:_SUGGESTIONS])}." if found else ""
+    more = f" Similar: {', '.join(found[:_SUGGESTIONS])}." if found else ""
     raise UserError(
         f"{label}: mtdata's index has no corpus {identifier!r}; expected mtdata:GROUP-NAME-VERSION-LANGUAGE-LANGUAGE.{more} "
         "`mtdata list -id -l LANGUAGE-LANGUAGE` lists the corpora of two languages."
@@ -117,8 +144,8 @@ def _swapped(lib: Any, entry: Any, languages: tuple[str, str], label: str) -> bo
             fits = swap = False
     if not fits:
         raise UserError(
-            f"{label}: the corpus is of {'-'.join(map(str, entry.did.langs))}; expected {languages[0]}-{languages[1]} "
-            "(config.data.source_language and config.data.target_language, or config.data.directions)"
+            f"{label}: the corpus has the languages {'-'.join(map(str, entry.did.langs))}; expected "
+            f"{languages[0]}-{languages[1]} (config.data.source_language and config.data.target_language, or config.data.directions)"
         )
     return bool(swap)
 
