@@ -18,6 +18,6 @@ def run(command: Sequence[str], folder: str | Path = ".") -> None:
 
 
 def record_of(workdir: Path, test_set: str = "test") -> dict[str, Any]:
-    """The evaluation record of a finished run, with its `file`."""
-    path = next((workdir / "eval").glob(f"{test_set}-*.json"))
+    """The final evaluation record of a finished run on a test set, with its `file`."""
+    path = workdir / "eval" / json.loads((workdir / "complete.json").read_text())["records"][test_set]
     return json.loads(path.read_text()) | {"file": path.name}

@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import machine, publish
+from t2t_flax.config import load_config
+from t2t_flax.errors import UserError
 from t2t_flax.evaluation.records import read_record
 from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.results import Row, learning_curve, rows
+from t2t_flax.sweeps.results import Result, Row, learning_curve, rows
 
 
 def sweep_record(
     sweep: Path, *, what: str, command: str, score: str = "sacrebleu", baseline: str = "", note: str = ""
 ) -> dict[str, Any]:
-    """One entry per row with a finished trial, in the order of the sweep. command: as a reader would give it, without local
-    paths; note: what else a reader must know, such as interruptions. Raises StopIteration if no trial has finished.
+    """One entry per row, in the order of the sweep. command: as a reader would give it, without local paths. note: what else a
+    reader must know, such as interruptions. score: of the records. Raises UserError if no trial has finished.
     """
     folder, stored = Folder(sweep.absolute()), read_sweep(sweep)
     table, reference = rows(folder, stored, score, baseline)
     order = list(dict.fromkeys(trial["row"] for trial in stored["trials"].values()))
-    finished = sorted((row for row in table if row.results), key=lambda row: order.index(row.name))
-    first = read_record(next(result.record for row in finished for result in row.results))
+    records = [read_record(result.record) for row in table for result in _usable(row)]
+    if not records:
+        raise UserError(f"{sweep}: no trial has finished with the score {score}.")
+    first = records[0]
     return {
         "what": what,
         "command": command,
@@ -38,36 +42,45 @@ def sweep_record(
         "code": stored["code"],
         "machine": machine(),
         "baseline": reference,
-        "rows": [_row_entry(folder, row, score) for row in finished],
+        "trials": {
+            name: {"state": folder.state(name), "attempts": folder.status(name).attempts} for name in stored["trials"]
+        },
+        "rows": [_row_entry(folder, row, score) for row in sorted(table, key=lambda row: order.index(row.name))],
     }
 
 
+def _usable(row: Row) -> list[Result]:
+    return [result for result in row.results if result.score is not None]
+
+
 def _row_entry(folder: Folder, row: Row, score: str) -> dict[str, Any]:
-    records = [read_record(result.record) for result in row.results]
-    curves = [[nll for _, nll in learning_curve(folder, result.name)] for result in row.results]
+    results = _usable(row)
+    records = [read_record(result.record) for result in results]
+    curves = [[nll for _, nll in learning_curve(folder, result.name)] for result in results]
+    configs = [load_config(str(folder.config(result.name))) for result in results]
     return {
         "row": row.name,
         "overrides": row.overrides,
-        "seeds": [result.seed for result in row.results],
-        "attempts": [folder.status(result.name).attempts for result in row.results],
-        "updates": [result.steps for result in row.results],
-        "bleu": [round(result.score, 4) for result in row.results],
+        "seeds": [config.seed.init for config in configs],
+        "updates": [result.steps for result in results],
+        "bleu": [_rounded(result.score) for result in results],
         "confidence": [record["scores"][score].get("confidence") for record in records],
         "mean": row.mean,
         "spread": row.spread,
         "perplexity": [_rounded(record["scores"].get("perplexity")) for record in records],
         "valid_nll_last": [_rounded(points[-1] if points else None) for points in curves],
         "valid_nll_best": [_rounded(min(points, default=None)) for points in curves],
-        "seconds": [result.seconds for result in row.results],
-        "seconds_of": [_phases(folder, result.name) for result in row.results],
+        "seconds": [result.seconds for result in results],
+        "seconds_of": [_phases(folder, result.name) for result in results],
         "against_base": row.comparison,
+        **({"problem": row.problem} if row.problem else {}),
     }
 
 
 def _phases(folder: Folder, name: str) -> dict[str, float]:
     """Seconds of a trial by phase: preparing data, compiling, updates, evaluations, checkpoints."""
     marker = json.loads((folder.workdir(name) / "complete.json").read_text())
-    return {phase: round(seconds, 1) for phase, seconds in marker["seconds"].items()}
+    return {phase: round(seconds, 1) for phase, seconds in marker.get("seconds", {}).items()}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -83,12 +96,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--what", required=True, help="what was trained, on which text")
     parser.add_argument("--command", required=True, help="the sweep's command, without local paths")
     parser.add_argument("--note", default="", help="what else a reader must know, such as interruptions")
-    parser.add_argument("--score", default="sacrebleu", help="score of the table")
+    parser.add_argument("--score", default="sacrebleu", help="sacrebleu, tokenized_bleu ..., as records have it")
     parser.add_argument("--baseline", default="", metavar="ROW", help="row to compare with (default: the best)")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)
     keys = dict(what=args.what, command=args.command, score=args.score, baseline=args.baseline, note=args.note)
-    publish(sweep_record(Path(args.sweep), **keys), args.out)
+    try:
+        publish(sweep_record(Path(args.sweep), **keys), args.out)
+    except UserError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

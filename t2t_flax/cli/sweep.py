@@ -333,8 +333,10 @@ def _submit_options(args: argparse.Namespace) -> dict[str, str]:
     if args.submit_option and not args.submit:
         raise UserError("--submit-option is for submitted workers: give --submit=[LAUNCHER:]N too.")
     options = dict(text.partition("=")[::2] for text in args.submit_option)
-    if not all(options.values()):
-        raise UserError(f"--submit-option {' '.join(args.submit_option)}: expected --submit-option OPTION=VALUE.")
+    if not all(options.values()) or len(options) < len(args.submit_option):
+        raise UserError(
+            f"--submit-option {' '.join(args.submit_option)}: expected --submit-option OPTION=VALUE, once for each option."
+        )
     if (
         args.submit
         and args.submit.launcher == SLURM
@@ -364,7 +366,7 @@ def _launch(args: argparse.Namespace, fixed: dict[str, str], options: dict[str, 
     if not Path(args.workdir).is_absolute() or is_remote(args.workdir):
         raise UserError(
             f"--submit={launcher} needs the absolute path of a folder that all hosts mount, with file locks (NFS 4): "
-            f"--workdir={args.workdir} is none."
+            f"--workdir={args.workdir} is not an absolute local path."
         )
     if args.retry_failed:
         raise UserError(

@@ -1,14 +1,15 @@
 """Parses data.directions: from which language into which each source of text is translated.
 
-The target language is told to the model by a token before the source sentence (Johnson et al. 2017, section 3), which is a
+The model is given the target language as a token before the source sentence (Johnson et al. 2017, section 3), which is a
 control symbol of the tokenizer: no text encodes to it.
 """
 
 import dataclasses
 import functools
+import itertools
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from t2t_flax.config.data_keys import Data
@@ -77,7 +78,13 @@ def parse_directions(data: Data) -> Mapping[str, Direction]:
                 f"{key}: the source {name!r} of config.data.{split} {why}: add {name}=en-de or another one."
             )
         directions[name] = Direction(*match.groups())
+    _check_codes(key, directions.values())
     targets = sorted({directions[name].target for name in parse_train_sources(data.train)})
+    for name, tag in parse_tags(data).items():
+        if tag in map(language_token, targets):
+            raise UserError(
+                f"config.data.tags: {tag}, the tag of {name}, is the token of a target language; choose another."
+            )
     for name, direction in directions.items():
         if targets and direction.target not in targets:
             raise UserError(
@@ -87,8 +94,16 @@ def parse_directions(data: Data) -> Mapping[str, Direction]:
     return types.MappingProxyType(directions)
 
 
+def _check_codes(key: str, directions: Iterable[Direction]) -> None:
+    """Raises UserError for a language with two codes that differ in case alone."""
+    spellings: dict[str, str] = {}
+    for code in itertools.chain.from_iterable(directions):
+        if (other := spellings.setdefault(code.lower(), code)) != code:
+            raise UserError(f"{key}: {other} and {code} would be two languages; write the code in one way.")
+
+
 def _names(data: Data) -> dict[str, str]:
-    """The first split of each name."""
+    """By name of a source, the first split that has it."""
     splits = {
         "train": parse_train_sources(data.train),
         "valid": [name.removeprefix(VALID_PREFIX) for name in parse_valid_sets(data.valid)],
@@ -106,7 +121,7 @@ def direction_of_set(data: Data, name: str) -> Direction | None:
 
 
 def in_direction_of(data: Data, name: str) -> Data:
-    """The keys with the languages of that set as data.source_language and data.target_language."""
+    """`data` with the languages of that set's direction as data.source_language and data.target_language."""
     direction = direction_of_set(data, name)
     if direction is None:
         return data

@@ -14,6 +14,7 @@ proposals/            trials of an adaptive search, in the order of proposal
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,10 @@ class Folder:
 
     def log(self, name: str, process: int = 0) -> Path:
         return self.path / "logs" / (f"{name}.process{process}.log" if process else f"{name}.log")
+
+    def logs_of_others(self, name: str) -> list[Path]:
+        """The logs of a trial's processes on other hosts, if it trained on several."""
+        return list(itertools.takewhile(Path.exists, (self.log(name, process) for process in itertools.count(1))))
 
     def read_config(self, name: str) -> Config:
         return config_lib.from_json(self.config(name).read_text())

@@ -102,7 +102,12 @@ def launch(name: str, calls: dict[str, list[str]], say: Callable[[str], None] = 
 def _prefixed(worker: str, call: list[str], say: Callable[[str], None]) -> Iterator[subprocess.Popen]:
     """The process of a call, whose lines are printed with the worker's name; waits for the last one."""
     process = subprocess.Popen(
-        call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        call,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     )
 
     def read() -> None:

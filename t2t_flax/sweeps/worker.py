@@ -198,7 +198,8 @@ class Worker:
                 self.say(f"{name}: {outcome}")
             elif self.folder.state(name) == FAILED:
                 log = "\n".join(f"    {line}" for line in log_tail(self.folder, name).splitlines())
-                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}")
+                others = "".join(f"\nThe log of another host: {path}" for path in self.folder.logs_of_others(name))
+                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}{others}")
             else:
                 self.say(f"{name}: failed, will be retried{' by itself' if len(names) > 1 else ''}")
 

@@ -72,6 +72,8 @@ def test_without_directions_there_is_one():
         (dict(directions="by_name, bt=de-en, bt=en-de"), "names bt twice"),
         (dict(directions="nonsense"), "'nonsense' is not of the form NAME=VALUE"),
         (dict(directions="by_name, bt=de-en, zero=de-fr"), "translated into fr, but no source of config.data.train is.*It knows de, en"),
+        (dict(directions="by_name, bt=de-en, zero=EN-de"), "en and EN would be two languages"),
+        (dict(tags="bt=<2de>"), "config.data.tags: <2de>, the tag of bt, is the token of a target language"),
         (dict(task="parsing"), "is for data.task = translation, not parsing"),
         (dict(valid="en-de=a; bt=b; EN-DE=c"), "two validation sets are named 'EN-DE'"),
         (dict(train="valid.x=a; bt=b", directions="by_name, bt=en-de, valid.x=en-de"), "the name 'valid.x' in config.data.train begins with 'valid.'"),

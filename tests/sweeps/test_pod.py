@@ -132,6 +132,8 @@ def test_training_that_hangs_on_one_host_is_killed_after_it_failed_on_another(fa
     monkeypatch.setattr("t2t_flax.sweeps.worker.training_command", fails_on_host_1)
     assert pod.run(retries=0) == [OK, OK]
     assert pod.states() == ["failed"] and "exit code 1" in pod.folder.status("half,seed=0").reason
+    cause = pod.folder.log("half,seed=0", 1)
+    assert "Traceback: out of something" in cause.read_text() and any(str(cause) in line for line in pod.messages)
 
 
 def test_follower_without_the_folder_of_relative_paths_ends_the_worker(fake_pod, tmp_path):
