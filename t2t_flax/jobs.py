@@ -180,7 +180,7 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     trained, frozen = (count_params(part, config, *sizes) for part in split(config, run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
-        f"{config.data.train}: {corpus.train.describe()}\n"
+        f"{config.data.train}: {corpus.describe_train()}\n"
         f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}{_describe_mixtures(run.batches.mixtures)}"
         f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "

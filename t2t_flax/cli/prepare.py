@@ -30,7 +30,8 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
     config = config_lib.load_config(args.config, overrides)
     corpus = jobs.prepare(config, epath.Path(args.workdir))
-    for name, store in {"train": corpus.train, **corpus.valid}.items():
+    print(f"train: {corpus.describe_train()}")
+    for name, store in corpus.valid.items():
         print(f"{name}: {store.describe()}")
     if args.list_dropped:
         lines = (f"{where}\t{reason}\n" for where, reason in jobs.list_dropped(config, corpus.tokenizers))

@@ -77,7 +77,7 @@ def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.t
         if not equals or not value:
             raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
         if name not in names:
-            raise UserError(f"{key}: config.{have} no source {name!r}, but {', '.join(names) or 'none'}.")
+            raise UserError(f"{key}: config.{have} no source {name!r}; the sources are {', '.join(names) or 'none'}.")
         if name in entries:
             raise UserError(f"{key} names {name} twice.")
         entries[name] = value

@@ -54,6 +54,16 @@ class Corpus:
     samples: tuple[TokenStore, ...] = ()
     """With subword regularisation, the training pairs in further segmentations."""
 
+    def describe_train(self) -> str:
+        """A line on the training pairs; with several segmentations, which drop pairs of different lengths, on all of them."""
+        counts = sorted(store.num_pairs for store in (self.train, *self.samples))
+        text = self.train.describe()
+        return (
+            f"{text}; {counts[0]:,} to {counts[-1]:,} pairs in the {len(counts)} segmentations"
+            if self.samples
+            else text
+        )
+
 
 class ProcessGroup(Protocol):
     """The part of `distributed.coordination.ProcessGroup` that this module uses."""

@@ -224,7 +224,7 @@ class _Encoder:
     policies: Policies
     segmentation: Segmentation | None = None
     tag: str = ""
-    """Before the source sentences, with a space: no text of their language."""
+    """Before the source sentences, with a space; the language filter ignores it."""
     start: tuple[int, ...] = ()
     language_filter: LanguageFilter | None = None
 

@@ -7,7 +7,7 @@ import jax
 
 from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
-from t2t_flax.config.mixture_keys import parse_mixture
+from t2t_flax.config.mixture_keys import parse_limits, parse_mixture, parse_tags
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import flops
 from t2t_flax.training.optimizer import make_optimizer
@@ -114,6 +114,10 @@ def _sources(config: Config) -> list[str]:
         lines.append(f"  tokens of the target languages: {' '.join(map(language_token, target_languages(d)))}")
     if untrained := untrained_directions(d):
         lines.append(f"  zero-shot, no training text: {', '.join(map(str, untrained))}")
+    if d.train:
+        lines.append(f"  dropped: {', '.join(_dropped(config))}")
+        lines += [f"  only the first {count:,} pairs of {name}" for name, count in parse_limits(d).items()]
+        lines += [f"  {tag} before the source sentences of {name}" for name, tag in parse_tags(d).items()]
     if len(names) < 2:
         return lines
     lines += [f"  sources: {', '.join(names)}"]
@@ -125,6 +129,19 @@ def _sources(config: Config) -> list[str]:
             shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
         lines.append(f"  shares from update {start:,}: {shares}")
     return lines
+
+
+def _dropped(config: Config) -> list[str]:
+    """Which training pairs are dropped."""
+    d = config.data
+    rules = {
+        f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
+        "pairs with an empty side": d.empty_lines == "drop",
+        f"pairs with {d.max_length_ratio:g} times as many tokens on one side": d.max_length_ratio,
+        "duplicates": d.drop_duplicates,
+        f"pairs in another language (probability {d.language_filter:g})": d.language_filter,
+    }
+    return [rule for rule, applies in rules.items() if applies] or ["nothing"]
 
 
 def _schedule(config: Config) -> list[str]:

@@ -66,7 +66,7 @@ def test_without_directions_there_is_one():
         (dict(directions="bt=de-en"), "the source 'en-de' of config.data.train has no direction: add en-de=en-de"),
         (dict(directions="by_name"), "the source 'bt' of config.data.train is not named after its direction: add bt="),
         (dict(directions="by_name, bt=de-en"), "the source 'zero' of config.data.test is not named after its direction"),
-        (dict(directions="by_name, bt=de-en, zero=de-en, x=en-de"), "data.test have no source 'x', but en-de, de-en"),
+        (dict(directions="by_name, bt=de-en, zero=de-en, x=en-de"), "data.test have no source 'x'; the sources are en-de, de-en"),
         (dict(directions="by_name, bt=de, zero=de-en"), "'de' is not a direction. Write two language codes as en-de"),
         (dict(directions="by_name, bt=en-zh-Hans, zero=de-en"), "a region or script follows an underscore"),
         (dict(directions="by_name, bt=de-en, bt=en-de"), "names bt twice"),

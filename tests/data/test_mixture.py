@@ -134,7 +134,7 @@ def test_schedule_repeats_no_order(store):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (dict(mixture="clean=1, other=2"), "config.data.train has no source 'other', but clean, bt"),
+        (dict(mixture="clean=1, other=2"), "config.data.train has no source 'other'; the sources are clean, bt"),
         (dict(mixture="clean=0, bt=1"), "'0' is not a share"),
         (dict(mixture="clean=nan"), "'nan' is not a share"),
         (dict(mixture="clean"), "'clean' is not of the form NAME=VALUE"),
@@ -245,7 +245,17 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     assert corpus.train.pairs_of_sources == [20, 9]
     assert batches.mixtures[0].describe().startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
     assert JoinedSource("x", [text("a"), text("b")]).count is None
-    assert "shares from update 0: clean 50.0%, bt 50.0%" in describe(config)
+    summary = describe(config)
+    assert "shares from update 0: clean 50.0%, bt 50.0%" in summary
+    assert "<bt> before the source sentences of bt" in summary and "only the first 10 pairs of bt" in summary
+    assert "dropped: pairs of more than 30 tokens a side, pairs with an empty side\n" in summary
+    filters = {"data.on_too_long": "truncate", "data.empty_lines": "error"}
+    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys | filters)))
+    filters |= {"data.max_length_ratio": "3", "data.drop_duplicates": "True", "data.language_filter": "0.95"}
+    assert (
+        "dropped: pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)\n"
+        in describe(resolve(override(default_config(), keys | filters)))
+    )
 
 
 def test_duplicates_are_found_across_sources_whatever_their_tags(text, tmp_path):

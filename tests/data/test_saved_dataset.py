@@ -90,7 +90,7 @@ def test_a_file_that_is_cut_off_anywhere_is_an_error(dataset):
     ("spec", "message"),
     [
         ("hf:none:train", r"config\.data\.train = 'hf:none:train': there is no folder .*none"),
-        ("hf:set", r"set has several splits; expected hf:FOLDER:SPLIT with train, test"),
+        ("hf:set", r"set has splits; expected hf:FOLDER:SPLIT with train, test"),
         ("hf:set:dev", r"set has no split 'dev'; expected hf:FOLDER:SPLIT with train, test"),
         ("hf:single:train", r"single has no splits \(dataset_dict\.json\)"),
         ("hf:empty", r"empty holds no saved dataset \(state\.json\)"),

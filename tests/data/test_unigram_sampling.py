@@ -257,6 +257,14 @@ def test_each_epoch_reads_the_next_segmentation_and_validation_text_has_one(tmp_
     assert "unigram sampling, alpha 0.2: epochs take turns through 3 segmentations" in describe(config)
 
 
+def test_pairs_that_are_dropped_in_some_segmentations_are_reported(tmp_path):
+    keys = KEYS | {"data.train": "toy:train:120", "data.max_length": "20"}
+    corpus = prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path)
+    counts = [store.num_pairs for store in (corpus.train, *corpus.samples)]
+    assert min(counts) < max(counts) < 120
+    assert corpus.describe_train().endswith(f"; {min(counts)} to {max(counts)} pairs in the 3 segmentations")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

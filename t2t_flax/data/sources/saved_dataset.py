@@ -92,8 +92,8 @@ def _split_folder(folder: epath.Path, split: str, label: str) -> epath.Path:
     if (folder / _SPLITS).exists():
         splits = list(map(str, _json_of(folder / _SPLITS).get("splits", ())))
         if split not in splits:
-            said = f"no split {split!r}" if split else "several splits"
-            raise UserError(f"{label}: {folder} has {said}; expected {_PREFIX}:FOLDER:SPLIT with {', '.join(splits)}")
+            said = f"has no split {split!r}" if split else "has splits"
+            raise UserError(f"{label}: {folder} {said}; expected {_PREFIX}:FOLDER:SPLIT with {', '.join(splits)}")
         folder = folder / split
     elif split:
         raise UserError(f"{label}: {folder} has no splits ({_SPLITS}); a dataset without splits is {_PREFIX}:FOLDER")

@@ -1,0 +1,37 @@
+"""docs/data.md shows the records of subword regularisation."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def bleu(score: float, confidence: dict) -> str:
+    return f"{score:.1f} ± {confidence['half_width']:.1f}"
+
+
+def of_record(name: str) -> str:
+    score = json.loads((RESULTS / name).read_text())["scores"]["sacrebleu"]
+    return bleu(score["score"], score["confidence"])
+
+
+def test_the_table_and_the_text_show_the_records():
+    page = (ROOT / "docs" / "data.md").read_text()
+    section = " ".join(page.partition("## Subword regularisation")[2].partition("\n## ")[0].split())
+    cells = re.findall(r"\| (\d+\.\d ± \d\.\d) \| (\d+\.\d ± \d\.\d) \|", section)
+    rows = json.loads((RESULTS / "unigram_sampling.json").read_text())["rows"]
+    assert [row["row"] for row in rows] == ["unigram_alpha=0.0", "unigram_alpha=0.2"]
+    assert cells == [
+        tuple(bleu(row["bleu"][0], row["confidence"][0]) for row in rows),
+        (of_record("toy_evaluation.json"), of_record("toy_bpe_dropout.json")),
+    ]
+    plain, sampled = (row["seconds_of"][0] for row in rows)
+    assert f"took {sampled['step']:.0f} s with it and {plain['step']:.0f} s without" in section
+    assert f"preparing the data {sampled['data']} s and {plain['data']} s" in section
+    plain, sampled = rows
+    best, last, end = plain["valid_nll_best"][0], plain["valid_nll_last"][0], sampled["valid_nll_last"][0]
+    assert (
+        f"lowest at {best:.2f} and ends at {last:.2f}; with it the loss still falls at the end, at {end:.2f}" in section
+    )
