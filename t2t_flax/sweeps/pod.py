@@ -27,6 +27,8 @@ PORTS = 100
 """The coordinators of trainings use ports up to so many above that of the worker's coordinator."""
 GRACE = 60.0
 """Seconds that the other hosts get to notice that a training has failed on one of them; then it is killed there too."""
+EXIT_GRACE = 300.0
+"""The same where it has ended on one of them without a failure: by then all have saved, and only exit."""
 REPORT_INTERVAL = 1.0
 """Seconds between two looks at the exit codes of the other hosts."""
 _WAIT = 7 * 24 * 3600.0
@@ -90,7 +92,7 @@ class PodTraining:
         self._group, self._key, self._process = group, f"training/{number}", process
         self._reported = self._terminated = False
         self._asked_at = 0.0
-        self._failed_at: float | None = None
+        self._first_end: float | None = None
 
     def poll(self) -> int | None:
         """The exit code of all (`pod_exit_code`); None while the training runs on any host. Raises ProcessGroupError."""
@@ -107,9 +109,10 @@ class PodTraining:
             # The signal to another host is about to be known here too: then the trial counts as stopped on purpose.
             stopping = self._group.is_lead and not self._terminated and any("terminated" in end for end in ends)
             return None if stopping else pod_exit_code(codes)
-        if self._failed_at is None and not {*codes} <= {OK, STOPPED}:
-            self._failed_at = now
-        if own is None and self._failed_at is not None and now - self._failed_at > GRACE:
+        if codes and self._first_end is None:
+            self._first_end = now
+        grace = EXIT_GRACE if {*codes} <= {OK, STOPPED} else GRACE
+        if own is None and self._first_end is not None and now - self._first_end > grace:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         return None

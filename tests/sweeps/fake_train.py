@@ -3,7 +3,7 @@
 python fake_train.py WORKDIR BEHAVIOUR...
 
 BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long (until it is stopped; ok when resumed),
-silent (exits with 0 without a result), 75 (stops by itself). A number after it: how many of the 40 test sentences are wrong.
+silent (exits with 0 without a result), 75 (stops by itself), hang (until it is killed). A number after it: how many of the 40 test sentences are wrong.
 """
 
 import hashlib
@@ -43,6 +43,8 @@ if behaviour == "diverge":
 if behaviour == "fail" or behaviour == "once" and len((workdir / "starts").read_text().split()) == 1:
     print("Traceback: out of something")
     sys.exit(1)
+while behaviour == "hang":
+    time.sleep(1)
 curve = {"ok": [3.0, 2.0, 1.5], "once": [3.0, 2.5, 2.0], "bad": [9.0] * 4}.get(behaviour, [3.0])
 with (workdir / "metrics.jsonl").open("w") as file:
     for step, nll in enumerate(curve, 1):

@@ -112,13 +112,14 @@ def test_pruned_trial_ends_on_all_hosts(fake_pod):
     assert status.outcome == "pruned" and status.attempts == 1
 
 
-def test_training_that_hangs_on_one_host_is_killed_after_it_failed_on_another(fake_pod, monkeypatch):
-    monkeypatch.setattr(pod_lib, "GRACE", 1.0)
+@pytest.mark.parametrize("end, state", [("fail", "failed"), ("ok", "complete"), ("75", "failed")])
+def test_training_that_hangs_on_one_host_is_killed_after_its_end_on_another(fake_pod, monkeypatch, end, state):
+    monkeypatch.setattr(pod_lib, "GRACE" if end == "fail" else "EXIT_GRACE", 1.0)
     pod = fake_pod({"half": "ok"})
     command = pod.training_command
 
-    def fails_on_host_1(folder, names, resources):
-        pod.behaviours["half"] = "long" if threading.current_thread() is not follower[0] else "fail"
+    def ends_on_host_1(folder, names, resources):
+        pod.behaviours["half"] = "hang" if threading.current_thread() is not follower[0] else end
         return command(folder, names, resources)
 
     follower = []
@@ -129,11 +130,13 @@ def test_training_that_hangs_on_one_host_is_killed_after_it_failed_on_another(fa
         return follow(self, *arguments)
 
     monkeypatch.setattr(Pod, "follow", remember)
-    monkeypatch.setattr("t2t_flax.sweeps.worker.training_command", fails_on_host_1)
+    monkeypatch.setattr("t2t_flax.sweeps.worker.training_command", ends_on_host_1)
     assert pod.run(retries=0) == [OK, OK]
-    assert pod.states() == ["failed"] and "exit code 1" in pod.folder.status("half,seed=0").reason
-    cause = pod.folder.log("half,seed=0", 1)
-    assert "Traceback: out of something" in cause.read_text() and any(str(cause) in line for line in pod.messages)
+    assert pod.states() == [state]
+    if end == "fail":
+        assert "exit code 1" in pod.folder.status("half,seed=0").reason
+        cause = pod.folder.log("half,seed=0", 1)
+        assert "Traceback: out of something" in cause.read_text() and any(str(cause) in line for line in pod.messages)
 
 
 def test_follower_without_the_folder_of_relative_paths_ends_the_worker(fake_pod, tmp_path):
