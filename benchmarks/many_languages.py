@@ -70,7 +70,16 @@ def result(folder: Path, temperature: str) -> dict[str, Any]:
         "rows": [row(folder, direction) for direction in TRAINED + ZERO_SHOT],
         "validation": {name: round(value, 4) for name, value in last.items() if name.startswith(("step", "valid_nll"))},
         "seconds": seconds,
+        "machine": machine(),
     }
+
+
+def earlier_results(path: str | None, what: str) -> list[dict[str, Any]]:
+    """Those in a record of the same trainings, which may have been at another temperature."""
+    if not path or not Path(path).exists():
+        return []
+    record = json.loads(Path(path).read_text())
+    return record["results"] if record["what"] == what else []
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -82,24 +91,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workdir", metavar="DIR", required=True, help="for the runs")
     parser.add_argument("--steps", type=int, default=9000, help="updates of each run")
     parser.add_argument(
-        "--temperature", action="append", choices=TEMPERATURES, help="of the mixture; may be repeated (default: both)"
+        "--temperature",
+        action="append",
+        choices=TEMPERATURES,
+        help="of the mixture; may be repeated (default: both). The record at --out keeps results of the other",
     )
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)
     temperatures = args.temperature or TEMPERATURES
     for temperature in temperatures:
         chain.run([part.replace("WORKDIR", args.workdir) for part in train(temperature, args.data, args.steps)])
-    chosen = "".join(f" --temperature={temperature}" for temperature in args.temperature or ())
+    results = [result(Path(args.workdir) / f"temperature-{temperature}", temperature) for temperature in temperatures]
+    what = f"Multi30k, English from and into German, French and (the first {LIMITED:,} pairs) Czech, {args.steps} updates of the "
+    what += "model of configs/many_languages.py; test_2016_flickr"
+    measured = {str(each["temperature"]): each for each in [*earlier_results(args.out, what), *results]}
     record = {
-        "what": f"Multi30k, English from and into German, French and (the first {LIMITED:,} pairs) Czech, {args.steps} updates "
-        "of the model of configs/many_languages.py; test_2016_flickr",
-        "command": f"python -m benchmarks.many_languages --data=DATA/multi30k --workdir=runs/many_languages --steps={args.steps}"
-        + chosen,
-        "chain": [shlex.join(train(temperature, "DATA/multi30k", args.steps)) for temperature in temperatures],
-        "results": [
-            result(Path(args.workdir) / f"temperature-{temperature}", temperature) for temperature in temperatures
-        ],
-        "machine": machine(),
+        "what": what,
+        "command": f"python -m benchmarks.many_languages --data=DATA/multi30k --workdir=runs/many_languages --steps={args.steps}",
+        "chain": [shlex.join(train(temperature, "DATA/multi30k", args.steps)) for temperature in TEMPERATURES],
+        "results": list(measured.values()),
     }
     publish(record, args.out)
 

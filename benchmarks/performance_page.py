@@ -185,10 +185,16 @@ def growth(record: dict[str, Any]) -> str:
 
 def start(record: dict[str, Any]) -> str:
     """Seconds from the command to the first result."""
+    measured = {
+        "first_update": "`train` to its first update",
+        "first_line": "`translate` to its first line",
+        "mixed_lines": "`translate` of 512 lines of one to four sentences, to the last",
+    }
     lines = [
         [what] + [f"{record[key][how]['median']:.1f} ({record[key][how]['min']:.1f} to {record[key][how]['max']:.1f})"
                   for how in ("cold", "warm")]
-        for key, what in (("first_update", "`train` to its first update"), ("first_line", "`translate` to its first line"))
+        for key, what in measured.items()
+        if key in record
     ]  # fmt: skip
     head = ["seconds from the command", "nothing cached or compiled", "caches and programs of an earlier start"]
     return f"{_markdown(head, lines)}\n\n{_facts(record)}"

@@ -1,13 +1,15 @@
-"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`.
+"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`; and to the last of
+512 lines of unlike lengths.
 
     python -m benchmarks.start --out=benchmarks/results/start.json
 
 train: configs/toy.py, once with nothing cached and once with the token stores and compiled programs of that start.
-translate: one line, once with no compiled programs and once with those of the first time, by the run --workdir; without it by
-a run of two updates, whose output goes on to the length limit.
+translate: one line, and 512 of one to four sentences, each once with no compiled programs and once with those of the first time,
+by the run --workdir; without it by a run of two updates, whose output goes on to the length limit.
 """
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -18,9 +20,11 @@ from pathlib import Path
 from benchmarks.environments import variables
 from benchmarks.record import machine, publish
 from benchmarks.rounds import spread
+from t2t_flax.data.sources import toy
 
 TRAIN = ["train", "--config=configs/toy.py", "--config.data.test=", "--config.eval.every_steps=0"]
-LINE = "Where is the dog?"
+LINE = "Where is the dog?\n"
+LINES = 512
 
 
 def seconds_until(command: list[str], ready: Callable[[str], bool], text: str = "") -> float:
@@ -62,11 +66,20 @@ def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, flo
     return out[0], out[1]
 
 
-def time_to_first_line(folder: Path, workdir: Path) -> tuple[float, float]:
+def mixed_lines() -> str:
+    """Lines of one to four sentences of the built-in corpus."""
+    sentences = itertools.cycle(source for source, _ in toy.pairs("test", 500))
+    return "".join(" ".join(itertools.islice(sentences, 1 + i % 4)) + "\n" for i in range(LINES))
+
+
+def time_to_last_line(folder: Path, workdir: Path, text: str) -> tuple[float, float]:
     """(with no compiled programs, with those of the first time)."""
     command = ["translate", f"--workdir={workdir}", f"--config.train.compile_cache={folder / 'programs'}"]
-    cold, warm = (seconds_until(command, lambda line: True, f"{LINE}\n") for _ in range(2))
-    return cold, warm
+    out = []
+    for _ in range(2):
+        numbers = itertools.count(1)
+        out.append(seconds_until(command, lambda line, n=numbers: next(n) == text.count("\n"), text))
+    return out[0], out[1]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -81,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     if unknown := [word for word in overrides if not word.startswith("--config.")]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
     run = [f"--workdir=runs/{Path(args.workdir).name}"] if args.workdir else []
-    update, line = ([], []), ([], [])
+    update, line, lines = ([], []), ([], []), ([], [])
     with tempfile.TemporaryDirectory() as name:
         trained = Path(args.workdir or f"{name}/trained").absolute()
         for i in range(args.repeats):
@@ -91,14 +104,16 @@ def main(argv: list[str] | None = None) -> None:
             print(f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True)
             if not trained.exists():
                 seconds_until([*TRAIN, f"--workdir={trained}", "--config.train.steps=2", *overrides], lambda line: True)
-            for times, seconds in zip(line, time_to_first_line(folder / "translate", trained), strict=True):
-                times.append(seconds)
-            print(f"first line: cold {line[0][-1]:.1f} s, warm {line[1][-1]:.1f} s", flush=True)
+            for what, measured, text in (("one line", line, LINE), (f"{LINES} lines", lines, mixed_lines())):
+                for times, seconds in zip(measured, time_to_last_line(folder / what, trained, text), strict=True):
+                    times.append(seconds)
+                print(f"{what}: cold {measured[0][-1]:.1f} s, warm {measured[1][-1]:.1f} s", flush=True)
     record = {
         "what": "seconds from the command to the first update and to the first translated line, configs/toy.py",
         "command": " ".join(["python -m benchmarks.start", f"--repeats={args.repeats}", *run, *overrides]),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
+        "mixed_lines": {"cold": spread(lines[0]), "warm": spread(lines[1])},
         "machine": machine(),
     }
     publish(record, args.out)

@@ -55,7 +55,7 @@ RECORDS = {
                               "products": {}, "gflops_of_products": 40.0, "peak_gflops": 101.0},
         }
     },
-    "start": COMMON | {key: {"cold": SPREAD, "warm": SPREAD} for key in ("first_update", "first_line")},
+    "start": COMMON | {key: {"cold": SPREAD, "warm": SPREAD} for key in ("first_update", "first_line", "mixed_lines")},
 }  # fmt: skip
 
 
