@@ -6,23 +6,32 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from t2t_flax.config import Config
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.interop import ctranslate2_export, ctranslate2_translator
 from t2t_flax.interop.exported_cache import digest_of, open_exported
 
-if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import Loaded
-
 log = logging.getLogger("t2t_flax")
 FOLDER = "~/.cache/t2t_flax/ctranslate2"
 """Where exported models are kept: never in a run's folder, which is untrusted input and could bring another model."""
+
+
+class RestoredRun(Protocol):
+    """What an engine needs of a run. opened: keeps exported models, with their parameters, by their type of matrices."""
+
+    config: Config
+    model: Any
+    params: Any
+    mesh: jax.sharding.Mesh
+    tokenizers: TokenizerPair
+    opened: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +54,18 @@ class Engine:
         return f"{self.name} {self.version}, {self.type}" + (f" ({self.reason})" if self.reason else "")
 
 
-def make_engine(loaded: "Loaded") -> Engine:
+def make_engine(run: RestoredRun) -> Engine:
     """The engine of a restored run. Raises UserError if decode.engine = ctranslate2 cannot be had."""
-    config = loaded.config
-    translator = Translator(
-        loaded.model, loaded.tokenizers, loaded.mesh, config.decode, source_eos=config.data.source_eos
-    )
-    translate = functools.partial(translator.translate, loaded.params)
-    by_jax = Engine("jax", jax.__version__, np.dtype(loaded.model.dtype).name, translate)
+    config = run.config
+    translator = Translator(run.model, run.tokenizers, run.mesh, config.decode, source_eos=config.data.source_eos)
+    translate = functools.partial(translator.translate, run.params)
+    by_jax = Engine("jax", jax.__version__, np.dtype(run.model.dtype).name, translate)
     if config.decode.engine == "jax":
         return by_jax
     check_engine(config)
-    reason = obstacle(config) or _obstacle_here(loaded)
+    reason = obstacle(config) or _obstacle_here(run)
     if reason is None:
-        return _ctranslate2(loaded, translate)
+        return _ctranslate2(run, translate)
     if config.decode.engine == "ctranslate2":
         raise UserError(f"config.decode.engine = ctranslate2: {reason}.")
     log.info("config.decode.engine = auto: JAX instead of CTranslate2: %s", reason)
@@ -99,12 +106,12 @@ def obstacle(config: Config) -> str | None:
     return None
 
 
-def _obstacle_here(loaded: "Loaded") -> str | None:
+def _obstacle_here(run: RestoredRun) -> str | None:
     """Why CTranslate2 cannot decode for this run on this machine."""
-    if any(device.process_index != jax.process_index() for device in loaded.mesh.devices.flat):
+    if any(device.process_index != jax.process_index() for device in run.mesh.devices.flat):
         return "the parameters are divided among several processes; use one"
-    device = loaded.mesh.devices.flat[0]
-    if loaded.config.decode.engine == "auto" and device.platform != "cpu":
+    device = run.mesh.devices.flat[0]
+    if run.config.decode.engine == "auto" and device.platform != "cpu":
         return f"JAX decodes on {device.device_kind}"
     return None
 
@@ -119,15 +126,15 @@ def installed_version() -> str | None:
         return None
 
 
-def _ctranslate2(loaded: "Loaded", jax_translate: Callable[..., list[Translation]]) -> Engine:
-    config, kind = loaded.config, loaded.config.decode.quantization
-    params, exported = loaded.opened.get(kind, (None, None))
-    if params is not loaded.params:
-        exported = _exported(loaded, kind)
-        loaded.opened[kind] = (loaded.params, exported)
+def _ctranslate2(run: RestoredRun, jax_translate: Callable[..., list[Translation]]) -> Engine:
+    config, kind = run.config, run.config.decode.quantization
+    params, exported = run.opened.get(kind, (None, None))
+    if params is not run.params:
+        exported = _exported(run, kind)
+        run.opened[kind] = (run.params, exported)
     translator = ctranslate2_translator.CTranslate2Translator(
         exported,
-        loaded.tokenizers,
+        run.tokenizers,
         config.model,
         config.decode,
         lambda lines, prefixes, starts: jax_translate(lines, prefixes=prefixes, starts=starts),
@@ -136,19 +143,19 @@ def _ctranslate2(loaded: "Loaded", jax_translate: Callable[..., list[Translation
     return Engine("ctranslate2", installed_version() or "", kind, translator.translate)
 
 
-def _exported(loaded: "Loaded", kind: str) -> Any:
+def _exported(run: RestoredRun, kind: str) -> Any:
     """The run's model in CTranslate2, from the disk if these parameters were exported before."""
-    model, sides = loaded.config.model, (loaded.tokenizers.source, loaded.tokenizers.target)
+    model, sides = run.config.model, (run.tokenizers.source, run.tokenizers.target)
     vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in sides)
 
     def write(folder: Path) -> None:
         ctranslate2_export.write_ctranslate2(
-            folder, model, loaded.params, vocabularies, source_eos=False, quantization=kind
+            folder, model, run.params, vocabularies, source_eos=False, quantization=kind
         )  # EOS is among the ids
 
     exporter = Path(ctranslate2_export.__file__).read_text()
     sizes = list(map(len, vocabularies))
-    name = digest_of(loaded.params, dataclasses.asdict(model), sizes, kind, exporter, installed_version())
+    name = digest_of(run.params, dataclasses.asdict(model), sizes, kind, exporter, installed_version())
     return open_exported(Path(FOLDER).expanduser(), f"{kind}-{name}", write, functools.partial(_open, kind=kind))
 
 
