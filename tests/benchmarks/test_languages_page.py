@@ -15,15 +15,17 @@ def test_the_table_shows_the_record():
     assert record["command"] in page
     section = page.partition("## Four languages")[2].partition("\n## ")[0]
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| .* \|$", section, re.M)][1:]
-    (result,) = record["results"]
-    assert [row["direction"] for row in result["rows"]] == [*TRAINED, *ZERO_SHOT]
+    results = record["results"]
+    assert [result["temperature"] for result in results] == [5.0, 1.0]
+    for result in results:
+        assert [row["direction"] for row in result["rows"]] == [*TRAINED, *ZERO_SHOT]
     pairs = dict.fromkeys(ZERO_SHOT, "none (zero-shot)") | {"en-cs": f"{LIMITED:,}", "cs-en": f"{LIMITED:,}"}
+
+    def scores(row: dict) -> list[str]:
+        bleu = row["bleu"]
+        return [f"{bleu['score']:.1f} ± {bleu['confidence']['half_width']:.1f}", f"{row['chrf']:.1f}"]
+
     assert table == [
-        [
-            row["direction"],
-            pairs.get(row["direction"], "29,000"),
-            f"{row['bleu']['score']:.1f} ± {row['bleu']['confidence']['half_width']:.1f}",
-            f"{row['chrf']:.1f}",
-        ]
-        for row in result["rows"]
+        [first["direction"], pairs.get(first["direction"], "29,000"), *scores(first), *scores(second)]
+        for first, second in zip(*(result["rows"] for result in results), strict=True)
     ]
