@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -55,6 +56,15 @@ def training_of(process) -> psutil.Process:
     return psutil.Process(process.pid).children()[0]
 
 
+def stopped(host: int, number: signal.Signals, path: Path, logs: Path, words: list[str]) -> Processes:
+    """A pod of two that a signal to one host has stopped in the trial LAST."""
+    with Processes(logs, 2, words) as processes:
+        processes.wait_for_step(Folder(path).workdir(LAST), 7, 900)
+        processes.all[host].send_signal(number)
+        assert processes.wait(300) == [75, 75], processes.outputs()
+    return processes
+
+
 def test_both_hosts_train_each_trial_once(whole):
     path, processes = whole
     folder = Folder(path)
@@ -72,10 +82,7 @@ def test_both_hosts_train_each_trial_once(whole):
 def test_sigterm_to_one_host_stops_both_and_the_sweep_continues(whole, tmp_path, cache):
     path, words = tmp_path / "sweep", command(tmp_path / "sweep", cache, ONE_TRIAL)
     folder = Folder(path)
-    with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for_step(folder.workdir(LAST), 7, 900)
-        processes.all[1].send_signal(signal.SIGTERM)
-        assert processes.wait(300) == [75, 75], processes.outputs()
+    processes = stopped(1, signal.SIGTERM, path, tmp_path / "logs", words)
     assert "stopped, everything saved" in processes.output(0)
     assert folder.state(LAST) == "stopped" and folder.holder(LAST) is None
     assert folder.status(LAST).unresolved == 0 and folder.newest_step(LAST) >= 7
@@ -140,11 +147,7 @@ def test_pruned_trial_ends_on_both_hosts(tmp_path, cache):
 @pytest.mark.drill
 def test_one_process_continues_the_sweep_of_a_pod(whole, tmp_path, cache):
     path, words = tmp_path / "sweep", command(tmp_path / "sweep", cache, ONE_TRIAL)
-    folder = Folder(path)
-    with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for_step(folder.workdir(LAST), 7, 900)
-        processes.all[0].send_signal(signal.SIGINT)
-        assert processes.wait(300) == [75, 75], processes.outputs()
+    stopped(0, signal.SIGINT, path, tmp_path / "logs", words)
     result = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     a, b = (losses(Folder(p).workdir(LAST)) for p in (path, whole[0]))
