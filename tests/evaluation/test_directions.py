@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -23,14 +23,9 @@ from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.run_tracker import validation_loss, with_means
 from t2t_flax.training.train_state import init_state
 
-DATA = dict(
-    train="en-de=toy:train:150; de-en=toy:train:120",
-    valid="en-de=toy:valid:12; de-en=toy:valid:9",
-    test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4",
-    directions="by_name, same=en-de",
-    vocab_size=400,
+DATA = DIRECTIONS | dict(
+    valid="en-de=toy:valid:12; de-en=toy:valid:9", test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4"
 )
-DECODE = {"decode.beam_size": "2", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
 LINES = [source for source, _ in toy.pairs("test", 5)]
 
 
@@ -48,7 +43,7 @@ def workdir(tmp_path_factory, cache):
 
 @pytest.fixture(scope="module")
 def run(workdir):
-    return load(workdir, overrides=DECODE)
+    return load(workdir, overrides=SHORT_SEARCH)
 
 
 def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache):
@@ -140,7 +135,7 @@ def test_the_choice_is_required_and_checked(workdir, run, capsys):
         run.translate(LINES, target_language="fr")
     with pytest.raises(UserError, match="does not translate into 'fr'"):
         t2t_flax.load(workdir, target_language="fr")
-    german = t2t_flax.load(workdir, target_language="de", overrides=DECODE)
+    german = t2t_flax.load(workdir, target_language="de", overrides=SHORT_SEARCH)
     expected = run.translate(LINES, target_language="de")
     assert [t.text for t in german.translate(LINES)] == [t.text for t in expected]
     assert main(["translate", f"--workdir={workdir}", "--input=/dev/null"]) == 2
@@ -149,7 +144,7 @@ def test_the_choice_is_required_and_checked(workdir, run, capsys):
 
 def test_commands_take_the_target_language(workdir, tmp_path, run):
     (tmp_path / "in").write_text("".join(line + "\n" for line in LINES))
-    flags = [f"--config.{key}={value}" for key, value in DECODE.items()]
+    flags = [f"--config.{key}={value}" for key, value in SHORT_SEARCH.items()]
     words = [f"--workdir={workdir}", "--target-language=en", *flags]
     output = tmp_path / "out"
     assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
@@ -165,7 +160,7 @@ def test_commands_take_the_target_language(workdir, tmp_path, run):
 
 def test_records_have_the_languages_of_their_direction(workdir, tmp_path, run, capsys):
     copy = shutil.copytree(workdir, tmp_path / "copy")
-    flags = [f"--config.{key}={value}" for key, value in DECODE.items()]
+    flags = [f"--config.{key}={value}" for key, value in SHORT_SEARCH.items()]
     assert main(["evaluate", f"--workdir={copy}", *flags]) == 0
     printed = capsys.readouterr().out
     records = {path.stem.partition("-6")[0]: json.loads(path.read_text()) for path in (copy / "eval").glob("*.json")}

@@ -3,7 +3,7 @@
 import concurrent.futures
 
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
@@ -17,21 +17,14 @@ pytest.importorskip("httpx", reason="the tests' HTTP client")
 from helpers.http_server import serving  # noqa: E402
 
 LINES = [source for source, _ in toy.pairs("test", 4)]
-DATA = dict(
-    train="en-de=toy:train:150; de-en=toy:train:120",
-    valid="",
-    test="same=toy:test:4",
-    directions="by_name, same=en-de",
-    vocab_size=400,
-)
-DECODE = {"decode.beam_size": "2", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
+DATA = DIRECTIONS | dict(valid="", test="same=toy:test:4")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("serving-directions") / "both"
     loop.train(start(tiny_run(folder, steps=2, data=DATA, checkpoint=dict(every_steps=2)), folder, cache), score=None)
-    return load(folder, overrides=DECODE)
+    return load(folder, overrides=SHORT_SEARCH)
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-MARKUP = "<img src=x onerror=window.ran=1>"
-WIDTH = 360
+MARKUP, WIDTH = "<img src=x onerror=window.ran=1>", 360
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,11 @@ class Form(NamedTuple):
     files: Callable[[str], list[str]] = lambda spec: []
 
 
+def one_line(text: str) -> str:
+    """The text with a space for each line end, since a sentence is a line of the files that are translated and scored."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
 def has_prefix(prefix: str) -> Callable[[str], bool]:
     """A test for specs of the form 'PREFIX:...'."""
     return lambda spec: spec.partition(":")[0] == prefix

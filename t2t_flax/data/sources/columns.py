@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from t2t_flax.data.sources.base import one_line
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import is_transient
 
@@ -46,7 +47,7 @@ def read_pairs(batches: Iterator[Any], languages: tuple[str, str], path: epath.P
                 texts = [item.get(language) for language in languages]
                 if not all(isinstance(text, str) for text in texts):
                     raise UserError(f"{path} row {row + 1}: expected a text for each language, found {texts}")
-                source, target = (text.replace("\r", " ").replace("\n", " ") for text in texts)
+                source, target = map(one_line, texts)
                 yield source, target
                 row += 1
 
