@@ -117,9 +117,9 @@ def random_store(folder: Path, vocab: int, pairs: int = 200_000):
 
 def predict(result: dict[str, Any]) -> dict[str, Any] | None:
     """What `plan` says about the same step on this machine; None without a data sheet of it or without its compiler."""
-    from t2t_flax.planning.chips import GPUS, TPUS
-    from t2t_flax.planning.compiler_process import plan_in_child
-    from t2t_flax.planning.topology import parse
+    from t2t_flax.extensions.planning.chips import GPUS, TPUS
+    from t2t_flax.extensions.planning.compiler_process import plan_in_child
+    from t2t_flax.extensions.planning.topology import parse
 
     kind = result["kind"].replace("TPU v5 lite", "TPU v5e").replace("TPU v6 lite", "TPU v6e")
     names = {

@@ -30,7 +30,7 @@ def exported(run: Any, kind: str, folder: Path) -> Any:
     """The run's model in CTranslate2 with matrices of this type."""
     import ctranslate2
 
-    from t2t_flax.interop.ctranslate2_export import write_ctranslate2
+    from t2t_flax.extensions.interop.ctranslate2_export import write_ctranslate2
 
     vocabularies = tuple([str(i) for i in range(s.vocab_size)] for s in (run.tokenizers.source, run.tokenizers.target))
     quantization = None if kind == "float32" else kind
@@ -41,7 +41,7 @@ def exported(run: Any, kind: str, folder: Path) -> Any:
 def measure(run: Any, pairs: list[tuple[str, str]], models: dict[str, Any], passes: int) -> dict[str, Any]:
     """The entry of each engine for the run's beam size."""
     from t2t_flax.evaluation.evaluate import compute_scores
-    from t2t_flax.interop.ctranslate2_translator import CTranslate2Translator
+    from t2t_flax.extensions.interop.ctranslate2_translator import CTranslate2Translator
     from t2t_flax.tasks import task_of
 
     task, left = task_of(run.config), 0

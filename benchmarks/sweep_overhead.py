@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import machine, publish
-from t2t_flax.sweeps.device_hours import make_bill
-from t2t_flax.sweeps.folder import COMPLETE, Folder, read_sweep
+from t2t_flax.extensions.sweeps.device_hours import make_bill
+from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder, read_sweep
 
 TRIAL = {
     "data.train": "toy:train:2000", "data.valid": "toy:valid:20", "data.test": "toy:test:20", "train.steps": "30",

@@ -14,8 +14,8 @@ from benchmarks.record import machine, publish
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.records import read_record
-from t2t_flax.sweeps.folder import Folder, read_sweep
-from t2t_flax.sweeps.results import Result, Row, learning_curve, rows
+from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
+from t2t_flax.extensions.sweeps.results import Result, Row, learning_curve, rows
 
 
 def sweep_record(

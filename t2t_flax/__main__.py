@@ -6,28 +6,8 @@ import importlib
 import sys
 
 from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
+from t2t_flax.registry import COMMANDS, absent_extension, load_extensions
 from t2t_flax.version import __version__
-
-COMMANDS = {
-    "train": "train a config, or resume the run in a workdir; ends with an evaluation record",
-    "evaluate": "decode and score a split with a trained run; writes a record",
-    "translate": "translate lines of text with a trained run",
-    "prepare": "train the tokenizer and tokenise the data of a config before training",
-    "serve": "translate over HTTP: LibreTranslate's API, a page, metrics",
-    "score": "log-probability of given pairs",
-    "attend": "attention weights of every layer and head for a pair, as arrays and a picture",
-    "average": "write the mean of checkpoints as a workdir of its own",
-    "export": "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
-    "import": "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
-    "sweep": "train many variants of a config, and compare their results in a table",
-    "plan": "compile for an accelerator that is not at hand: memory, collectives, predicted time",
-    "explain": "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys",
-}
-_INTERNAL = ("train_together",)
-"""Commands that other commands start."""
-
-_MODULES = {"import": "import_model"}
-"""Modules of `cli` whose names differ from their commands', because those are keywords of Python."""
 
 # Errors of the path itself, such as a folder where a file is expected: no restart will help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
@@ -38,19 +18,23 @@ def main(argv: list[str] | None = None) -> int:
     3 diverged, 1 other.
     """
     argv = sys.argv[1:] if argv is None else argv
+    load_extensions()
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return OK if argv else USER_ERROR
     if argv[0] in ("-V", "--version"):
         print(f"t2t_flax {__version__}")
         return OK
-    if argv[0] not in (*COMMANDS, *_INTERNAL):
-        print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
+    if argv[0] not in COMMANDS:
+        print(
+            f"t2t_flax: unknown command {argv[0]!r}.{absent_extension('commands', argv[0])}\n\n{usage()}",
+            file=sys.stderr,
+        )
         return USER_ERROR
     # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
     gc.set_threshold(max(100_000, gc.get_threshold()[0]))
     try:
-        command = importlib.import_module(f"t2t_flax.cli.{_MODULES.get(argv[0], argv[0])}")
+        command = importlib.import_module(COMMANDS[argv[0]].module)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("t2t_flax"):
             raise
@@ -81,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def usage() -> str:
     """The list of commands, one per line."""
-    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:10} {command.summary}" for name, command in COMMANDS.items() if not command.hidden]
     hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
     return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 

@@ -138,8 +138,8 @@ def plan(
     """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
     device; returns memory, FLOPs, traffic, collectives and the predicted step time, as `plan --json` writes them.
     """
-    from t2t_flax.planning.compiler_process import plan_in_child
-    from t2t_flax.planning.topology import parse_all
+    from t2t_flax.extensions.planning.compiler_process import plan_in_child
+    from t2t_flax.extensions.planning.topology import parse_all
 
     machines = parse_all([topology])
     if len(machines) != 1:

@@ -86,7 +86,7 @@ def shortened(command: str) -> str:
     if command.startswith("python -m tools."):
         return ""  # they write into the checkout; tests/test_docs.py and tools/toy_corpus have tests of them
     if "hub:" in command:
-        return ""  # tests/interop/test_hub.py has a stand-in of the Hub
+        return ""  # tests/extensions/interop/test_hub.py has a stand-in of the Hub
     if re.match(r"python -m benchmarks\b", command):
         flags = " ".join(re.findall(r"--\w+", command))
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"

@@ -103,4 +103,4 @@ def test_the_package_contains_every_data_file():
         path for name, patterns in data.items() for p in patterns for path in (ROOT / name.replace(".", "/")).glob(p)
     }
     files = {p for p in (ROOT / "t2t_flax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
-    assert files - listed == set() and ROOT / "t2t_flax/serving/page/index.html" in files
+    assert files - listed == set() and ROOT / "t2t_flax/extensions/serving/page/index.html" in files

@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 
 def facts_of(text: str) -> dict[str, Facts]:
     """All instructions of an optimized program by name."""
-    from t2t_flax.planning import hlo
+    from t2t_flax.extensions.planning import hlo
 
     program = hlo.parse(text, "cpu")
     found = {}

@@ -14,7 +14,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     from t2t_flax.data.tokenizers import TokenizerPair
     from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.interop.export import export
+    from t2t_flax.extensions.interop.export import export
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
 

@@ -10,7 +10,7 @@ Multi30k's cased text, `SET.LANG.gz`.
 """
 
 from t2t_flax.config.presets import TABLE3_ROWS
-from t2t_flax.sweeps.space import Sweep, concat, named
+from t2t_flax.extensions.sweeps.space import Sweep, concat, named
 
 WIDTHS = ("model.d_model", "model.d_ff", "model.d_k", "model.d_v")
 DEPTHS = ("model.num_encoder_layers", "model.num_decoder_layers")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, is_write_refused
 
@@ -79,7 +78,7 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 
 
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by the current names of their keys. Raises UserError."""
+    """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by dotted key. Raises UserError."""
     plain, overrides = [], {}
     remaining = iter(argv)
     for arg in remaining:
@@ -95,7 +94,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     args = arguments.parse_args(plain)
     if "average" in args:
         _check_checkpoint(args)
-    return args, current_overrides(overrides, note="--config.")
+    return args, overrides
 
 
 def add_workdir(

@@ -105,7 +105,7 @@ def _keys(config: config_lib.Config) -> list[str]:
         if name.split(".")[0] != group:
             group = name.split(".")[0]
             lines.append(f"\n{group}")
-        value = getattr(getattr(config, group), item.name)
+        value = getattr(config.group(group), item.name)
         changed = "" if value == item.default else f" (default {item.default!r})"
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
         lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(item)}: {item.metadata['doc']}")

@@ -4,7 +4,6 @@ from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.named_sources import parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
-    SCHEMA_VERSION,
     as_json,
     check_value,
     default_config,
@@ -36,7 +35,6 @@ from t2t_flax.config.tracker_names import tracker_names
 
 __all__ = [
     "NOT_A_CONFIG",
-    "SCHEMA_VERSION",
     "Checkpoint",
     "Config",
     "Data",

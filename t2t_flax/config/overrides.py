@@ -7,18 +7,16 @@ from typing import Any
 
 import ml_collections
 
-from t2t_flax.config import keys, renamed, schema
-from t2t_flax.config.renamed import SCHEMA_VERSION
-from t2t_flax.config.schema import Config
+from t2t_flax.config import keys
+from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
+from t2t_flax.registry import absent_extension
 
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
     'holds a copy under "config" in checkpoints/N/meta/metadata'
 )
-_FIELDS = schema.fields()
-_GROUPS = {group.name: group.default_factory for group in dataclasses.fields(Config)}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -28,15 +26,11 @@ def default_config() -> ml_collections.ConfigDict:
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
     """The `ConfigDict` of a resolved config, locked: a new key is an error."""
-    return _locked({g: _asdict(getattr(config, g)) for g in _GROUPS})
-
-
-def _locked(groups: dict[str, dict[str, Any]]) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict({name: renamed.Group(items) for name, items in groups.items()}).lock()
+    return ml_collections.ConfigDict({name: _asdict(config.group(name)) for name in groups()}).lock()
 
 
 def _asdict(group: Any) -> dict[str, Any]:
-    return {f.name: getattr(group, f.name) for f in dataclasses.fields(group)}
+    return {item.name: getattr(group, item.name) for item in dataclasses.fields(group)}
 
 
 def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
@@ -44,31 +38,34 @@ def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml
 
     Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
     """
-    return _locked(overridden(config, overrides))
+    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
 
 
 def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
     """As `override`, in unchecked plain dicts. Raises UserError if `config` is not a dict of groups."""
     values = _groups_of(config)
-    for name, text in renamed.current_overrides(overrides).items():
+    for name, text in overrides.items():
         group, item = _known(name).split(".")
-        values.setdefault(group, {})[item] = keys.parse_value(name, _FIELDS[name], text)
+        values.setdefault(group, {})[item] = keys.parse_value(name, fields()[name], text)
     return values
 
 
 def _groups_of(config: Any) -> dict[str, Any]:
-    """A copy, two levels deep, by current names. Raises UserError if `config` is not a dict of groups."""
-    groups = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
-    if not isinstance(groups, dict):
-        raise UserError(f"expected a config (default_config(), edited), got {keys.show(groups)}.")
-    for group, items in groups.items():
-        if group not in _GROUPS:
-            near = difflib.get_close_matches(str(group), _GROUPS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(_GROUPS)}.")
+    """A copy, two levels deep. Raises UserError if `config` is not a dict of groups."""
+    values = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    if not isinstance(values, dict):
+        raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
+    for group, items in values.items():
+        if group not in groups():
+            raise UserError(f"config has no group {keys.show(group)}.{_hint(group)} Groups: {', '.join(groups())}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
-    return {group: renamed.current_items(group, items) for group, items in groups.items()}
+    return {group: dict(items) for group, items in values.items()}
+
+
+def _hint(group: Any) -> str:
+    near = difflib.get_close_matches(str(group), groups(), n=1)
+    return absent_extension("groups", str(group)) or (f" Did you mean {near[0]!r}?" if near else "")
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
@@ -77,56 +74,53 @@ def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
     for group, items in values.items():
         for item in items:
             _known(f"{group}.{item}")
-    groups = {
-        group: cls(**{item: _checked(f"{group}.{item}", value) for item, value in values.get(group, {}).items()})
-        for group, cls in _GROUPS.items()
+    frozen = {
+        name: group(**{item: _checked(f"{name}.{item}", value) for item, value in values.get(name, {}).items()})
+        for name, group in groups().items()
     }
-    resolved = Config(**groups)
+    extensions = tuple(
+        (name, group) for name, group in frozen.items() if name not in CORE_GROUPS and group != type(group)()
+    )
+    resolved = Config(**{name: frozen[name] for name in CORE_GROUPS}, extensions=extensions)
     check_combinations(resolved)
     return resolved
 
 
 def _checked(name: str, value: Any) -> Any:
-    return keys.check_value(name, _FIELDS[name], value)
+    return keys.check_value(name, fields()[name], value)
 
 
 def to_json(config: Config) -> str:
-    """The resolved config with its schema version, as JSON text."""
-    return json.dumps({"schema_version": SCHEMA_VERSION} | dataclasses.asdict(config), indent=2) + "\n"
+    """The resolved config as JSON text: the groups of the core, and those of extensions that the run sets."""
+    return json.dumps(as_json(config), indent=2) + "\n"
 
 
 def as_json(config: Config) -> dict[str, Any]:
-    """The resolved config with its schema version, as plain JSON values."""
-    return json.loads(to_json(config))
+    """The resolved config as plain JSON values, see `to_json`."""
+    names = (*CORE_GROUPS, *dict(config.extensions))
+    return json.loads(json.dumps({name: _asdict(config.group(name)) for name in names}))
 
 
 def from_json(text: str) -> Config:
-    """A resolved config from `to_json`'s text, of this or an older schema version. Raises UserError for any other text."""
+    """A resolved config from `to_json`'s text. Raises UserError for any other text."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{NOT_A_CONFIG} (not JSON: {error}).") from None
-    version = values.get("schema_version") if isinstance(values, dict) else None
-    if type(version) is not int:
-        raise UserError(f"{NOT_A_CONFIG} (no schema version).")
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"the stored config has schema version {version}, this version reads up to {SCHEMA_VERSION}: update t2t_flax."
-        )
-    values = renamed.upgraded(values)
-    del values["schema_version"]
+    if not isinstance(values, dict) or not CORE_GROUPS.keys() <= values.keys():
+        raise UserError(f"{NOT_A_CONFIG} (it lacks groups of keys).")
     return resolve(values)
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ, by dotted name, with both values."""
-    pairs = {name: tuple(getattr(getattr(c, g), i) for c in (a, b)) for name in _FIELDS for g, i in [name.split(".")]}
+    pairs = {name: tuple(getattr(c.group(g), i) for c in (a, b)) for name in fields() for g, i in [name.split(".")]}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
     """The differences in keys that a resumed run must not change."""
-    return {k: v for k, v in differences(stored, current).items() if not _FIELDS[k].metadata["mutable"]}
+    return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
 
 
 def format_differences(
@@ -140,19 +134,18 @@ def format_differences(
 
 def check_value(name: str, text: str) -> None:
     """Raises UserError if the key is unknown or the text is not one of its values."""
-    ((name, text),) = renamed.current_overrides({name: text}).items()
-    item = _FIELDS[_known(name)]
+    item = fields()[_known(name)]
     keys.check_value(name, item, keys.parse_value(name, item, text))
 
 
 def _known(name: str) -> str:
-    if name not in _FIELDS:
-        last = name.split(".")[-1]
-        name = keys.show(name, quote=False)
-        near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75) or [
-            k for k in _FIELDS if k.endswith("." + last)
-        ]
-        near = near or difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"unknown config key {name!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
-    return name
+    if name in fields():
+        return name
+    group, _, item = name.rpartition(".")
+    shown = keys.show(name, quote=False)
+    near = difflib.get_close_matches(shown, fields(), n=1, cutoff=0.75)
+    near = (
+        near or [key for key in fields() if key.endswith(f".{item}")] or difflib.get_close_matches(shown, fields(), n=1)
+    )
+    hint = absent_extension("groups", group) or (f" Did you mean {near[0]!r}?" if near else "")
+    raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")

@@ -6,13 +6,16 @@ Defaults are the base model of "Attention Is All You Need" (numbers in parenthes
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.keys import key
 from t2t_flax.config.model_keys import Model
 from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
+from t2t_flax.registry import DECODERS, GROUPS, group_class, load_extensions
 
 
 @dataclass(frozen=True)
@@ -177,14 +180,7 @@ class Decode:
     )
     seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
     engine: str = key(
-        "jax",
-        "what decodes: the JAX search, CTranslate2 on the CPU (an extra; only for settings under which both follow the same "
-        "rules), or CTranslate2 where that gives the same results on the CPU and else JAX",
-        choices=("jax", "ctranslate2", "auto"),
-        mutable=True,
-    )
-    quantization: str = key(
-        "float32", "type of the matrices of engine = ctranslate2", choices=("float32", "int8"), mutable=True
+        "jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS, mutable=True
     )
     batch_size: int = key(
         32,
@@ -329,12 +325,29 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     log: Log = field(default_factory=Log)
     seed: Seed = field(default_factory=Seed)
+    extensions: tuple[tuple[str, Any], ...] = ()
+    """Groups that extensions declare, by name; a group that is not here has its defaults."""
+
+    def group(self, name: str) -> Any:
+        """The dataclass of a group of keys, of the core or of an extension."""
+        if name in CORE_GROUPS:
+            return getattr(self, name)
+        return dict(self.extensions).get(name) or group_class(name)()
 
 
+CORE_GROUPS: dict[str, type] = {
+    item.name: item.default_factory for item in dataclasses.fields(Config) if item.name != "extensions"
+}
+
+
+@functools.cache
+def groups() -> dict[str, type]:
+    """The dataclass of every group of keys by name: those of the core, then those of the extensions."""
+    load_extensions()
+    return CORE_GROUPS | {name: group_class(name) for name in GROUPS}
+
+
+@functools.cache
 def fields() -> dict[str, dataclasses.Field]:
-    """Every key by its dotted name, in the order of this file."""
-    return {
-        f"{group.name}.{item.name}": item
-        for group in dataclasses.fields(Config)
-        for item in dataclasses.fields(group.default_factory)
-    }
+    """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
+    return {f"{name}.{item.name}": item for name, group in groups().items() for item in dataclasses.fields(group)}

@@ -22,6 +22,9 @@ def check_combinations(c: Config) -> None:
     _check_decode(c)
     _check_mesh(c.mesh)
     _check_log(c.log)
+    for _, group in c.extensions:
+        if hasattr(group, "check"):
+            group.check(c)
 
 
 def _check_model(m: Model) -> None:
@@ -172,10 +175,6 @@ def _check_decode(c: Config) -> None:
         raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
     if d.strategy == "greedy" and d.n_best > 1:
         raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
-    if d.quantization != "float32" and d.engine != "ctranslate2":
-        raise UserError(
-            f"config.decode.quantization = {d.quantization} is for config.decode.engine = ctranslate2; it is {d.engine}."
-        )
 
 
 def _check_mesh(m: Mesh) -> None:

@@ -39,7 +39,7 @@ class DataTask(Protocol):
 
     def of_set(self, name: str) -> "DataTask": ...
 
-    def open_source(self, spec: str, *, seed: int, key: str) -> Source: ...
+    def open_source(self, spec: str, *, key: str) -> Source: ...
 
     def train_tokenizers(self, source: Source) -> TokenizerPair: ...
 
@@ -185,7 +185,7 @@ def split_source(task: DataTask, split: str) -> Source:
 
 def _open(task: DataTask, name: str, spec: str, key: str, *, tag: str = "", limit: int = 0) -> Source:
     """The source `spec` of the set `name`, in its own form if nothing comes before its sentences and all its pairs are used."""
-    source = task.of_set(name).open_source(spec, seed=task.config.seed.data, key=key)
+    source = task.of_set(name).open_source(spec, key=key)
     if direction := direction_of_set(task.config.data, name):  # the tag is a control symbol, too
         tokens = language_token(direction.target), *([tag] if tag else [])
         return SourcePart(source, limit=limit, start_tokens=tokens)
@@ -285,21 +285,19 @@ def _split_store(
     config, source = task.config, source or split_source(task, split)
     data = config.data
     policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
-    fingerprints = [source.fingerprint()]
+    fingerprint = source.fingerprint()
     if split == "train":
         policies = training_policies(config)
-        fingerprints += source.earlier_fingerprints
     kind = "train" if split == "train" else "valid" if split in parse_valid_sets(data.valid) else "test"
     cache, starts = epath.Path(_cache(config, workdir)), start_tokens(source)
     more = [segmentation.as_stored() if segmentation else None, starts or None]
     parts = tokenizers.digest, policies.as_stored(), *(part for part in more if part)
-    folders = [cache / f"{kind}-{_digest(fingerprint, *parts)}" for fingerprint in fingerprints]
-    for folder, fingerprint in zip(folders, fingerprints, strict=True):
-        if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation, starts)[1]):
-            return store
+    folder = cache / f"{kind}-{_digest(fingerprint, *parts)}"
+    if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation, starts)[1]):
+        return store
     report = progress(split) if progress else None
     options = dict(num_workers=data.num_workers, progress=report, segmentation=segmentation)
-    return prepare_split(source, tokenizers, folders[0], policies, **options)
+    return prepare_split(source, tokenizers, folder, policies, **options)
 
 
 _TOKENIZER_KEYS = (
@@ -329,7 +327,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         pair = TokenizerPair.load(folder if was_deleted else model_file)
         _check_vocab_size(pair, config)
     else:
-        pair = _trained_tokenizers(task, folder, cache, source)
+        pair = _trained_tokenizers(task, cache, source)
     pair.start_ids(control_symbols(data))  # an error before anything is written
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
@@ -341,17 +339,11 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     return pair
 
 
-def _trained_tokenizers(task: DataTask, folder: epath.Path, cache: epath.Path, source: Source) -> TokenizerPair:
+def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
     if symbols := control_symbols(task.config.data):
         settings["control_symbols"] = symbols
-    fingerprints = source.fingerprint(), *source.earlier_fingerprints
-    cached, *earlier = (cache / f"tokenizer-{_digest(fingerprint, settings)}" for fingerprint in fingerprints)
-    if TokenizerPair.is_complete(folder):  # a run that an earlier version started
-        digest = TokenizerPair.load(folder).digest
-        for candidate in earlier:
-            if TokenizerPair.is_complete(candidate) and TokenizerPair.load(candidate).digest == digest:
-                return TokenizerPair.load(folder)
+    cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)
         task.train_tokenizers(source).save(cached)

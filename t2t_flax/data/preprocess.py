@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from t2t_flax.config.renamed import original_value
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
 from t2t_flax.data.language_filter import LanguageFilter
@@ -69,10 +68,10 @@ class Policies:
     language_filters: tuple[LanguageFilter, ...] = ()
 
     def as_stored(self) -> dict[str, Any]:
-        """The policies under the original names of keys and values, so that digests of stores do not change."""
+        """The policies as JSON values, of which the digest of a store is computed."""
         stored: dict[str, Any] = {
             "max_length": self.max_length,
-            "too_long": original_value("data.on_too_long", self.on_too_long),
+            "on_too_long": self.on_too_long,
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
         } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}

@@ -16,7 +16,6 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
 from t2t_flax.config.directions import in_direction_of
-from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
@@ -44,11 +43,8 @@ _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
 
 def question(record: dict[str, Any]) -> dict[str, Any]:
-    """The identity of a record: test set, checkpoints, and settings that differ from the defaults.
-
-    Keys that an older version did not have count as defaults.
-    """
-    checkpoint, config = record["checkpoint"], upgraded(record["config"])
+    """The identity of a record: test set, checkpoints, and settings that differ from the defaults."""
+    checkpoint, config = record["checkpoint"], record["config"]
     settings = {}
     for name, item in fields().items():
         group, key = name.split(".")
@@ -143,8 +139,9 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
     if "references" not in record:
         raise UserError(f"{path} was written by a version that stored no references: run `evaluate` again.")
-    config = record["config"]
-    return record | {"config": upgraded(config) if isinstance(config, dict) else {}}
+    if not isinstance(record["config"], dict):
+        raise UserError(f"{path} is not an evaluation record: its config is not a config. {_HINT}")
+    return record
 
 
 def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], list[list[str]]]:

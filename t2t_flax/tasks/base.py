@@ -46,7 +46,7 @@ class Task(abc.ABC):
         """Raises UserError for a missing package or model that the metrics need."""
 
     @abc.abstractmethod
-    def open_source(self, spec: str, *, seed: int, key: str) -> Source:
+    def open_source(self, spec: str, *, key: str) -> Source:
         """The examples named by `spec`, the value of config key `key`. Raises UserError if there are none."""
 
     @abc.abstractmethod

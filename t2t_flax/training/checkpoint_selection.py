@@ -15,10 +15,10 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
-from t2t_flax.interop.model_folder import ModelFolder, open_model_folder
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
+from t2t_flax.training.model_folder import ModelFolder, open_model_folder
 
 log = logging.getLogger("t2t_flax")
 

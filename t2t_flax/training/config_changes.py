@@ -5,7 +5,6 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.renamed import current_key
 from t2t_flax.errors import UserError
 
 _RECORDED = ("train.non_finite", "train.max_skipped_updates")
@@ -30,8 +29,7 @@ def format_changes(changed: dict[str, list]) -> str:
 
 def recorded_changes(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """The changes recorded in the metadata of a checkpoint or an average, oldest first."""
-    stored = meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
-    return [change | {"changed": {current_key(k): v for k, v in change["changed"].items()}} for change in stored]
+    return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
 
 
 def stored_config(meta: dict[str, Any]) -> Config:

@@ -27,11 +27,11 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
-from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.pretrained import check_writable
+from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"

@@ -19,9 +19,9 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.restore import load, stored_config
-from t2t_flax.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.training import loop, resume
 from t2t_flax.training.checkpoint_selection import Choice
+from t2t_flax.training.safetensors_file import read_metadata, read_safetensors, write_safetensors
 
 LINES = ["It is late.", "The house is red."]
 SHORT = {"decode.max_length_offset": "4"}

@@ -7,12 +7,12 @@ import time
 
 import httpx
 
-from t2t_flax.serving.app import create_app
-from t2t_flax.serving.batching import Batcher
-from t2t_flax.serving.metrics import Metrics
-from t2t_flax.serving.model import ServedModel
-from t2t_flax.serving.server import listen, make_server, url
-from t2t_flax.serving.service import Limits
+from t2t_flax.extensions.serving.app import create_app
+from t2t_flax.extensions.serving.batching import Batcher
+from t2t_flax.extensions.serving.metrics import Metrics
+from t2t_flax.extensions.serving.model import ServedModel
+from t2t_flax.extensions.serving.server import listen, make_server, url
+from t2t_flax.extensions.serving.service import Limits
 
 
 @contextlib.contextmanager

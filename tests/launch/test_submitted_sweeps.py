@@ -15,7 +15,7 @@ from helpers.cloud_programs import recorded_calls, recording_programs
 from helpers.thread_groups import wait_until
 
 from t2t_flax.__main__ import main
-from t2t_flax.sweeps.launchers import worker_name
+from t2t_flax.extensions.sweeps.launchers import worker_name
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

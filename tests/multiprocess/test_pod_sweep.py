@@ -10,7 +10,7 @@ import psutil
 import pytest
 from helpers.processes import KEYS, ROOT, Processes, environment, evaluations, losses, note, record
 
-from t2t_flax.sweeps.folder import Folder, read_sweep
+from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 
 pytestmark = [pytest.mark.timeout(3000), pytest.mark.slow]
 ROWS = ["dropout=0.0,seed=0", "dropout=0.2,seed=0"]
@@ -127,7 +127,7 @@ def test_pruned_trial_ends_on_both_hosts(tmp_path, cache):
     """With this seed the search draws a good learning rate and then one near zero, which successive halving stops."""
     pytest.importorskip("optuna")
     (tmp_path / "search.py").write_text(
-        "from t2t_flax.sweeps.space import Search, Sweep, choice\n"
+        "from t2t_flax.extensions.sweeps.space import Search, Sweep, choice\n"
         "def get_sweep():\n"
         "    space = {'optimizer.peak_lr': choice(1e-9, 1e-3)}\n"
         "    options = dict(count=2, metric='valid_nll', method='random', prune=True, seed=4)\n"

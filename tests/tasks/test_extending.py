@@ -20,7 +20,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare, describe
-from t2t_flax.sweeps.results import check_score
+from t2t_flax.extensions.sweeps.results import check_score
 from t2t_flax.tasks import TASKS, lower_is_better, task_of
 from t2t_flax.tasks.base import Task
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics

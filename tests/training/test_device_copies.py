@@ -9,7 +9,7 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.planning import hlo
+from t2t_flax.extensions.planning import hlo
 from t2t_flax.training import train_step
 from t2t_flax.training.device_copies import device_copies
 from t2t_flax.training.train_step import loss_sums, make_train_step

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.config.renamed import original_value
 from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
@@ -51,7 +50,7 @@ def load_or_count(
         seed,
         config.batching,
         config.batch_tokens,
-        original_value("data.batch_size_counts", config.batch_size_counts),
+        config.batch_size_counts,
         config.batch_groups,
     ]
     keys += [config.pack_length] if config.batching == "packed" else []

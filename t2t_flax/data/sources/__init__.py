@@ -27,18 +27,17 @@ def open_source(
     root: str = "",
     source_language: str,
     target_language: str,
-    seed: int = 0,
     key: str = "",
 ) -> Source:
     """The source that `spec` names, in one of the forms of `SOURCES`.
 
-    root: folder of relative paths; for TFDS its data_dir. seed: config.seed.data. key: the config key that
+    root: folder of relative paths; for TFDS its data_dir. key: the config key that
     holds `spec`, for error messages. Raises UserError for an unknown form and for a source that does not exist.
     """
     label = f"{key} = {spec!r}" if key else repr(spec)
     for form in SOURCES.values():
         if form.matches(spec):
-            return form.open(spec, Context(root, (source_language, target_language), seed, label))
+            return form.open(spec, Context(root, (source_language, target_language), label))
     forms = ", ".join(form.shown for form in SOURCES.values())
     raise UserError(f"{label} has no known form. Known forms: {forms}")
 

@@ -17,8 +17,6 @@ class Source(abc.ABC):
     """Put before the source sentences, with a space."""
     start_tokens: tuple[str, ...] = ()
     """Control symbols of the tokenizer, whose ids are put before those of each source sentence; the text has none of them."""
-    earlier_fingerprints: tuple[str, ...] = ()
-    """Fingerprints of the same spec in earlier versions: a run keeps the data that it prepared under one of them."""
 
     def __init__(self, spec: str, count: int | None = None):
         self.spec = spec
@@ -62,12 +60,11 @@ class Context:
     """The arguments of `Form.open` other than the spec.
 
     root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
-    seed: config.seed.data. label: the spec with its config key, for error messages.
+    label: the spec with its config key, for error messages.
     """
 
     root: str
     languages: tuple[str, str]
-    seed: int
     label: str
 
 

@@ -17,8 +17,6 @@ class SourcePart(Source):
         super().__init__(source.spec, source.count and min(source.count, limit or source.count))
         self._source, self.tag, self._limit, self.start_tokens = source, tag, limit, start_tokens
         self.reference_count = source.reference_count
-        if not (tag or limit):
-            self.earlier_fingerprints = source.earlier_fingerprints
 
     def read(self):
         pairs = itertools.islice(self._source.read(), self._limit or None)

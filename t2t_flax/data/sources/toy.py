@@ -17,35 +17,27 @@ COUNTS = {"train": 90_000, "valid": 500, "test": 500}
 """Pairs of each split."""
 GENERATOR = ("toy 2", "babel 2.18.0", "num2words 0.5.14")
 """The version of the generator, and of the libraries that wrote its numbers. Part of the fingerprint."""
-_EARLIER_LIBRARIES = [
-    (f"babel {babel}", f"num2words {num2words}")
-    for babel in ("2.18.0", "2.17.0", "2.16.0")
-    for num2words in ("0.5.14", "0.5.13")
-]
 
 
 class ToySource(Source):
     """The first `count` pairs of a split; `swapped`: German to English."""
 
-    def __init__(self, spec: str, split: str, count: int, *, swapped: bool = False, seed: int = 0):
+    def __init__(self, spec: str, split: str, count: int, *, swapped: bool = False):
         super().__init__(spec, count)
         self._split, self._swapped = split, swapped
-        # Earlier versions generated the text at run time, with the installed libraries and seed.data.
-        earlier = (self._digest("toy 2", *libraries, seed=seed) for libraries in _EARLIER_LIBRARIES)
-        self.earlier_fingerprints = tuple(digest for digest in earlier if digest != self.fingerprint())
 
     def read(self):
         for english, german in pairs(self._split, self.count):
             yield (german, english) if self._swapped else (english, german)
 
     def fingerprint(self):
-        return self._digest(*GENERATOR, seed=0)
+        return self._digest(*GENERATOR)
 
     def where(self, i):
         return f"{self.spec} pair {i + 1}"
 
-    def _digest(self, *generator: str, seed: int) -> str:
-        content = _sha256(*generator, self._split, str(self.count), str(seed))
+    def _digest(self, *generator: str) -> str:
+        content = _sha256(*generator, self._split, str(self.count), "0")
         return _sha256("toy", content, "de-en" if self._swapped else "en-de")
 
 
@@ -81,7 +73,7 @@ def _open(spec: str, context: Context) -> ToySource:
             f"not {languages[0]!r} and {languages[1]!r}"
         )
     swapped = languages[0] == "de"
-    return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped, seed=context.seed)
+    return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped)
 
 
 FORM = Form("'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", has_prefix("toy"), _open)

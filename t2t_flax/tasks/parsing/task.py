@@ -123,7 +123,7 @@ class Parsing(Task):
                 "with config.data.task = parsing."
             )
 
-    def open_source(self, spec, *, seed, key):
+    def open_source(self, spec, *, key):
         return open_trees(spec, root=self.config.data.root, key=key)
 
     def train_tokenizers(self, source):

@@ -13,10 +13,10 @@ class Translation(Task):
 
     metrics = METRICS
 
-    def open_source(self, spec, *, seed, key):
+    def open_source(self, spec, *, key):
         data = self.config.data
         languages = dict(source_language=data.source_language, target_language=data.target_language)
-        return open_source(spec, root=data.root, seed=seed, key=key, **languages)
+        return open_source(spec, root=data.root, key=key, **languages)
 
     def train_tokenizers(self, source):
         return train_tokenizers(source, self.config.data)

@@ -1,0 +1,16 @@
+"""Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
+
+from t2t_flax.registry import DECODERS, add_command, add_group
+
+add_command(
+    "export",
+    "t2t_flax.extensions.interop.export_command",
+    "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
+)
+add_command(
+    "import",
+    "t2t_flax.extensions.interop.import_command",
+    "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
+)
+add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
+DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")

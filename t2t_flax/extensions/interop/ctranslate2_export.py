@@ -1,0 +1,172 @@
+"""Writes a model in CTranslate2's format, which decodes on CPUs and GPUs without JAX.
+
+The paper's model is exported as it is: post-norm, no biases in attention, sinusoids as explicit vectors, a zero start vector.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Model
+from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.extensions.interop.supported_keys import require_supported
+from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
+
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
+POSITIONS = 2048
+"""Rows of the table of sinusoids: the longest source or translation in tokens."""
+START = "<s>"
+_NEVER = -1e9  # bias of a class that is not one of the model's
+
+
+def check_exportable(config: Model) -> None:
+    """Raises UserError, naming the key, for a model that CTranslate2's Transformer cannot express."""
+    supported = {
+        "mixer": ("attention",),
+        "attention_score": ("scaled_dot", "dot"),
+        "attention_window": (0,),
+        "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
+        "final_norm": ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none"),
+    }
+    require_supported(config, supported, "CTranslate2", "--format=safetensors exports every model.")
+
+
+def write_ctranslate2(
+    folder: Path,
+    config: Model,
+    params: Any,
+    vocabularies: tuple[Sequence[str], Sequence[str]],
+    *,
+    source_eos: bool,
+    quantization: str | None = None,
+    languages: tuple[str, str] | None = None,
+) -> None:
+    """Writes model.bin, config.json and the vocabularies to an existing folder.
+
+    params: float32 arrays. vocabularies: the token of each source and target id, without the rows that pad the tables.
+    languages: codes for config.json, which CTranslate2 does not read but `import` does.
+    Raises UserError if CTranslate2 is not installed or the model is not of its kind.
+    """
+    check_exportable(config)
+    try:
+        import ctranslate2
+        from ctranslate2.specs import TransformerSpec
+    except ModuleNotFoundError:
+        raise UserError(f"--format=ctranslate2 needs the package ctranslate2: {install_hint('ctranslate2')}.") from None
+    activations = ctranslate2.specs.Activation
+    spec = TransformerSpec.from_config(
+        (config.num_encoder_layers, config.num_decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm_placement == "pre",
+        no_final_norm=config.norm_placement == "post" or config.final_norm == "none",
+        activation={"relu": activations.RELU, "gelu": activations.GELUTanh, "swish": activations.SWISH}[
+            config.activation
+        ],
+        ffn_glu=config.feed_forward == "gated",
+        rms_norm=config.norm_type == "rmsnorm",
+    )
+    spec.config.layer_norm_epsilon = config.norm_eps
+    spec.config.add_source_eos = source_eos
+    spec.config.bos_token, spec.config.unk_token = START, vocabularies[1][UNK]
+    spec.config.eos_token = vocabularies[1][EOS]
+    for key, code in zip(("source_language", "target_language"), languages or (), strict=bool(languages)):
+        spec.config.add_attribute(key, code)
+    target = _set_tables(spec, config, params, *vocabularies)
+    for side, stack in (("source", spec.encoder), ("target", spec.decoder)):
+        stack.scale_embeddings = config.embed_scale == "sqrt_d"
+        stack.position_encodings.encodings = _positions(config, params, side)
+    for name, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        for i, layer in enumerate(stack.layer):
+            _set_layer(layer, config, params[f"{name}_{i}"])
+        if f"{name}_norm" in params:
+            _set_norm(stack.layer_norm, params[f"{name}_norm"])
+    spec.register_source_vocabulary(list(vocabularies[0]))
+    spec.register_target_vocabulary(target)
+    spec.validate()
+    spec.optimize(None if quantization == "float32" else quantization)
+    spec.save(str(folder))
+
+
+def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], target: Sequence[str]) -> list[str]:
+    """Sets embeddings, projection and start token; returns the target vocabulary."""
+    names = {
+        "all": ("shared_embedding",) * 3,
+        "decoder": ("source_embedding", "target_embedding", "target_embedding"),
+        "none": ("source_embedding", "target_embedding", "output_embedding"),
+    }[config.tie_embeddings]
+    tables = [_float32(params[name]["table"]) for name in names]
+    table, projection = tables[1][: len(target)], tables[2][: len(target)]
+    if config.logit_scale == "rsqrt_d":
+        projection = projection * np.float32(config.d_model**-0.5)
+    bias = _float32(params["output_bias"])[: len(target)] if config.output_bias else None
+    target = list(target)
+    if config.decoder_start_token == "bos":  # a token of its own, which is never predicted
+        row = _float32(params["decoder_start_token"]["bos"])
+        table, projection = np.vstack([table, row]), np.vstack([projection, np.zeros_like(row)])
+        bias = np.append(np.zeros(len(target), np.float32) if bias is None else bias, np.float32(_NEVER))
+        target.append(START)
+    spec.encoder.embeddings[0].weight = tables[0][: len(source)]
+    spec.decoder.embeddings.weight, spec.decoder.projection.weight = table, projection
+    if bias is not None:
+        spec.decoder.projection.bias = bias
+    start = {"eos": target[EOS], "pad": target[PAD], "bos": START}
+    spec.config.decoder_start_token = start.get(config.decoder_start_token, target[EOS])
+    spec.decoder.start_from_zero_embedding = config.decoder_start_token == "zeros"
+    return target
+
+
+def _positions(config: Model, params: Any, side: str) -> np.ndarray:
+    """float32 [positions, D], added to the embeddings of one side."""
+    if config.position == "learned":
+        return _float32(params[f"{side}_positions"]["table"])
+    if config.position == "none":
+        return np.zeros((POSITIONS, config.d_model), np.float32)
+    vectors = {"sinusoid_interleaved": sinusoid_interleaved, "sinusoid_halves": sinusoid_halves}[config.position]
+    return _float32(vectors(np.arange(POSITIONS) + config.position_offset, config.d_model))
+
+
+def _set_layer(layer: Any, config: Model, params: Any) -> None:
+    """Linear weights are [out, in] in CTranslate2; the projections of one input are one matrix."""
+    for theirs, ours, groups in (
+        ("self_attention", "self_attention", (("query", "key", "value"), ("out",))),
+        ("attention", "cross_attention", (("query",), ("key", "value"), ("out",))),
+    ):
+        if not hasattr(layer, theirs):
+            continue
+        attention = getattr(layer, theirs)
+        for linear, names in zip(attention.linear, groups, strict=True):
+            _set_linear(linear, [params[ours][name] for name in names], inputs=2 if names == ("out",) else 1)
+        if config.attention_score == "dot":
+            attention.queries_scale = np.float32(1)
+        residual = {"self_attention": "residual_attention", "attention": "residual_cross"}[theirs]
+        _set_norm(attention.layer_norm, params[residual]["norm"])
+    feed_forward = params["feed_forward"]
+    linears = {"Einsum_0": layer.ffn.linear_0, "Einsum_1": layer.ffn.linear_1}
+    if config.feed_forward == "gated":
+        linears = {"gate": layer.ffn.linear_0, "up": layer.ffn.linear_0_noact, "down": layer.ffn.linear_1}
+    for name, linear in linears.items():
+        _set_linear(linear, [feed_forward[name]])
+    _set_norm(layer.ffn.layer_norm, params["residual_ffn"]["norm"])
+
+
+def _set_linear(linear: Any, parts: list[Any], inputs: int = 1) -> None:
+    """`parts`: kernels [in..., out...] with `inputs` input axes, stacked along the outputs, and their biases if any."""
+    kernels = [_float32(part["kernel"]) for part in parts]
+    rows = [kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T for kernel in kernels]
+    linear.weight = np.ascontiguousarray(np.concatenate(rows))
+    if "bias" in parts[0]:
+        linear.bias = np.concatenate([_float32(part["bias"]).reshape(-1) for part in parts])
+
+
+def _set_norm(norm: Any, params: Any) -> None:
+    norm.gamma = _float32(params["scale"])
+    if "bias" in params:
+        norm.beta = _float32(params["bias"])
+
+
+def _float32(x: Any) -> np.ndarray:
+    return np.array(x, np.float32)  # a copy: quantization scales it in place

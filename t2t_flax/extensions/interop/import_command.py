@@ -1,0 +1,76 @@
+"""`import`: the trained model of another program as a run."""
+
+from t2t_flax.cli import arguments
+from t2t_flax.errors import OK
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the workdir is written."""
+    parser = arguments.parser(
+        "import",
+        "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`, and writes it as a\n"
+        "workdir that translate, evaluate, score, attend, export and train.init_from accept like a run's.\n"
+        "What is read is recognized by its files.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n"
+        "  python -m t2t_flax import --from=hub:Helsinki-NLP/opus-mt-en-de --workdir=runs/opus\n"
+        "  python -m t2t_flax import --from=toy-ct2 --workdir=runs/from-ct2\n"
+        "  python -m t2t_flax import --from=ct2 --num-heads=8 --source-language=ar --target-language=en --workdir=runs/aren",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="DIR|FILE|hub:USER/NAME[@REVISION]",
+        help="folder of the model, its file of weights, or a model on the Hugging Face Hub",
+    )
+    arguments.add_workdir(parser, "folder to create")
+    parser.add_argument("--source-language", default="", metavar="CODE", help="if the folder does not say it")
+    parser.add_argument("--target-language", default="", metavar="CODE", help="if the folder does not say it")
+    parser.add_argument(
+        "--num-heads",
+        type=arguments.count(1),
+        default=0,
+        metavar="N",
+        help="attention heads, if the weights do not say it",
+    )
+    args, overrides = arguments.parse(parser, argv)
+    arguments.check_output("--workdir", args.workdir, folder=True)
+
+    from t2t_flax import config as config_lib
+    from t2t_flax.filesystem import check_workdir, refuse_existing
+    from t2t_flax.pretrained import check_writable
+    from t2t_flax.process_setup import prepare_process
+
+    check_workdir(args.workdir)
+    prepare_process(config_lib.resolve(config_lib.override(config_lib.default_config(), overrides)))
+    from t2t_flax.extensions.interop.hub import is_hub, pull
+    from t2t_flax.extensions.interop.import_model import read_model
+    from t2t_flax.training.config_changes import check_same_model
+    from t2t_flax.training.params_run import check_parameters, write_params_run
+    from t2t_flax.training.train_state import count_params
+
+    check_writable(args.workdir, "give a new folder as --workdir")
+    refuse_existing(args.workdir, "--workdir")
+    languages = args.source_language, args.target_language
+    source = pull(args.source) if is_hub(args.source) else args.source
+    model = read_model(source, num_heads=args.num_heads, languages=languages)
+    config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
+    check_same_model(model.config, config, args.source)
+    check_parameters(config, model.tokenizers, model.params, args.source)
+    origin = {"step": model.step, "imported": model.kind}
+    write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
+    c, sizes = config.model, model.tokenizers.vocab_sizes
+    count = count_params(model.params, config, *sizes)
+    print(
+        f"{args.workdir}: {model.kind}, {config.data.source_language}-{config.data.target_language}, {count:,} parameters, "
+        f"{c.num_encoder_layers} + {c.num_decoder_layers} layers, d_model {c.d_model}, vocabulary "
+        f"{' and '.join(f'{size:,}' for size in sorted(set(sizes)))}"
+    )
+    for note in model.notes:
+        print(f"note: {note}")
+    print(
+        f"Translate: python -m t2t_flax translate --workdir={args.workdir}. Fine-tune: python -m t2t_flax train "
+        f"--config={args.workdir}/config.json --config.train.init_from={args.workdir} --config.data.train=... --workdir=NEW"
+    )
+    return OK

@@ -1,0 +1,169 @@
+"""Writes a model as Hugging Face's Marian architecture: config.json, model.safetensors and the files of MarianTokenizer.
+
+Marian's sinusoids have all sines before all cosines. The features of the residual stream may have any order, so the paper's
+interleaved ones are exported with all matrices permuted to it.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config, Model
+from t2t_flax.config.directions import language_pair, language_token, target_languages
+from t2t_flax.config.special_tokens import EOS, PAD
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers.marian import MarianTokenizer
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.feature_order import reordered, sines_first
+from t2t_flax.extensions.interop.supported_keys import require_supported
+from t2t_flax.training.safetensors_file import save
+
+POSITIONS = 1024
+_NEVER = -1e9  # bias of padding, which is never predicted
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "mixer": ("attention",),
+    "attention_score": ("scaled_dot",),
+    "attention_window": (0,),
+    "norm_placement": ("post",),
+    "final_norm": ("auto", "none"),
+    "norm_type": ("layernorm",),
+    "feed_forward": ("dense",),
+    "position": ("sinusoid_interleaved",),
+    "position_offset": (0,),
+    "tie_embeddings": ("all",),
+    "logit_scale": ("none",),
+    "decoder_start_token": ("zeros", "pad", "eos"),
+}
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu_pytorch_tanh", "swish": "swish"}
+
+
+def check_exportable(config: Config) -> None:
+    """Raises UserError, naming the key, for a model that Marian's architecture cannot express."""
+    advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
+    require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
+
+
+def marian_token(language: str) -> str:
+    """The token of a target language before the text: MarianTokenizer takes `>>de<<` there as one piece, and no other form."""
+    return f">>{language}<<"
+
+
+def write_marian(
+    folder: Path, config: Config, params: Any, tokenizers: TokenizerPair, *, dtype: str = "float32"
+) -> None:
+    """Writes the model and its tokenizer to an existing folder. Raises UserError for models and tokenizers of another kind."""
+    check_exportable(config)
+    if not isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
+        raise UserError(
+            f"data.tokenizer = {config.data.tokenizer} cannot be exported to Hugging Face's Marian, whose tokenizer is "
+            "SentencePiece: expected bpe or unigram."
+        )
+    vocab = tokenizers.target.vocab_size
+    tensors = {name: np.ascontiguousarray(x, dtype) for name, x in _tensors(config.model, params, vocab).items()}
+    save(folder / "model.safetensors", tensors, {"format": "pt"})
+    start = EOS if config.model.decoder_start_token == "eos" else PAD
+    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
+    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)
+    search = {"num_beams": config.decode.beam_size, "length_penalty": config.decode.alpha, "early_stopping": True}
+    limits = {"max_length": min(512, POSITIONS), "bad_words_ids": [[PAD]], "forced_eos_token_id": None}
+    _write_json(folder / "generation_config.json", search | limits | ids)
+    _write_tokenizer(folder, config, tokenizers)
+
+
+def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
+    model = config.model
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": vocab,
+        "decoder_vocab_size": vocab,
+        "d_model": model.d_model,
+        "encoder_layers": model.num_encoder_layers,
+        "decoder_layers": model.num_decoder_layers,
+        "encoder_attention_heads": model.num_heads,
+        "decoder_attention_heads": model.num_heads,
+        "encoder_ffn_dim": model.d_ff,
+        "decoder_ffn_dim": model.d_ff,
+        "activation_function": _ACTIVATIONS[model.activation],
+        "dropout": model.dropout,
+        "scale_embedding": model.embed_scale == "sqrt_d",
+        "max_position_embeddings": POSITIONS,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "forced_eos_token_id": None,
+        "dtype": dtype,
+    }
+
+
+def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
+    """source.spm and target.spm."""
+    for name, side in (("source", tokenizers.source), ("target", tokenizers.target)):
+        (folder / f"{name}.spm").write_bytes(side.model if isinstance(side, MarianTokenizer) else side.data)
+
+
+def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
+    write_sentencepiece(folder, tokenizers)
+    pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
+    tokens = {language_token(language): marian_token(language) for language in target_languages(config.data)}
+    _write_json(folder / "vocab.json", {tokens.get(piece, piece): i for i, piece in enumerate(pieces)})
+    names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
+    languages = dict(zip(("source_lang", "target_lang"), language_pair(config.data), strict=True))
+    kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": POSITIONS}
+    _write_json(folder / "tokenizer_config.json", kind | languages | names)
+
+
+def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
+    """Marian's tensors by name; linear weights are [out, in]."""
+    params = reordered(params, sines_first(config.d_model))
+    table = _float32(params["shared_embedding"]["table"])[:vocab]
+    bias = _float32(params["output_bias"])[:vocab] if config.output_bias else np.zeros(vocab, np.float32)
+    bias[PAD] = _NEVER
+    if config.decoder_start_token == "zeros":
+        table[PAD] = 0  # decoding starts with padding, whose vector this is
+    out = {"model.shared.weight": table, "final_logits_bias": bias[None]}
+    for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
+        for i in range(count):
+            layer = _layer(params[f"{stack}_{i}"])
+            out |= {f"model.{stack}.layers.{i}.{name}": x for name, x in layer.items()}
+    return out
+
+
+def _layer(params: Any) -> dict[str, np.ndarray]:
+    out = {}
+    for ours, theirs, residual in (
+        ("self_attention", "self_attn", "residual_attention"),
+        ("cross_attention", "encoder_attn", "residual_cross"),
+    ):
+        if ours not in params:
+            continue
+        for name in ("query", "key", "value"):
+            out |= _linear(f"{theirs}.{name[0]}_proj", params[ours][name])
+        out |= _linear(f"{theirs}.out_proj", params[ours]["out"], inputs=2)
+        out |= _norm(f"{theirs}_layer_norm", params[residual]["norm"])
+    out |= _linear("fc1", params["feed_forward"]["Einsum_0"]) | _linear("fc2", params["feed_forward"]["Einsum_1"])
+    return out | _norm("final_layer_norm", params["residual_ffn"]["norm"])
+
+
+def _linear(name: str, params: Any, inputs: int = 1) -> dict[str, np.ndarray]:
+    """Weight and bias of a kernel with `inputs` input axes; a projection of attention without a bias gets zeros."""
+    kernel = _float32(params["kernel"])
+    weight = kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T
+    bias = _float32(params["bias"]).reshape(-1) if "bias" in params else np.zeros(len(weight), np.float32)
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def _norm(name: str, params: Any) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": _float32(params["scale"]), f"{name}.bias": _float32(params["bias"])}
+
+
+def _float32(x: Any) -> np.ndarray:
+    return np.array(x, np.float32)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

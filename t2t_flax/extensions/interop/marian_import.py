@@ -1,0 +1,374 @@
+"""Imports a model of Hugging Face's Marian architecture, such as those of OPUS-MT: config.json, the weights, two SentencePiece
+models and vocab.json.
+
+Its linear weights are [out, in], ours [in, out]; its sinusoids have all sines before all cosines.
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Decode, Model
+from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
+from t2t_flax.extensions.interop.imported import IMPROBABLE, ImportedModel, import_config, json_file, sentencepiece_pair
+from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
+from t2t_flax.training.safetensors_file import read_tensors
+
+NAME = "Hugging Face Marian"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_SAFE_TORCH = 2, 6
+"""The first version whose torch.load(weights_only=True) runs no code of the file."""
+_EXPECTED = "Marian's encoder and decoder"
+_ACTIVATIONS = {
+    "relu": "relu",
+    "swish": "swish",
+    "silu": "swish",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_fast": "gelu",
+}
+_SIZES = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads",
+    "decoder_attention_heads", "vocab_size",
+)  # fmt: skip
+# Of models that Marian's architecture does not have, in files of versions that wrote these keys.
+_FIXED_KEYS: dict[str, Any] = {
+    "static_position_embeddings": True,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+    "forced_bos_token_id": None,
+}
+# Rules of decoding that have no key here, with the values at which they do nothing.
+_DECODING_KEYS: dict[str, tuple[Any, ...]] = {
+    "no_repeat_ngram_size": (0, None),
+    "encoder_no_repeat_ngram_size": (0, None),
+    "repetition_penalty": (1.0, None),
+    "encoder_repetition_penalty": (1.0, None),
+    "num_beam_groups": (1, None),
+    "diversity_penalty": (0.0, None),
+    "do_sample": (False, None),
+    "min_length": (0, None),
+    "suppress_tokens": (None, []),
+    "forced_eos_token_id": (None,),
+    "num_return_sequences": (1, None),
+    "guidance_scale": (1.0, None),
+    "penalty_alpha": (0.0, None),
+    "min_new_tokens": (0, None),
+}
+_TAKEN_OVER = {"num_beams", "max_length", "length_penalty", "early_stopping", "bad_words_ids", "renormalize_logits"}
+# Keys of generation_config.json that act only with do_sample, which is reported itself, or on no translation.
+_OF_NO_TRANSLATION = {
+    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "transformers_version",
+    "use_cache", "cache_implementation", "cache_config", "compile_config", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "unk_token_id", "remove_invalid_values",
+    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "is_assistant", "disable_compile", "low_memory",
+    "prefill_chunk_size",
+}  # fmt: skip
+_CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+
+
+def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
+    """num_heads, languages: 0 and "" to take the folder's. Raises UserError for missing or unexpected files and arrays, and for
+    what this model does not have, naming the key.
+    """
+    config = json_file(folder / _CONFIG)
+    own_rules = json_file(folder / _GENERATION) if (folder / _GENERATION).exists() else {}
+    generation = config | own_rules
+    tokenizer = json_file(folder / _TOKENIZER) if (folder / _TOKENIZER).exists() else {}
+    _check(folder / _CONFIG, config, num_heads)
+    for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
+        _check_fixed(folder / file, keys)
+    _check_search(folder / _GENERATION, generation)
+    vocabularies = _vocabularies(folder, config, tokenizer)
+    arrays = NamedArrays(*_weights(folder), _EXPECTED)
+    model = _model(folder / _CONFIG, config)
+    positions = _positions(arrays, model)
+    params, keys = _tables(arrays, config, model, vocabularies)
+    for stack in ("encoder", "decoder"):
+        for n in range(config[f"{stack}_layers"]):
+            params[f"{stack}_{n}"] = _layer(arrays, f"model.{stack}.layers.{n}", model, cross=stack == "decoder")
+    arrays.refuse_unused()
+    never_padding = [[config["pad_token_id"]]] == generation.get("bad_words_ids")
+    if never_padding and generation.get("renormalize_logits") and "output_bias" in params:
+        params["output_bias"][PAD] = IMPROBABLE
+    if positions.sines_first:
+        params = reordered(params, np.argsort(sines_first(model.d_model)))
+    model = Model(**vars(model) | keys | dict(position=positions.position, position_offset=positions.position_offset))
+    pair = sentencepiece_pair(folder, *(vocabulary.tokens for vocabulary in vocabularies))
+    if pair is None:
+        raise UserError(f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece models.")
+    languages = tuple(
+        given or tokenizer.get(f"{side}_lang") or ""
+        for side, given in zip(("source", "target"), languages, strict=True)
+    )
+    resolved = import_config(model, pair, languages, folder, decode=_decode(config, generation))
+    return ImportedModel(NAME, resolved, params, pair, _notes(config, own_rules, never_padding))
+
+
+def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
+    for key in _SIZES:
+        _whole(path, config, key, 1)
+    for key in ("pad_token_id", "eos_token_id"):
+        _whole(path, config, key, 0)
+    for key in ("decoder_vocab_size", "max_position_embeddings"):
+        _whole(path, config, key, 1, optional=True)
+    _whole(path, config, "decoder_start_token_id", 0, optional=True)
+    for name in ("ffn_dim", "attention_heads"):
+        ours, theirs = (config[f"{stack}_{name}"] for stack in ("encoder", "decoder"))
+        if ours != theirs:
+            raise UserError(
+                f"{path}: encoder_{name} = {ours} and decoder_{name} = {theirs} differ; a model here has one number for both."
+            )
+    activation = config.get("activation_function")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
+    if num_heads and num_heads != config["encoder_attention_heads"]:
+        raise UserError(
+            f"--num-heads={num_heads}, but {path} has encoder_attention_heads = {config['encoder_attention_heads']}: leave the "
+            "flag out."
+        )
+
+
+def _check_fixed(path: Path, settings: dict[str, Any]) -> None:
+    for key, value in _FIXED_KEYS.items():
+        if settings.get(key, value) != value:
+            raise UserError(f"{path}: {key} = {settings[key]!r} is not supported; expected {value!r}.")
+
+
+def _whole(path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False) -> None:
+    """Raises UserError unless the key is a whole number of at least `least`, or `optional` and missing or null."""
+    value = settings.get(key)
+    if not (optional and value is None) and (type(value) is not int or value < least):
+        raise UserError(f"{path}: {key} = {value!r}; expected a whole number from {least} on.")
+
+
+def _model(path: Path, config: dict[str, Any]) -> Model:
+    """All but the keys of tables and positions."""
+    heads = config["encoder_attention_heads"]
+    if config["d_model"] % heads:
+        raise UserError(f"{path}: encoder_attention_heads = {heads} does not divide d_model = {config['d_model']}.")
+    return Model(
+        num_encoder_layers=config["encoder_layers"],
+        num_decoder_layers=config["decoder_layers"],
+        d_model=config["d_model"],
+        d_ff=config["encoder_ffn_dim"],
+        num_heads=heads,
+        dropout=config.get("dropout", Model.dropout),
+        dropout_attention=config.get("attention_dropout", 0.0),
+        dropout_ffn=config.get("activation_dropout", 0.0),
+        activation=_ACTIVATIONS[config["activation_function"]],
+        attention_bias=True,
+        norm_eps=1e-5,  # PyTorch's, which Marian's architecture does not change
+        embed_scale="sqrt_d" if config.get("scale_embedding") else "none",
+        pad_vocab_to_multiple=1,
+    )
+
+
+def _weights(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(f"there is no {' or '.join(WEIGHTS)} in {folder}, which config.json says is a Marian model.")
+    if path.suffix == ".safetensors":
+        return path, read_tensors(path)[0]
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise UserError(f"{path} needs the package torch: {install_hint('torch')}.") from None
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _SAFE_TORCH:
+        raise UserError(
+            f"{path} is not read with torch {torch.__version__}: before 2.6 the file can run code of its own (CVE-2025-32434). "
+            f"Install a newer one: {install_hint('torch')}."
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return path, {name: tensor.float().numpy() for name, tensor in state.items()}
+    except Exception as error:  # any error that torch raises for a damaged file
+        raise UserError(f"{path} cannot be read as PyTorch's weights: {error}") from None
+
+
+def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[Vocabulary, Vocabulary]:
+    """Of source and target: the same one unless the tokenizer has `separate_vocabs`."""
+    names = ("vocab.json", "target_vocab.json" if tokenizer.get("separate_vocabs") else "vocab.json")
+    sizes = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
+    special = {
+        PAD: _token(folder, tokenizer, "pad_token", "<pad>"),
+        EOS: _token(folder, tokenizer, "eos_token", "</s>"),
+        UNK: _token(folder, tokenizer, "unk_token", "<unk>"),
+    }
+    out = []
+    for name, size in zip(names, sizes, strict=True):
+        path = folder / name
+        ids = json_file(path)
+        if any(type(i) is not int for i in ids.values()) or sorted(ids.values(), key=str) != sorted(
+            range(len(ids)), key=str
+        ):
+            raise UserError(f"{path} does not number its pieces 0, 1, 2, ...")
+        if len(ids) != size:
+            raise UserError(f"{path} has {len(ids)} pieces, but the model in {folder / _CONFIG} has {size}.")
+        for token, key in ((special[PAD], "pad_token_id"), (special[EOS], "eos_token_id")):
+            if ids.get(token) != config[key]:
+                raise UserError(
+                    f"{folder / _CONFIG}: {key} = {config[key]}, but {path} has {token!r} as {ids.get(token)}."
+                )
+        out.append(renumbered(sorted(ids, key=ids.get), special, path))
+    return out[0], out[1]
+
+
+def _token(folder: Path, tokenizer: dict[str, Any], key: str, default: str) -> str:
+    token = tokenizer.get(key) or default
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str):
+        raise UserError(f"{folder / _TOKENIZER}: {key} = {tokenizer[key]!r}; expected a token.")
+    return token
+
+
+def _positions(arrays: NamedArrays, model: Model) -> Positions:
+    """Older files hold the vectors of their positions."""
+    known = set()
+    for stack in ("encoder", "decoder"):
+        name = f"model.{stack}.embed_positions.weight"
+        if name in arrays:
+            positions = recognize_positions(arrays.take(name, 0, model.d_model))
+            if positions is None:
+                raise UserError(f"{arrays.path}: {name} holds no sinusoids; learned positions are not supported.")
+            known.add(positions)
+    if len(known) > 1:
+        raise UserError(f"{arrays.path}: the sinusoids of encoder and decoder differ, which is not supported.")
+    return known.pop() if known else Positions("sinusoid_interleaved", 0, True)
+
+
+def _tables(
+    arrays: NamedArrays, config: dict[str, Any], model: Model, vocabularies: tuple[Vocabulary, Vocabulary]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Embeddings, bias and start vector, and the model keys that describe them."""
+    d_model, source, target = model.d_model, *vocabularies
+    names = {
+        "source": ("model.encoder.embed_tokens.weight", "model.shared.weight"),
+        "target": ("model.decoder.embed_tokens.weight", "model.shared.weight"),
+        "output": ("lm_head.weight",),
+    }
+    shared, tied = config.get("share_encoder_decoder_embeddings", True), config.get("tie_word_embeddings", True)
+    same = [["source", "target", "output"]] if shared and tied else [["source", "target"], ["output"]]
+    if not shared:
+        same = [["source"], ["target", "output"]] if tied else [["source"], ["target"], ["output"]]
+    sizes = {"source": source.count, "target": target.count, "output": target.count}
+    tables = {}
+    for sides in same:
+        known = [name for side in sides for name in names[side] if name in arrays] or [names[sides[0]][-1]]
+        table = arrays.take(known[0], sizes[sides[0]], d_model)
+        for name in known[1:]:
+            if not np.array_equal(arrays.take(name, *table.shape), table):
+                raise UserError(f"{arrays.path}: {name} differs from {known[0]}, with which config.json ties it.")
+        tables |= dict.fromkeys(sides, table)
+    params = {}
+    if shared and tied:
+        params["shared_embedding"] = {"table": target.take(tables["target"])}
+    else:
+        params["source_embedding"] = {"table": source.take(tables["source"])}
+        params["target_embedding"] = {"table": target.take(tables["target"])}
+    if not tied:
+        params["output_embedding"] = {"table": target.take(tables["output"])}
+    known = "final_logits_bias" in arrays
+    bias = target.take_bias(arrays.take("final_logits_bias", 1, sizes["output"])[0] if known else None)
+    if bias is not None:
+        bias[PAD] = max(bias[PAD], IMPROBABLE)
+        params["output_bias"] = bias
+    start = config.get("decoder_start_token_id")
+    start = config["pad_token_id"] if start is None else start
+    kind = {config["eos_token_id"]: "eos", config["pad_token_id"]: "pad"}.get(start, "bos")
+    if not 0 <= start < target.count:
+        raise UserError(f"{arrays.path.parent / _CONFIG}: decoder_start_token_id = {start} is not in the vocabulary.")
+    if kind == "pad" and not np.any(tables["target"][start]):
+        kind = "zeros"
+    if kind == "bos":
+        params["decoder_start_token"] = {"bos": tables["target"][start]}
+    tie = "none" if not tied else "all" if shared else "decoder"
+    return params, dict(tie_embeddings=tie, output_bias="output_bias" in params, decoder_start_token=kind)
+
+
+def _layer(arrays: NamedArrays, name: str, model: Model, *, cross: bool) -> dict[str, Any]:
+    d_model, d_ff = (model.d_model,), (model.d_ff,)
+    layer = {
+        "self_attention": _attention(arrays, f"{name}.self_attn", model),
+        "residual_attention": {"norm": _norm(arrays, f"{name}.self_attn_layer_norm", model)},
+        "feed_forward": {
+            "Einsum_0": _linear(arrays, f"{name}.fc1", d_model, d_ff),
+            "Einsum_1": _linear(arrays, f"{name}.fc2", d_ff, d_model),
+        },
+        "residual_ffn": {"norm": _norm(arrays, f"{name}.final_layer_norm", model)},
+    }
+    if cross:
+        layer["cross_attention"] = _attention(arrays, f"{name}.encoder_attn", model)
+        layer["residual_cross"] = {"norm": _norm(arrays, f"{name}.encoder_attn_layer_norm", model)}
+    return layer
+
+
+def _attention(arrays: NamedArrays, name: str, model: Model) -> dict[str, Any]:
+    width, heads = (model.d_model,), (model.num_heads, model.d_model // model.num_heads)
+    parts = {part: _linear(arrays, f"{name}.{part[0]}_proj", width, heads) for part in ("query", "key", "value")}
+    return parts | {"out": _linear(arrays, f"{name}.out_proj", heads, width)}
+
+
+def _linear(arrays: NamedArrays, name: str, into: tuple[int, ...], out: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rows, columns = int(np.prod(out)), int(np.prod(into))
+    kernel = arrays.take(f"{name}.weight", rows, columns).T.reshape(*into, *out)
+    return {"kernel": kernel, "bias": arrays.take(f"{name}.bias", rows).reshape(out)}
+
+
+def _norm(arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]:
+    return {"scale": arrays.take(f"{name}.weight", model.d_model), "bias": arrays.take(f"{name}.bias", model.d_model)}
+
+
+def _check_search(path: Path, generation: dict[str, Any]) -> None:
+    for key in ("num_beams", "max_length"):
+        _whole(path, generation, key, 1, optional=True)
+    penalty = generation.get("length_penalty")
+    if penalty is not None and (type(penalty) not in (int, float) or not math.isfinite(penalty)):
+        raise UserError(f"{path}: length_penalty = {penalty!r}; expected a number.")
+
+
+def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
+    """Hugging Face's search in our keys: score / length^length_penalty; max_length counts the start token."""
+    penalty = generation.get("length_penalty")
+    beams = generation.get("num_beams") or 1
+    limit = generation.get("max_length") or config.get("max_position_embeddings") or Decode.max_source_length
+    return {
+        "beam_size": beams,
+        "length_penalty": "power",
+        "alpha": max(0.0, 1.0 if penalty is None else float(penalty)),
+        "early_stopping": "beam_full" if generation.get("early_stopping") is True else "exact",
+        "max_length_ratio": 0.0,
+        "max_length_offset": max(1, limit - 1),
+        "max_source_length": config.get("max_position_embeddings") or Decode.max_source_length,
+    }
+
+
+def _notes(config: dict[str, Any], own: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+    """The rules of decoding in config.json, and all keys of generation_config.json (`own`), that are not taken over."""
+    generation, start = config | own, config.get("decoder_start_token_id")
+    special = {
+        "pad_token_id": (config["pad_token_id"], None),
+        "eos_token_id": (config["eos_token_id"], [config["eos_token_id"]], None),
+        "decoder_start_token_id": (config["pad_token_id"] if start is None else start, None),
+    }
+    neutral = _DECODING_KEYS | special
+    rules = {key: value for key, value in generation.items() if key in neutral and value not in neutral[key]}
+    known = neutral.keys() | _FIXED_KEYS.keys() | _TAKEN_OVER | _OF_NO_TRANSLATION
+    rules |= {
+        key: value
+        for key, value in own.items()
+        if key not in known and not key.startswith("_") and value not in (None, False, [], {})
+    }
+    if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
+        rules["length_penalty"] = generation["length_penalty"]
+    if generation.get("bad_words_ids") and not never_padding:
+        rules["bad_words_ids"] = generation["bad_words_ids"]
+    return tuple(f"{_GENERATION}: {key} = {value!r} is not taken over" for key, value in sorted(rules.items()))

@@ -1,0 +1,149 @@
+"""Names of machines: TPU slices by size (`v5e-16`) or shape (`v5p:4x4x4`), GPUs (`h100-8`), simulated devices (`cpu:8`).
+
+`2xv5e-256` is two slices, `2xh100-8` or `h100-16` two hosts. The number in v3-, v4- and v5p- names counts TensorCores,
+two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape always counts chips.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.planning.chips import GPUS, TPUS, Chip
+
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
+# The shapes that the vendor's sizes stand for. Other sizes of v4 and v5p exist, by shape.
+_PLANE = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_PLANE_V3 = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
+_SOLID = (
+    "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16",
+)  # fmt: skip
+_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (*_SOLID, "16x16x24")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """`shape`: chips along each axis of a slice, or GPUs of a host; `slices`: of them, joined by the network.
+    `platform`: tpu, gpu or cpu.
+    """
+
+    name: str
+    platform: str
+    chip: Chip | None
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def devices(self) -> int:
+        """JAX devices: the cores of v3, else the chips."""
+        return self.chips * (self.chip.devices if self.chip else 1)
+
+    @property
+    def family(self) -> str:
+        """Such as v5e or h100; cpu for simulated devices."""
+        return next((name for name, chip in (TPUS | GPUS).items() if chip is self.chip), "cpu")
+
+    def describe(self) -> str:
+        """Such as "v5p-128: 64 chips (TPU v5p, 4x4x4), 64 JAX devices"."""
+        if self.platform == "cpu":
+            return f"{self.name}: {self.devices} simulated devices of this machine's CPU"
+        shape = "x".join(map(str, self.shape))
+        if self.platform == "gpu":
+            hosts = f"{self.slices} hosts" if self.slices > 1 else "1 host"
+            return f"{self.name}: {self.chips} GPUs ({self.chip.kind}, {hosts} of {shape})"
+        across = f"{self.slices} slices of {shape}" if self.slices > 1 else shape
+        return f"{self.name}: {self.chips} chips ({self.chip.kind}, {across}), {self.devices} JAX devices"
+
+
+def parse(name: str) -> Topology:
+    """The machine of that name. Raises UserError, suggesting the nearest name, for one that no machine has."""
+    text = re.sub(r"gpu:([a-z]+\d+)(?:x(\d+))?$", lambda m: f"{m[1]}-{m[2] or 1}", name.strip().lower())
+    match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", text)
+    if not match:
+        raise _unknown(name)
+    slices, family = int(match[1] or 1), _ALIASES.get(match[2], match[2])
+    if slices < 1:
+        raise UserError(f"--topology={name}: a machine has at least 1 slice, not 0.")
+    if family == "cpu" and (match[4] or "").isdigit() and int(match[4]) > 0:
+        return Topology(name, "cpu", None, (int(match[4]),), slices)
+    if family in GPUS and match[3]:
+        return _gpus(name, GPUS[family], int(match[3]), slices)
+    if family not in TPUS:
+        raise _unknown(name)
+    shape = _by_shape(name, family, match[4]) if match[4] else _by_size(name, family, int(match[3]))
+    return Topology(name, "tpu", TPUS[family], shape, slices)
+
+
+def parse_all(names: list[str]) -> list[Topology]:
+    """The machines of all names, comma-separated or one each. Raises UserError."""
+    return [parse(part) for name in names for part in name.split(",") if part.strip()]
+
+
+def vendor_names() -> list[str]:
+    """Every TPU name with a size that `parse` knows."""
+    return [f"{family}-{size}" for family in _SHAPES for size in _sizes(family)]
+
+
+def _sizes(family: str) -> dict[int, tuple[int, ...]]:
+    shapes = [tuple(map(int, text.split("x"))) for text in _SHAPES[family]]
+    return {math.prod(shape) * TPUS[family].cores_in_name: shape for shape in shapes}
+
+
+def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
+    if count < 1:
+        raise _unknown(name)
+    if count > chip.largest and count % chip.largest:
+        raise UserError(f"--topology={name}: more than {chip.largest} GPUs come in hosts of {chip.largest}.")
+    if count > chip.largest:
+        count, hosts = chip.largest, hosts * count // chip.largest
+    return Topology(name, "gpu", chip, (count,), hosts)
+
+
+def _by_size(name: str, family: str, size: int) -> tuple[int, ...]:
+    chip, sizes = TPUS[family], _sizes(family)
+    if size in sizes:
+        return sizes[size]
+    if size > chip.largest * chip.cores_in_name:
+        raise UserError(
+            f"--topology={name}: the largest {family} slice has {chip.largest:,} chips. Several slices are written "
+            f"2x{family}-{chip.largest * chip.cores_in_name}."
+        )
+    counted = "chips" if chip.cores_in_name == 1 else "TensorCores"
+    nearest = min(sizes, key=lambda n: abs(math.log(n / max(size, 1))))
+    raise UserError(
+        f"--topology={name}: no {family} slice has {size} {counted}; the nearest is {family}-{nearest}. Sizes: "
+        f"{', '.join(map(str, sizes))}; or write a shape, such as {family}:{_SHAPES[family][3]}."
+    )
+
+
+def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
+    chip = TPUS[family]
+    example = f"{family}:{_SHAPES[family][3]}"
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise UserError(f"--topology={name}: {text!r} is not a shape; write {example}.")
+    shape = tuple(int(n) for n in text.split("x"))
+    if len(shape) != chip.axes or 0 in shape:
+        raise UserError(f"--topology={name}: a {family} slice has {chip.axes} axes, as in {example}.")
+    if math.prod(shape) > chip.largest:
+        raise UserError(
+            f"--topology={name}: {math.prod(shape):,} chips, but the largest {family} slice has {chip.largest:,}. "
+            f"Several slices are written 2x{family}:{_SHAPES[family][-1]}."
+        )
+    if math.prod(shape) > 1 and any(n % 2 for n in shape[:2]):
+        raise UserError(f"--topology={name}: hosts hold 2x2 chips, so the first two sizes are even, as in {example}.")
+    return shape
+
+
+def _unknown(name: str) -> UserError:
+    known = [*vendor_names(), "cpu:8", *(f"{gpu}-8" for gpu in GPUS)]
+    near = difflib.get_close_matches(name.lower().removeprefix("gpu:"), known, n=1, cutoff=0.3)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UserError(
+        f"--topology={name}: no such machine.{hint} Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
+        f"{', '.join(GPUS)} by number (h100-8), several slices or hosts (2xv5e-256, 2xh100-8), cpu:N."
+    )

@@ -1,0 +1,119 @@
+"""`serve`: translation over HTTP."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from t2t_flax.cli import arguments
+from t2t_flax.errors import OK, UserError, install_hint
+
+_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "python_multipart", "uvicorn")
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 after SIGTERM or Ctrl-C, once every request that had come was answered."""
+    parser = arguments.parser(
+        "serve",
+        "Translates over HTTP with one or more trained runs: LibreTranslate's API (POST /translate), our own\n"
+        "(/api/...), a page at /, metrics for Prometheus at /metrics. The API is described at /docs.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax serve --workdir=runs/toy\n"
+        "  curl http://127.0.0.1:8000/translate --data-urlencode 'q=It is late.' -d source=en -d target=de\n"
+        "  ... --workdir=runs/ende --workdir=runs/enfr --best --port=8001\n"
+        "  ... --host=0.0.0.0                 other machines may ask, too: there is no login\n"
+        "  ... --config.decode.beam_size=1    faster translations",
+    )
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        action="append",
+        metavar="DIR",
+        help="folder of a trained run or exported model, or pretrained:toy; may be given several times",
+    )
+    arguments.add_checkpoint(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone"
+    )
+    parser.add_argument(
+        "--port", type=arguments.count(0, 65535), default=8000, help="default: 8000; 0 = any free one, printed"
+    )
+    parser.add_argument(
+        "--batch-wait-ms", type=arguments.count(0, 10_000), default=5, metavar="MS",
+        help="how long a line waits for others to share its batch (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-batch", type=arguments.count(1, 2**13), metavar="N",
+        help="lines translated at once (default: the run's decode.batch_size)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-queue", type=arguments.count(1), default=256, metavar="N",
+        help="requests that may wait for a model; more are refused with 429 (default: 256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-body-bytes", type=arguments.count(1), default=10**6, metavar="N",
+        help="of a request; larger ones are refused with 413 (default: 1000000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-text-length", type=arguments.count(1), default=20_000, metavar="N",
+        help="characters of a request (default: 20000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-lines", type=arguments.count(1), default=1000, metavar="N",
+        help="lines of a request, empty ones included (default: 1000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=arguments.count(1, 86_400), default=60, metavar="S",
+        help="seconds after which a request is answered with 504 and leaves the queue (default: 60)",
+    )  # fmt: skip
+    args, overrides = arguments.parse(parser, argv)
+    _require_packages()
+    if args.max_batch:
+        overrides.setdefault("decode.batch_size", str(args.max_batch))
+
+    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.restore import load, stored_config
+    from t2t_flax.extensions.serving.app import create_app
+    from t2t_flax.extensions.serving.batching import Batcher
+    from t2t_flax.extensions.serving.metrics import Metrics
+    from t2t_flax.extensions.serving.model import ServedModel
+    from t2t_flax.extensions.serving.server import listen, serve, url
+    from t2t_flax.extensions.serving.service import Limits
+
+    configs = [stored_config(workdir, overrides) for workdir in args.workdir]
+    for config in configs:
+        check_engine(config)
+    listening, metrics, models = listen(args.host, args.port), Metrics(), []
+    arguments.prepare_to_load(args.workdir[0], overrides)
+    for workdir, name, config in zip(args.workdir, model_names(args.workdir), configs, strict=True):
+
+        def restore(workdir: str = workdir):
+            return load(workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
+
+        max_batch = args.max_batch or config.decode.batch_size
+        batcher = Batcher(max_batch, args.batch_wait_ms / 1000, args.max_queue)
+        models.append(ServedModel(name, config, restore, batcher, max_batch, metrics))
+    limits = Limits(args.max_body_bytes, args.max_text_length, args.max_lines, args.timeout)
+    print(f"listening on {url(listening)}", flush=True)
+    print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
+    serve(create_app(models, limits, metrics), models, listening, limits.timeout)
+    return OK
+
+
+def model_names(workdirs: Sequence[str]) -> list[str]:
+    """The base names of the folders; "-2", "-3" ... are added to make them unique."""
+    names: list[str] = []
+    for workdir in workdirs:
+        base = os.path.basename(os.path.abspath(workdir)).removeprefix("pretrained:") or "run"
+        name, number = base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names
+
+
+def _require_packages() -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"serve needs the package {missing[0].replace('_', '-')}: {install_hint('serve')}")

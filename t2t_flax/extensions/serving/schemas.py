@@ -1,0 +1,235 @@
+"""Bodies of requests and answers: read with limits, checked, and described for /openapi.json."""
+
+import logging
+import urllib.parse
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from python_multipart.multipart import create_form_parser
+
+from t2t_flax.extensions.serving.errors import RequestError
+
+Texts = str | list[str]
+TargetLanguage = Annotated[str | None, Field(description="one of the model's target_languages, if it has any")]
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_MAX_FIELDS = 10_000
+# It logs what is wrong with each body; the client is told.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class LibreTranslateRequest(BaseModel):
+    """As LibreTranslate's; fields that are not listed, such as api_key, are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    q: Annotated[Texts, Field(description="a string or a list of strings")]
+    source: Annotated[str, Field(description='a language code or "auto"')]
+    target: Annotated[str, Field(description="a language code")]
+    format: Annotated[str, Field(description='"text"')] = "text"
+    alternatives: Annotated[int, Field(ge=0, description="a whole number from 0")] = 0
+
+
+class LibreTranslateAnswer(BaseModel):
+    """translatedText has the form of q; alternatives is there if some were requested."""
+
+    translatedText: Texts  # noqa: N815
+    alternatives: list[str] | list[list[str]] | None = None
+    detectedLanguage: dict[str, Any] | None = None  # noqa: N815
+
+
+class TranslateRequest(_Strict):
+    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
+    text: Annotated[Texts, Field(description="a string or a list of strings")]
+    prefix: Annotated[Texts | None, Field(description="a string or a list of strings, one for each line")] = None
+    n_best: Annotated[int, Field(ge=1, description="a whole number from 1")] = 1
+    target_language: TargetLanguage = None
+
+
+class Hypothesis(BaseModel):
+    """score: log-probability divided by the length penalty."""
+
+    text: str
+    score: float
+    pieces: list[str]
+
+
+class LineTranslation(BaseModel):
+    source: str
+    hypotheses: list[Hypothesis]
+
+
+class TranslateAnswer(BaseModel):
+    """A translation for each line of the text, best hypothesis first."""
+
+    model: str
+    translations: list[LineTranslation]
+
+
+class AttentionRequest(_Strict):
+    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
+    source: Annotated[str, Field(description="a string")]
+    target: Annotated[str | None, Field(description="a string; without it, the model's own translation")] = None
+    target_language: TargetLanguage = None
+
+
+class AttentionAnswer(BaseModel):
+    """Weights [layer][head][row][column]: rows of cross are target pieces, columns source pieces. Row t of decoder predicts
+    target piece t; its columns are the start, then the target without its last piece.
+    """
+
+    model: str
+    source_pieces: list[str]
+    target_pieces: list[str]
+    cross: list[list[list[list[float]]]]
+    encoder: list[list[list[list[float]]]]
+    decoder: list[list[list[list[float]]]]
+
+
+class ScoreRequest(_Strict):
+    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
+    source: Annotated[str, Field(description="a string")]
+    target: Annotated[str, Field(description="a string")]
+    target_language: TargetLanguage = None
+
+
+class PieceScore(BaseModel):
+    piece: str
+    log_prob: float
+
+
+class ScoreAnswer(BaseModel):
+    """Natural logarithms; the last piece is the end of the sentence."""
+
+    model: str
+    log_prob: float
+    pieces: list[PieceScore]
+
+
+class Language(BaseModel):
+    code: str
+    name: str
+    targets: list[str]
+
+
+class Model(BaseModel):
+    """steps: the checkpoints whose mean the parameters are. engine: what decodes. source, target: "mul" for several languages.
+    target_languages: those between which a request chooses. max_n_best: the most hypotheses of a line.
+    """
+
+    name: str
+    workdir: str
+    steps: list[int]
+    engine: str
+    task: str
+    source: str
+    target: str
+    target_languages: list[str]
+    layers: dict[str, int]
+    heads: int
+    beam_size: int
+    max_n_best: int
+    max_source_tokens: int
+    parameters: int
+
+
+class Error(BaseModel):
+    error: str
+
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def request_schema(shape: type[BaseModel], *, form: bool = False) -> dict[str, Any]:
+    """The part of OpenAPI that describes the body of a request."""
+    types = ["application/json", *(_FORMS if form else ())]
+    schema = shape.model_json_schema()
+    return {"requestBody": {"required": True, "content": {name: {"schema": schema} for name in types}}}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body. Raises RequestError as soon as more than `limit` bytes have come or are announced."""
+    # The rest of the body is not read, so the connection cannot be used again.
+    error = RequestError(413, f"the body has more than {limit} bytes.", {"Connection": "close"})
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise error
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise error
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool = False) -> Shape:
+    """The request in a body: JSON or, with `form` and a content type of a form, its fields. Raises RequestError."""
+    try:
+        if form and content_type.partition(";")[0].strip().lower() in _FORMS:
+            return shape.model_validate(_form_fields(body, content_type), strict=False)
+        return shape.model_validate_json(body)
+    except ValidationError as error:
+        raise _request_error(error, shape) from None
+
+
+def _form_fields(body: bytes, content_type: str) -> dict[str, Texts]:
+    """The fields of a form by name; one that comes several times is a list."""
+    try:
+        if content_type.lower().startswith("multipart"):
+            pairs = _multipart_fields(body, content_type)
+        else:
+            text = body.decode("utf-8")
+            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
+    except Exception:  # whatever the parsers raise for bytes that are no form
+        raise RequestError(
+            400, f"the body is not a form in UTF-8 with at most {_MAX_FIELDS} fields and no files."
+        ) from None
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        fields.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+
+
+def _multipart_fields(body: bytes, content_type: str) -> list[tuple[str, str]]:
+    """Name and value of each part, which may not be a form itself. Raises ValueError and the parser's errors."""
+    pairs: list[tuple[str, str]] = []
+
+    def add(field: Any) -> None:
+        if len(pairs) == _MAX_FIELDS:
+            raise ValueError("too many fields")
+        pairs.append((field.field_name.decode("utf-8"), (field.value or b"").decode("utf-8")))
+
+    def refuse(file: Any) -> None:
+        raise ValueError("a file")
+
+    # A file is refused at its end: until then it is kept in memory, never on disk.
+    limits = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    parser = create_form_parser({"Content-Type": content_type.encode("latin-1")}, add, refuse, limits)
+    parser.write(body)
+    parser.finalize()
+    return pairs
+
+
+def _request_error(error: ValidationError, shape: type[BaseModel]) -> RequestError:
+    """400 for what is no JSON and for missing fields, 422 for wrong types and values."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return RequestError(400, f"the body is not valid JSON: {first['ctx']['error']}.")
+    if not first["loc"]:
+        return RequestError(422, "the body must be a JSON object.")
+    name = str(first["loc"][0])[:100]
+    if first["type"] == "missing":
+        return RequestError(400, f"{name} is missing: {_description(shape, name)}.")
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(shape.model_fields)
+        return RequestError(422, f"unknown field {name!r}: expected {known}.")
+    return RequestError(422, f"{name} must be {_description(shape, name)}.")
+
+
+def _description(shape: type[BaseModel], name: str) -> str:
+    return shape.model_fields[name].description or "given"

@@ -1,0 +1,132 @@
+"""What all routes share: the models and their names, reading a request within its limits, waiting for its result."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
+from t2t_flax.extensions.serving.errors import RequestError
+from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
+from t2t_flax.extensions.serving.schemas import Shape, parse_body, read_body
+from t2t_flax.extensions.serving.text import check_text
+
+CLIENT_GONE = 499
+"""Status in the metrics of a request whose client closed the connection."""
+_RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """max_body_bytes: of a request. max_text_length: characters of a request. max_lines: of a request, empty ones included.
+    timeout: seconds for a request, reading it included.
+    """
+
+    max_body_bytes: int = 2**20
+    max_text_length: int = 20_000
+    max_lines: int = 1000
+    timeout: float = 60.0
+
+
+class Service:
+    """The models of a server, by name and by languages."""
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits):
+        self.models, self.limits = models, limits
+
+    @property
+    def ready(self) -> bool:
+        return all(model.ready for model in self.models)
+
+    def require_ready(self) -> None:
+        """Raises RequestError while models are loaded."""
+        if not self.ready:
+            raise RequestError(503, "the models are being loaded: try again in some seconds.", _RETRY_LATER)
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of that name, or the first. Raises RequestError."""
+        self.require_ready()
+        for model in self.models:
+            if name in (None, model.name):
+                return model
+        names = ", ".join(model.name for model in self.models)
+        raise RequestError(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
+
+    async def read(self, request: Request, shape: type[Shape], *, form: bool = False) -> Shape:
+        """The request's body. Raises RequestError."""
+        self.require_ready()
+        request.state.deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        try:
+            async with asyncio.timeout_at(request.state.deadline):
+                body = await read_body(request, self.limits.max_body_bytes)
+        except TimeoutError:
+            raise RequestError(
+                408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
+            ) from None
+        # In a thread, as everything that takes longer for a larger body: others are answered meanwhile.
+        return await asyncio.to_thread(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
+
+    def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
+        """`text.check_text` with the server's limits."""
+        check_text(field, texts, self.limits.max_text_length, self.limits.max_lines, several_lines=several_lines)
+
+    async def translate(
+        self,
+        request: Request,
+        model: ServedModel,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        n_best: int,
+        target_language: str | None = None,
+    ) -> list[Hypotheses]:
+        """The hypotheses of each line. Lines that need no search do not wait for the device. Raises RequestError."""
+        job = await self.submit(model.translate, lines, prefixes, n_best, target_language)
+        queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
+        results: dict[int, Hypotheses] = dict(queued)
+        return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]
+
+    async def wait(self, request: Request, job: Job[Any]) -> list[Any]:
+        """The results of a job of a request that `read` has read. Takes it out of the queue when the request's time is up or
+        its client has gone. Raises RequestError.
+        """
+        remaining = max(0.0, request.state.deadline - asyncio.get_running_loop().time())
+        result = asyncio.wrap_future(job.future)
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({result, gone}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
+                if gone.done():
+                    raise RequestError(CLIENT_GONE, "the client closed the connection.")
+                raise RequestError(504, f"no result within {self.limits.timeout:g} s.", _RETRY_LATER)
+            if result.cancelled():
+                raise Closed
+            return result.result()
+        except Closed:
+            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
+        finally:
+            gone.cancel()
+            result.cancel()
+
+    async def submit(self, submit: Callable[..., Job[Any]], *arguments: Any) -> Job[Any]:
+        """`submit(*arguments)`, one of a model's methods, in a thread, because it counts tokens. Raises RequestError, also
+        where the queue is full or closed.
+        """
+        try:
+            return await asyncio.to_thread(submit, *arguments)
+        except QueueFull:
+            raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
+        except Closed:
+            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns once the client has closed the connection; call it after the body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,12 @@
+"""Sweeps: many runs of one config, as grids or searches, on one machine or several, with a report."""
+
+from t2t_flax.registry import add_command
+
+add_command(
+    "sweep",
+    "t2t_flax.extensions.sweeps.command",
+    "train many variants of a config, and compare their results in a table",
+)
+add_command(
+    "train_together", "t2t_flax.extensions.sweeps.train_together", "train runs that differ in scalars", hidden=True
+)

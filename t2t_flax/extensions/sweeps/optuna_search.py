@@ -1,0 +1,144 @@
+"""Searches whose trials depend on earlier results: Optuna proposes them, and successive halving stops poor ones.
+
+The folder is the only record: the Optuna study is rebuilt from the proposals and results in it, so any worker continues
+the search after any kill.
+"""
+
+import json
+import math
+from typing import Any
+
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.extensions.sweeps.folder import COMPLETE, FAILED, PRUNED, Folder, exclusive, read_proposals
+from t2t_flax.extensions.sweeps.results import trial_score
+from t2t_flax.extensions.sweeps.space import Range, Search
+from t2t_flax.extensions.sweeps.trials import make_trial, row_names
+from t2t_flax.extensions.sweeps.worker import TrialQueue
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.tasks import lower_is_better
+
+_MAX_IMPOSSIBLE = 100
+"""Proposals in a row that may be invalid configs."""
+NO_OPTUNA = f"this search needs Optuna: {install_hint('sweep')}."
+
+
+class SearchQueue(TrialQueue):
+    """The trials of an adaptive search. Raises UserError if Optuna is not installed."""
+
+    def __init__(self, folder: Folder, search: Search):
+        try:
+            import optuna
+        except ImportError:
+            raise UserError(NO_OPTUNA) from None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna, self._folder, self._search = optuna, folder, search
+        self._lower_is_better = lower_is_better(search.metric)
+        self._distributions = {key: self._distribution(values) for key, values in search.space.items()}
+        self._metrics_sizes: dict[str, int] = {}
+        self._judged: set[tuple[str, int]] = set()
+
+    def names(self) -> list[str]:
+        return list(read_proposals(self._folder.path))
+
+    def is_final(self) -> bool:
+        return len(self.names()) >= self._search.count
+
+    def propose(self) -> bool:
+        """Adds one trial. Raises UserError if no valid config is proposed in many attempts."""
+        with exclusive(self._folder.path / "search.lock"):
+            count = len(self.names())
+            if count >= self._search.count:
+                return False
+            study = self.study()
+            for _ in range(_MAX_IMPOSSIBLE):
+                study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
+                proposal = study.ask(self._distributions)
+                row = {key: self._search.space[key].rounded(value) for key, value in proposal.params.items()}
+                name = f"{count:03d},{row_names([row])[0]}"
+                try:
+                    trial = make_trial(str(self._folder.base), {}, row, name, 0)
+                except UserError as error:  # values that are invalid together, such as heads that do not divide d_model
+                    study.tell(proposal, state=self._optuna.trial.TrialState.FAIL)
+                    reason = error
+                    continue
+                self._folder.write_config(trial)
+                stored = {"name": trial.name, "row": name, "seed": 0, "overrides": trial.overrides}
+                atomic_write(self._folder.proposals / f"{count:05d}.json", json.dumps(stored, indent=2) + "\n")
+                return True
+        raise UserError(f"the search proposed {_MAX_IMPOSSIBLE} invalid configs in a row, the last one: {reason}")
+
+    def _sampler(self, trials: int) -> Any:
+        """A sampler whose draws depend only on the search's seed and the trials so far, not on the worker."""
+        seed = self._search.seed * 100_003 + trials
+        if self._search.method == "tpe":
+            return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        return self._optuna.samplers.RandomSampler(seed=seed)
+
+    def study(self) -> Any:
+        """An Optuna study of all trials so far."""
+        direction = "minimize" if self._lower_is_better else "maximize"
+        study = self._optuna.create_study(direction=direction)
+        for name, proposal in read_proposals(self._folder.path).items():
+            study.add_trial(self._frozen_trial(name, proposal["overrides"]))
+        return study
+
+    def _frozen_trial(self, name: str, overrides: dict[str, str]) -> Any:
+        states = self._optuna.trial.TrialState
+        ended = {COMPLETE: states.COMPLETE, FAILED: states.FAIL, PRUNED: states.PRUNED}
+        state, value = ended.get(self._folder.state(name), states.RUNNING), None
+        if state == states.COMPLETE:
+            try:
+                value = trial_score(self._folder, name, self._search.metric)
+            except UserError:  # a damaged record costs its trial, not the search
+                pass
+            if value is None or math.isnan(value):
+                state, value = states.FAIL, None
+        return self._optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params={key: values.parse(overrides[key]) for key, values in self._search.space.items()},
+            distributions=self._distributions,
+            intermediate_values=dict(self._evaluations(name)) if state == states.PRUNED else None,
+        )
+
+    def _distribution(self, values: Range) -> Any:
+        kinds = self._optuna.distributions
+        if values.choices:
+            return kinds.CategoricalDistribution(list(values.choices))
+        if values.whole:
+            return kinds.IntDistribution(round(values.low), round(values.high), log=values.log)
+        return kinds.FloatDistribution(values.low, values.high, log=values.log)
+
+    def should_prune(self, name: str) -> bool:
+        """Successive halving: at a quarter and at half of the updates a trial continues only if it is in the better half of
+        the trials that have come as far, itself included; the first one always continues.
+        """
+        metrics = self._folder.workdir(name) / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if not self._search.prune or size == self._metrics_sizes.get(name):
+            return False
+        self._metrics_sizes[name] = size
+        steps = self._folder.read_config(name).train.steps
+        resumed_at = self._folder.status(name).start_step
+        for rung in (steps // 4, steps // 2):
+            value = self._value_at(name, rung)
+            if value is None or rung <= resumed_at or (name, rung) in self._judged:
+                continue
+            self._judged.add((name, rung))
+            values = [v for trial in self.names() if (v := self._value_at(trial, rung)) is not None]
+            values = sorted((v for v in values if not math.isnan(v)), reverse=not self._lower_is_better)
+            if value not in values[: max(1, len(values) // 2)]:
+                return True
+        return False
+
+    def _value_at(self, name: str, rung: int) -> float | None:
+        """The metric at the first evaluation after this update. The last update of a trial does not count: nothing is saved
+        by stopping there.
+        """
+        steps = self._folder.read_config(name).train.steps
+        return next((value for step, value in self._evaluations(name) if max(1, rung) <= step < steps), None)
+
+    def _evaluations(self, name: str) -> list[tuple[int, float]]:
+        metric = self._search.metric
+        return [(line["step"], line[metric]) for line in read_metrics(self._folder.workdir(name)) if metric in line]

@@ -1,0 +1,143 @@
+"""Plots of a sweep, as SVG: learning curves, the effect of each key, and parallel coordinates."""
+
+import io
+import math
+from typing import Any
+
+from t2t_flax.extensions.sweeps.folder import Folder
+from t2t_flax.extensions.sweeps.results import Row, learning_curve
+from t2t_flax.extensions.sweeps.trials import short_keys
+
+_STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+
+
+def make_plots(folder: Folder, table: list[Row], score: str) -> dict[str, str]:
+    """`curves`, `effects` and `parallel`, those that have data; none if matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return {}
+    plots = {}
+    with matplotlib.rc_context(_STYLE):
+        curves = {row.name: [c for name in row.trials if (c := learning_curve(folder, name))] for row in table}
+        if any(curves.values()):
+            plots["curves"] = _to_svg(plot_curves(curves))
+        keys = varied_keys(table)
+        if keys and any(row.mean is not None for row in table):
+            plots["effects"] = _to_svg(plot_effects(table, score))
+            if len(keys) > 1:
+                plots["parallel"] = _to_svg(plot_parallel(table, score))
+    return plots
+
+
+def _to_svg(figure: Any) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def plot_curves(curves: dict[str, list[list[tuple[int, float]]]]) -> Any:
+    """A matplotlib figure: validation loss by update, a line per trial, a colour per row."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    curves = {name: trials for name, trials in curves.items() if trials}
+    for i, (name, trials) in enumerate(curves.items()):
+        colour = colormaps["viridis"](i / max(1, len(curves) - 1))
+        for n, points in enumerate(trials):
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, marker="o", ms=2.5, label=None if n else name)
+    axes.set_xlabel("update")
+    axes.set_ylabel("validation nll")
+    values = sorted(value for trials in curves.values() for points in trials for _, value in points)
+    low, high = values[0], values[int(0.95 * (len(values) - 1))]
+    if low < high:  # the first values would flatten the rest
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=1 + len(curves) // 16)
+    return figure
+
+
+def varied_keys(table: list[Row]) -> dict[str, list[str]]:
+    """The keys that rows set to different values, each with its values in order."""
+    keys = dict.fromkeys(key for row in table for key in row.overrides)
+    values = {key: {row.overrides[key] for row in table if key in row.overrides} for key in keys}
+    return {key: sorted(texts, key=_numbers_first) for key, texts in values.items() if len(texts) > 1}
+
+
+def plot_effects(table: list[Row], score: str) -> Any:
+    """A matplotlib figure: for each varied key the scores of all trials by its value, and their mean."""
+    from matplotlib.figure import Figure
+
+    keys = varied_keys(table)
+    short, lines, columns = short_keys(keys), -(-len(keys) // 3), min(3, len(keys))
+    figure = Figure(figsize=(3 * columns + 1, 2.8 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for axes in grid[len(keys) :]:
+        axes.set_visible(False)
+    for axes, (key, values) in zip(grid, keys.items(), strict=False):
+        means = []
+        for i, value in enumerate(values):
+            results = [r for row in table if row.overrides.get(key) == value for r in row.results]
+            scores = [r.score for r in results if r.score is not None]
+            axes.plot([i] * len(scores), scores, "o", ms=3, alpha=0.5, color="tab:blue")
+            means.append(sum(scores) / len(scores) if scores else math.nan)
+        axes.plot(range(len(values)), means, "-", lw=1, color="tab:orange")
+        step = -(-len(values) // 8)
+        axes.set_xticks(range(0, len(values), step), values[::step], rotation=30 if max(map(len, values)) > 5 else 0)
+        axes.set_xlabel(short[key])
+    grid[0].set_ylabel(score)
+    return figure
+
+
+def plot_parallel(table: list[Row], score: str) -> Any:
+    """A matplotlib figure in parallel coordinates: an axis per varied key and one for the score, a line per row, the best
+    row on top.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    keys = varied_keys(table)
+    rows = [row for row in reversed(table) if row.mean is not None and keys.keys() <= row.overrides.keys()]
+    heights = {key: dict(zip(values, _heights(values), strict=True)) for key, values in keys.items()}
+    means = sorted({row.mean for row in rows})
+    ends = means[:1] + means[1:][-1:]
+    heights[score] = dict(zip(means, _heights(means, log=False), strict=True))
+    figure = Figure(figsize=(2.2 * (len(keys) + 1), 4), layout="constrained")
+    axes = figure.subplots()
+    for i, row in enumerate(rows):
+        points = [*(heights[key][row.overrides[key]] for key in keys), heights[score][row.mean]]
+        axes.plot(points, color=colormaps["viridis"](i / max(1, len(rows) - 1)), lw=1.2, alpha=0.8)
+    labels = {key: {v: v for v in values[:: -(-len(values) // 12)]} for key, values in keys.items()}
+    labels[score] = {mean: f"{mean:.4g}" for mean in ends}
+    for x, (key, texts) in enumerate(labels.items()):
+        axes.axvline(x, color="0.7", lw=0.8)
+        for value, text in texts.items():
+            axes.text(x, heights[key][value], f" {text}", fontsize=7, va="center")
+    short = short_keys(keys)
+    axes.set_xticks(range(len(labels)), [*(short[key] for key in keys), score])
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+def _heights(values: list[Any], *, log: bool = True) -> list[float]:
+    """Positions from 0 to 1 of sorted values: numbers to scale, on a log scale if they span more than a factor of 20; text
+    at equal distances.
+    """
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = [float(i) for i in range(len(values))]
+    if log and numbers and min(numbers) > 0 and max(numbers) > 20 * min(numbers):
+        numbers = [math.log(x) for x in numbers]
+    span = numbers[-1] - numbers[0] if numbers else 0.0
+    return [(x - numbers[0]) / span if span else 0.5 for x in numbers]  # 0.1 and 0.10 are one number
+
+
+def _numbers_first(text: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)

@@ -1,0 +1,132 @@
+"""Expands a sweep into trials: each row with each seed, named after its overrides, with a validated config."""
+
+import dataclasses
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
+
+SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
+_MAX_NAME_BYTES = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run of a sweep. name: of its folder. overrides: all that its row and seed change, as text."""
+
+    name: str
+    row: str
+    seed: int
+    overrides: dict[str, str]
+    config: Config
+
+
+def expand(
+    path: str,
+    fixed: dict[str, str],
+    rows: Sequence[Overrides],
+    seeds: int,
+    *,
+    numbered: bool = False,
+) -> list[Trial]:
+    """The trials of all rows, seed by seed within a row. path: of the config. fixed: overrides of every trial.
+    numbered: row names begin with their index, and rows may repeat.
+
+    Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of one name.
+    """
+    names = [f"{i:03d},{row_names([row])[0]}" for i, row in enumerate(rows)] if numbered else row_names(rows)
+    trials = [
+        make_trial(path, fixed, row, name, s) for row, name in zip(rows, names, strict=True) for s in range(seeds)
+    ]
+    first_row: dict[str, str] = {}
+    for trial in () if numbered else (t for t in trials if not t.seed):
+        row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
+        if row != trial.row:
+            raise UserError(f"rows {row!r} and {trial.row!r} of the sweep are the same config.")
+    return trials
+
+
+def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
+    """The trial of a row and a seed; see `expand`."""
+    try:
+        overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
+        if repeated := overrides.keys() & fixed.keys():
+            raise UserError(f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE.")
+        base = config_lib.load_config(path, fixed | overrides)
+        overrides |= _seed_overrides(base, overrides, seed)
+        config = config_lib.load_config(path, fixed | overrides)
+    except UserError as error:
+        raise UserError(f"row {name}: {error}") from None
+    return Trial(f"{name},seed={seed}", name, seed, overrides, config)
+
+
+def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[str, str]:
+    if not seed:
+        return {}
+    if varied := [key for key in SEED_KEYS if key in overrides]:
+        raise UserError(f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1).")
+    return {key: str(getattr(base.seed, key.removeprefix("seed.")) + seed) for key in SEED_KEYS}
+
+
+def row_names(rows: Sequence[Overrides]) -> list[str]:
+    """A folder name per row: its own name, or its overrides, as in `dropout=0.2,warmup_steps=4000`.
+
+    Raises UserError if two rows have the same name.
+    """
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"row {i} of the sweep is a {type(row).__name__}, expected a dict of overrides: join the lists of over(...) "
+                "with product, zipped or concat."
+            )
+        if not isinstance(row.get(NAME, ""), str):
+            raise UserError(f"a row of the sweep has the name {row[NAME]!r}: expected text.")
+    short = short_keys(key for row in rows for key in row if key != NAME)
+    names = []
+    for row in rows:
+        values = [f"{short[key]}={as_text(value)}" for key, value in row.items() if key != NAME]
+        names.append(folder_name(row.get(NAME) or ",".join(values) or "base"))
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f"two rows of the sweep are both named {repeated[0]!r}: their trials would share a folder.")
+    return names
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """The last part of each key if no other key of the sweep ends in it, else the whole key."""
+    keys = set(keys)
+    count = Counter(key.split(".")[-1] for key in keys)
+    return {key: key if count[key.split(".")[-1]] > 1 else key.split(".")[-1] for key in SEED_KEYS}
+
+
+def folder_name(text: str) -> str:
+    """The text with characters replaced that a folder name cannot have; changed or truncated names end in a digest."""
+    name = _replace_special(text)
+    if len(name.encode()) > _MAX_NAME_BYTES or name != text.replace(" ", "_"):
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        name = name.encode()[: _MAX_NAME_BYTES - 9].decode(errors="ignore") + "-" + digest
+    return name
+
+
+def is_folder_name(name: Any) -> bool:
+    """Whether a row or trial can have this name: a single path component without special characters, with room for a
+    row's index and the seed.
+    """
+    return isinstance(name, str) and name == _replace_special(name) and len(name.encode()) <= _MAX_NAME_BYTES + 32
+
+
+def _replace_special(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
+
+
+def train_command(path: str, fixed: dict[str, str], overrides: dict[str, str], workdir: str) -> str:
+    """The shell command that trains this trial alone."""
+    words = ["python", "-m", "t2t_flax", "train", f"--config={path}"]
+    words += [f"--config.{key}={value}" for key, value in (fixed | overrides).items()]
+    return shlex.join([*words, f"--workdir={workdir}"])

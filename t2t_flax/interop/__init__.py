@@ -1,1 +1,0 @@
-"""Models for other programs, and of other toolkits: export and import."""

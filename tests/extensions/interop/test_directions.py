@@ -1,0 +1,106 @@
+"""Exported models of several directions: the target language's token works in the formats' own tokenizers, and the README
+says how it is given.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from helpers.runs import start, tiny_run
+
+from t2t_flax.__main__ import main
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.interop.model_card import scores_of_record
+from t2t_flax.training import loop
+
+DATA = dict(
+    train="en-de=toy:train:150; de-en=toy:train:120",
+    valid="",
+    directions="by_name",
+    vocab_size=400,
+)
+RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.beam_size": "2"}
+TEXT = "<2en> It is late."
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("export-directions") / "run"
+    loop.train(start(tiny_run(folder, steps=2, data=DATA, checkpoint=dict(every_steps=2)), folder, cache), score=None)
+    return folder
+
+
+def exported(workdir, folder, kind):
+    """The README of the exported folder, with its metadata."""
+    assert main(["export", f"--workdir={workdir}", f"--output={folder}", f"--format={kind}"]) == 0
+    text = (folder / "README.md").read_text()
+    return text, yaml.safe_load(text.split("---\n")[1])
+
+
+def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    readme, metadata = exported(workdir, tmp_path / "m", "ctranslate2")
+    assert metadata["language"] == ["en", "de"] and "# mul-mul model" in readme
+    assert "Trained: en-de, de-en." in readme and "The tokens: `<2de>` `<2en>`." in readme
+    code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
+    assert '["<2de>"] + source.encode' in code
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "m", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    import sentencepiece
+
+    run = load(workdir, overrides=RULES)
+    side = sentencepiece.SentencePieceProcessor(str(tmp_path / "m" / "tokenizer" / "tokenizer.model"))
+    pieces = side.encode(TEXT, out_type=str)
+    assert "<2en>" not in pieces
+    translator = ctranslate2.Translator(str(tmp_path / "m"))
+    for language in ("de", "en"):
+        (ours,) = run.translate([TEXT], target_language=language)
+        (theirs,) = translator.translate_batch(
+            [[f"<2{language}>", *pieces]],
+            beam_size=2,
+            length_penalty=run.config.decode.alpha,
+            max_decoding_length=len(ours.hypotheses[0].tokens) + 1,
+            suppress_sequences=[["<pad>"]],
+        )
+        expected = run.tokenizers.target.pieces(ours.hypotheses[0].tokens)
+        assert theirs.hypotheses[0][: len(expected)] == expected
+
+
+def test_decoding_with_ctranslate2_gives_the_token_too(workdir):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    ours, theirs = (load(workdir, overrides=RULES | {"decode.engine": name}) for name in ("jax", "ctranslate2"))
+    lines, languages = [TEXT, TEXT, "Wo ist der Hund?"], ["de", "en", "en"]
+    for a, b in zip(*(run.translate(lines, target_language=languages) for run in (ours, theirs)), strict=True):
+        assert a.hypotheses[0].tokens == b.hypotheses[0].tokens
+        assert a.hypotheses[0].score == pytest.approx(b.hypotheses[0].score, abs=1e-4)
+
+
+def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    readme, _ = exported(workdir, tmp_path / "m", "huggingface")
+    assert '[">>de<< It is late."]' in readme and "The tokens: `>>de<<` `>>en<<`." in readme
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    run = load(workdir)
+    for language in ("de", "en"):
+        ids = theirs(f">>{language}<< {TEXT}").input_ids
+        assert ids == [*run.start_ids(language), *run.tokenizers.source.encode(TEXT), 1]
+    assert sorted(theirs.supported_language_codes) == [">>de<<", ">>en<<"]
+
+
+def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
+    readme, _ = exported(workdir, tmp_path / "m", "safetensors")
+    assert "--workdir=FOLDER --target-language=de" in readme
+    again, run = load(tmp_path / "m", target_language="en"), load(workdir, target_language="en")
+    assert [t.text for t in again.translate([TEXT])] == [t.text for t in run.translate([TEXT])]
+
+
+def test_the_card_says_the_direction_of_each_score():
+    record = {
+        "data": {"spec": "a,b", "sentences": 3, "direction": "de-fr", "zero_shot": True},
+        "split": "zero",
+        "scores": {"sacrebleu": {"score": 1.0, "signature": "s"}},
+    }
+    (score,) = scores_of_record(record)
+    assert score.direction == "de-fr"

@@ -1,0 +1,260 @@
+"""Exported models: the same log-probabilities and translations in CTranslate2, files that are whole, and what is refused."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
+
+from t2t_flax.config.special_tokens import EOS
+from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.translator import DecodeStep, start_search
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop import marian_export
+from t2t_flax.extensions.interop.ctranslate2_export import check_exportable, write_ctranslate2
+from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
+from t2t_flax.training.safetensors_file import flatten, read_safetensors, write_safetensors
+
+VOCAB, CAP = 37, 20
+WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, VOCAB))]
+VARIANTS = {
+    "paper": {},
+    "pre": dict(norm_placement="pre", attention_bias=True, output_bias=True, activation="gelu", norm_eps=1e-5),
+    "gated": dict(feed_forward="gated", activation="swish", norm_type="rmsnorm", position="learned", max_positions=64),
+    "untied": dict(tie_embeddings="none", decoder_start_token="bos", position="sinusoid_halves", position_offset=1),
+    "start": dict(tie_embeddings="decoder", decoder_start_token="eos", embed_scale="none", logit_scale="rsqrt_d"),
+    "scores": dict(
+        attention_score="dot", decoder_start_token="pad", position="none", norm_placement="pre", final_norm="none"
+    ),
+}
+SLOW = ("start", "scores")
+VARIANT_PARAMS = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in VARIANTS]
+
+
+def random_model(name):
+    """A variant with random parameters in which no bias or scale is 0 or 1, and outputs end."""
+    config = small_config(model=VARIANTS[name] | dict(dropout=0.0, d_model=32, num_decoder_layers=2))
+    model, _, state, _ = model_and_state(config, vocab=VOCAB)
+    keys = iter(jax.random.split(jax.random.key(1), 200))
+    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(keys), x.shape), state.params)
+    if config.model.output_bias:  # padding, which CTranslate2 leaves out, must have no probability; and outputs end
+        params = params | {"output_bias": params["output_bias"].at[0].set(-1e3).at[EOS].add(5.0)}
+    return config, model, params
+
+
+def sentences(count, seed):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB, rng.integers(2, 14)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=VARIANT_PARAMS)
+def exported(request, tmp_path_factory):
+    """(config, model, parameters, CTranslate2's translator)."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, model, params = random_model(request.param)
+    folder = tmp_path_factory.mktemp("exported")
+    write_ctranslate2(folder, config.model, params, (WORDS, WORDS), source_eos=True)
+    return config, model, params, ctranslate2.Translator(str(folder), intra_threads=1)
+
+
+def test_log_probabilities_equal_ours(exported):
+    """Of each token of given targets and of EOS."""
+    _, model, params, translator = exported
+    pairs = list(zip(sentences(6, 0), sentences(6, 1), strict=True))
+    batch = rows_alone([(source + [1], target + [1]) for source, target in pairs], 16)
+    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.apply({"params": p}, batch)[..., :VOCAB]))(params)
+    gold = np.take_along_axis(np.asarray(log_p), batch["target"][..., None], -1)[..., 0]
+    scored = translator.score_batch(*([[WORDS[i] for i in ids] for ids in side] for side in zip(*pairs, strict=True)))
+    for row, result in zip(gold, scored, strict=True):
+        atol = 1e-4 + 1e-5 * np.abs(row).max()  # without a final norm logits of 100 are rounded to 1e-5 of that
+        np.testing.assert_allclose(row[: len(result.log_probs)], result.log_probs, rtol=1e-4, atol=atol)
+
+
+def translations(exported, beams):
+    """(our hypotheses, CTranslate2's): words without EOS, of 40 sentences, at most CAP tokens."""
+    _, model, params, translator = exported
+    sources = sentences(40, 2)
+    arrays = rows_alone([(source + [1], [1]) for source in sources], 16)["source"]
+    options = BeamOptions(beams, 0.6, 1, "power", "beam_full")
+    with mesh_lib.use(devices_mesh()):
+        cache = start_search(model, params, arrays, beams, 32)
+        ours = beam_search(DecodeStep(model), params, cache, options, caps_B=[CAP] * len(sources), lengths=(32,))
+    theirs = translator.translate_batch(
+        [[WORDS[i] for i in ids] for ids in sources], beam_size=beams, length_penalty=0.6, max_decoding_length=CAP,
+        min_decoding_length=0, suppress_sequences=[["<pad>"]],
+    )  # fmt: skip
+    words = [
+        [WORDS[i] for i in row[:n] if i != EOS] for row, n in zip(ours.tokens[:, 0], ours.lengths[:, 0], strict=True)
+    ]
+    return words, [result.hypotheses[0] for result in theirs]
+
+
+def test_greedy_translations_equal_ours(exported):
+    ours, theirs = translations(exported, 1)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("exported", ["pre"], indirect=True)
+def test_beams_equal_ours(exported):
+    """Where both end before the cap: at it, CTranslate2 ranks hypotheses that have not ended with those that have."""
+    pairs = [pair for pair in zip(*translations(exported, 4), strict=True) if max(map(len, pair)) < CAP - 1]
+    assert len(pairs) >= 3 and all(a == b for a, b in pairs)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "keys", [{}, dict(activation="swish", attention_bias=True, output_bias=True, decoder_start_token="eos")]
+)
+def test_marian_has_the_same_logits(keys, tmp_path):
+    """Hugging Face's model, whose features are in another order and whose norms have eps = 1e-5."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="compares with Hugging Face's Marian")
+    config = small_config(model=keys | dict(dropout=0.0, d_model=32, num_decoder_layers=2, norm_eps=1e-5))
+    model, _, state, _ = model_and_state(config, vocab=VOCAB)
+    random = iter(jax.random.split(jax.random.key(1), 200))
+    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params)
+    tensors = marian_export._tensors(config.model, params, VOCAB)
+    start = 1 if config.model.decoder_start_token == "eos" else 0
+    marian = transformers.MarianConfig(**marian_export._config(config, VOCAB, "float32"), decoder_start_token_id=start,
+                                       pad_token_id=0, eos_token_id=1)  # fmt: skip
+    theirs = transformers.MarianMTModel(marian).eval()
+    missing, unexpected = theirs.load_state_dict({k: torch.tensor(x) for k, x in tensors.items()}, strict=False)
+    assert not unexpected and all("embed" in name or "lm_head" in name for name in missing)
+    theirs.tie_weights()
+    pairs = list(zip(sentences(6, 0), sentences(6, 1), strict=True))
+    batch = rows_alone([(source + [1], target + [1]) for source, target in pairs], 16)
+    ours = jax.jit(lambda p: model.apply({"params": p}, batch)[..., 1:VOCAB])(params)
+    shifted = np.pad(batch["target"], ((0, 0), (1, 0)), constant_values=start)[:, :-1]
+    source = torch.tensor(batch["source"]).long()
+    with torch.no_grad():
+        logits = theirs(source, (source > 0).long(), decoder_input_ids=torch.tensor(shifted).long()).logits
+    for row, (_, target) in enumerate(pairs):
+        count = len(target) + 1
+        np.testing.assert_allclose(ours[row, :count], logits[row, :count, 1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("norm_placement", "pre"), ("position", "learned"), ("tie_embeddings", "none"), ("decoder_start_token", "bos")],
+)
+def test_marian_refuses_models_of_another_kind_by_key(key, value):
+    config = small_config(model={key: value})
+    with pytest.raises(UserError, match=rf"model\.{key} = {value} cannot be exported to Hugging Face's Marian"):
+        marian_export.check_exportable(config)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("mixer", "lstm"),
+        ("attention_score", "additive"),
+        ("attention_window", 5),
+        ("num_kv_heads", 2),
+        ("d_k", 3),
+        ("position", "rotary"),
+        ("position", "alibi"),
+        ("final_norm", "both"),
+    ],
+)
+def test_models_of_another_kind_are_refused_by_key(key, value):
+    model = dataclasses.replace(small_config().model, **{key: value})
+    with pytest.raises(UserError, match=rf"model\.{key} = {value} cannot be exported to CTranslate2"):
+        check_exportable(model)
+
+
+def test_the_missing_package_is_named(monkeypatch, tmp_path):
+    config, _, params = small_config(), None, {}
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(UserError, match=r"pip install -e '.\[ctranslate2\]'"):
+        write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
+
+
+def test_safetensors_return_the_parameters_and_the_config(tmp_path):
+    _, _, params = random_model("paper")
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, params, {"model": {"d_model": 32}})
+    read, config = read_safetensors(path)
+    assert config == {"model": {"d_model": 32}} and flatten(read).keys() == flatten(params).keys()
+    jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, params))
+    write_safetensors(path, params, {}, dtype="float16")
+    halves, _ = read_safetensors(path)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2), halves, jax.tree.map(np.asarray, params))
+    assert path.stat().st_size < 0.6 * sum(x.nbytes for x in jax.tree.leaves(params))
+    for content in (b"", b"not a model" * 99, path.read_bytes()[:500]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a readable safetensors file"):
+            read_safetensors(path)
+
+
+def test_safetensors_are_readable_without_jax(tmp_path):
+    write_safetensors(tmp_path / "m.safetensors", {"a": {"kernel": np.arange(3.0)}}, {"step": 1})
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "from safetensors.numpy import load_file\n"
+        f"print(load_file({str(tmp_path / 'm.safetensors')!r})['a/kernel'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_exported_models_come_back(name, tmp_path):
+    """What is written again is the same file byte for byte, and ids, scale and tables are those of the run."""
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model(name)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    write_ctranslate2(folders[0], config.model, params, (WORDS, WORDS), source_eos=True)
+    model, read, source, target, _ = read_ctranslate2(folders[0])
+    assert source == target == WORDS
+    write_ctranslate2(folders[1], model, read, (source, target), source_eos=True)
+    assert (folders[0] / "model.bin").read_bytes() == (folders[1] / "model.bin").read_bytes()
+    if name != "start":  # logit_scale is part of the projection there
+        assert flatten(read).keys() == flatten(params).keys()
+        for path, x in flatten(params).items():
+            rows = VOCAB if "embedding" in path or path == "output_bias" else len(x)
+            np.testing.assert_array_equal(flatten(read)[path], x[:rows], err_msg=path)
+
+
+@pytest.mark.parametrize("quantization, error", [("int8", 0.6 / 127), ("int16", 0.6 / 1024), ("float16", 1e-3)])
+def test_quantized_models_come_back_within_their_rounding(quantization, error, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model("paper")
+    write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True, quantization=quantization)
+    read = flatten(read_ctranslate2(tmp_path)[1])
+    for path, x in flatten(params).items():
+        x = x[:VOCAB] if "embedding" in path else x
+        np.testing.assert_allclose(read[path], x, rtol=0, atol=error * np.abs(x).max(), err_msg=path)
+    assert any(np.any(read[path] != x[: len(read[path])]) for path, x in flatten(params).items())
+
+
+def test_a_damaged_model_bin_is_refused(tmp_path):
+    """Cut off anywhere, longer than it should be, of a newer version, or not a model at all."""
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    config, _, params = random_model("paper")
+    write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
+    path = tmp_path / "model.bin"
+    whole = path.read_bytes()
+    for size in (3, 5, 24, 40, 1000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"model\.bin ends after .* truncated"):
+            read_ctranslate2(tmp_path)
+    for content, message in (
+        (whole + b"\0", "goes on after its last array"),
+        (b"\x07" + whole[1:], "binary version 7; this version of t2t_flax reads up to 6"),
+        (b"not a model" * 9, "begins with version"),
+        (whole.replace(b"TransformerSpec\0", b"WhisperSpecABCD\0"), "holds a WhisperSpecABCD"),
+        (
+            whole.replace(b"encoder/layer_0/ffn/linear_0/bias", b"encoder/layer_0/ffn/linear_9/bias"),
+            "no array 'encoder/layer_0/ffn/linear_0/bias'",
+        ),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_ctranslate2(tmp_path)

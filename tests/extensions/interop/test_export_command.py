@@ -1,0 +1,204 @@
+"""`export` on the command line: the folder, its README as written, and messages."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import fake_hub
+from helpers.runs import start, tiny_run
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.extensions.interop import export as export_lib
+from t2t_flax.extensions.interop import hub
+from t2t_flax.training import loop
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("export") / "run"
+    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2))
+    loop.train(start(config, folder, cache), score=None)
+    return folder
+
+
+def export(workdir, tmp_path, *words, code=0):
+    """The exported folder."""
+    folder = tmp_path / "exported"
+    assert main(["export", f"--workdir={workdir}", f"--output={folder}", *words]) == code
+    return folder
+
+
+def test_ctranslate2_folder_translates_as_its_readme_says(workdir, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    folder = export(workdir, tmp_path, "--format=ctranslate2", "--quantization=float32", "--step=1")
+    readme = (folder / "README.md").read_text()
+    assert "# en-de model, ctranslate2 float32" in readme and "step 1 of run" in readme
+    code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 4])
+def test_ctranslate2_translates_the_toy_test_set_with_the_same_tokens(tmp_path, beams):
+    """Of the trained run, under CTranslate2's rules; one near tie in 200 sentences may fall the other way."""
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    toy_run = os.environ.get("T2T_FLAX_TOY_RUN")
+    if not toy_run:
+        pytest.skip("T2T_FLAX_TOY_RUN names no trained run of configs/toy.py")
+    folder = export(toy_run, tmp_path, "--format=ctranslate2", "--config.mesh.data=-1", "--config.mesh.cpu_devices=8")
+    lines = [source for source, _ in toy.pairs("test", 200)]
+    rules = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.beam_size": str(beams)}
+    run = t2t_flax.load(toy_run, overrides=rules | {"mesh.data": "-1", "mesh.cpu_devices": "8"})
+    side = run.tokenizers.source
+    theirs = ctranslate2.Translator(str(folder)).translate_batch(
+        [side.pieces(side.encode(line)) for line in lines], beam_size=beams, length_penalty=0.6 if beams > 1 else 1,
+        min_decoding_length=0, suppress_sequences=[["<pad>"]],
+    )  # fmt: skip
+    ours = [side.pieces(t.hypotheses[0].tokens) for t in run.translate(lines)]
+    assert sum(a != result.hypotheses[0] for a, result in zip(ours, theirs, strict=True)) <= 1
+
+
+@pytest.mark.torch
+def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", reason="loads the folder with Hugging Face's library")
+    folder = export(workdir, tmp_path, "--format=huggingface")
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith('---\nlanguage: ["en", "de"]\nlicense: "unknown"\n')
+    code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("['"), done.stderr
+
+
+def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
+    from t2t_flax.training.safetensors_file import flatten, read_safetensors
+
+    folder = export(workdir, tmp_path, "--format=safetensors")
+    params, config = read_safetensors(folder / "model.safetensors")
+    assert config["model"]["d_model"] == 16 and (folder / "tokenizer" / "tokenizer.model").exists()
+    assert flatten(params).keys() == flatten(t2t_flax.load(workdir).params).keys()
+
+
+def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path, capsys):
+    for words, message in [
+        (["--format=ctranslate2", "--quantization=int4"], "--quantization=int4 is not a type of --format=ctranslate2"),
+        (["--format=safetensors", "--step=77"], "77"),
+        (["--format=onnx"], "invalid choice: 'onnx'"),
+    ]:
+        folder = export(workdir, tmp_path, *words, code=2)
+        assert message in capsys.readouterr().err
+        assert not folder.exists() and os.listdir(tmp_path) == []
+    (tmp_path / "exported").mkdir()
+    export(workdir, tmp_path, "--format=safetensors", code=2)
+    assert "already exists: name a new folder" in capsys.readouterr().err
+    assert main(["export", f"--workdir={workdir}", "--output=gs://bucket/toy", "--format=safetensors"]) == 2
+    assert "--output=gs://bucket/toy: name a folder on this machine" in capsys.readouterr().err
+
+
+def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, monkeypatch, capsys):
+    def write(folder, *_, **__):
+        (tmp_path / "exported").mkdir()
+        (tmp_path / "exported" / "results.txt").write_text("of another process")
+
+    monkeypatch.setattr(export_lib, "write_model", write)
+    folder = export(workdir, tmp_path, "--format=safetensors", code=2)
+    assert "already exists: name a new folder" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["exported"] and os.listdir(folder) == ["results.txt"]
+
+
+def test_model_card_has_scores_licence_and_command(workdir, tmp_path):
+    """As huggingface_hub reads and checks it."""
+    hf = pytest.importorskip("huggingface_hub", reason="needs the extra hf")
+    record = {
+        "split": "test",
+        "data": {"corpus": "", "spec": "/home/someone/test.en,/home/someone/test.de", "sentences": 200},
+        "scores": {
+            "sacrebleu": {"score": 27.456, "signature": "nrefs:1|case:mixed|version:2.5.1"},
+            "chrf": {"score": 55.5, "signature": "nrefs:1|case:mixed"},
+            "nll": 1.0,
+        },
+        "checkpoint": {"averaged": [2]},
+    }
+    (workdir / "eval").mkdir(exist_ok=True)
+    for name, steps in (("test-2", [2]), ("test-2-best", [2]), ("test-1", [1]), ("test-2-mean2", [2, 1])):
+        (workdir / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
+    folder = export(workdir, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
+    card = hf.ModelCard.load(folder / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
+    assert card.data.model_name == "exported" and card.data.pipeline_tag == "translation"
+    found = [
+        (r.metric_type, r.metric_value, r.metric_args, r.dataset_name, r.dataset_split) for r in card.data.eval_results
+    ]
+    assert found == [
+        ("bleu", 27.46, {"signature": "nrefs:1|case:mixed|version:2.5.1"}, "test.en,test.de", "test"),
+        ("chrf", 55.5, {"signature": "nrefs:1|case:mixed"}, "test.en,test.de", "test"),
+    ]
+    assert "/home/" not in card.content and "## Data\n\nTrained on toy:train:300 (en-de)" in card.text
+    assert f"--workdir={workdir.name} --output=exported --format=safetensors" in card.text
+    signature = r"`nrefs:1\|case:mixed\|version:2.5.1`"
+    assert f"| test.en,test.de (test, 200 sentences) | BLEU | 27.46 | {signature} |" in card.text
+    with fake_hub.serve() as (server, address), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf.constants, "ENDPOINT", address)
+        card.validate()
+        assert server.cards == [card.content]
+
+
+def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
+    (run / "eval").mkdir()
+    data, entry = {"corpus": "corpus", "spec": "", "sentences": 3}, {"score": 1.0, "signature": "s"}
+    record = {"split": "test", "data": data, "scores": {"sacrebleu": entry}, "checkpoint": {"averaged": [2]}}
+    bad = ["{", "[]", "{}", record | {"scores": {"sacrebleu": {}}}, record | {"scores": [1]}, record | {"split": {}},
+           record | {"data": {}}, record | {"scores": {"sacrebleu": entry | {"score": float("nan")}}},
+           record | {"scores": {"sacrebleu": entry | {"signature": ["s"]}}}, record | {"checkpoint": None}]  # fmt: skip
+    for i, content in enumerate(bad):
+        (run / "eval" / f"bad{i}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    markup = data | {"corpus": "a|b`c`\n\n# <img src=x> [d](http://e)"}
+    (run / "eval" / "markup.json").write_text(json.dumps(record | {"data": markup}))
+    readme = (export(run, tmp_path, "--format=safetensors") / "README.md").read_text()
+    warned = [name for name in (f"bad{i}.json" for i in range(len(bad))) if name in caplog.text]
+    assert len(warned) == len(bad) and "markup.json" not in caplog.text
+    (row,) = [line for line in readme.splitlines() if "| BLEU |" in line]
+    assert row == (
+        "| a&#124;b&#96;c&#96; # &#60;img src=x&#62; &#91;d&#93;(http://e) (test, 3 sentences) | BLEU | 1.00 | `s` |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--license=Apache 2.0"], "expected the identifier of a licence"),
+        (["--public"], "--public is for --push"),
+        (["--push=toy"], "expected hub:USER/NAME"),
+    ],
+)
+def test_wrong_flags_write_nothing(workdir, tmp_path, words, message, capsys):
+    folder = export(workdir, tmp_path, "--format=safetensors", *words, code=2)
+    assert message in capsys.readouterr().err and not folder.exists()
+
+
+def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch, capsys):
+    pushed = []
+    monkeypatch.setattr(hub, "check_push", lambda name: pushed.append(name))
+    monkeypatch.setattr(
+        hub, "push", lambda folder, name, public: pushed.append((sorted(os.listdir(folder)), name, public))
+    )
+    export(workdir, tmp_path, "--format=safetensors", "--push=hub:me/toy", "--public")
+    assert pushed == ["hub:me/toy", (["README.md", "model.safetensors", "tokenizer"], "hub:me/toy", True)]
+    assert "pushed: " in capsys.readouterr().out
+
+
+def test_import_reads_what_the_hub_has(workdir, tmp_path, monkeypatch):
+    folder = export(workdir, tmp_path, "--format=safetensors")
+    monkeypatch.setattr(hub, "pull", {"hub:me/toy@v1": folder}.__getitem__)
+    assert main(["import", "--from=hub:me/toy@v1", f"--workdir={tmp_path / 'imported'}"]) == 0
+    assert (tmp_path / "imported" / "config.json").exists()

@@ -1,0 +1,131 @@
+"""Models pushed to and pulled from the Hugging Face Hub: its own client, against a stand-in of its HTTP API."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import fake_hub
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop import hub as hub_lib
+
+FILES = {"README.md": b"---\nlicense: mit\n---\n", "model.bin": bytes(range(256)) * 40, "tokenizer/source.json": b"{}"}
+PROGRAM = """
+import sys
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop import hub
+try:
+    print("OUT", {"push": hub.push, "pull": hub.pull}[sys.argv[1]](*sys.argv[2:]))
+except UserError as error:
+    print("USER ERROR", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    pytest.importorskip("huggingface_hub", reason="needs the extra hf")
+    with fake_hub.serve() as (hub, address):
+        yield hub, address
+
+
+@pytest.fixture
+def client(server, tmp_path):
+    """Runs `push` or `pull` in a process of its own, because the client reads its variables when it is imported."""
+
+    def run(*words, **variables):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+        environment |= {"HF_ENDPOINT": server[1], "HF_TOKEN": fake_hub.TOKEN, "HF_HOME": str(tmp_path / "hf")}
+        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+        environment = {k: v for k, v in (environment | variables).items() if v is not None}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *map(str, words)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip().splitlines()[-1]
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "model"
+    write(path, FILES)
+    return path
+
+
+def write(path, files):
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
+def read(path):
+    return {str(f.relative_to(path)): f.read_bytes() for f in Path(path).rglob("*") if f.is_file()}
+
+
+def test_pushed_folder_is_pulled_again_also_by_revision_and_from_the_cache(server, client, folder):
+    hub, address = server
+    assert client("push", folder, "hub:writer/toy").endswith("/writer/toy")
+    repo = hub.repos["writer/toy"]
+    assert repo["private"] and hub.find("writer/toy", "main")[1] == {".gitattributes": b""} | FILES
+    (first,) = [sha for sha, files in repo["commits"].items() if "model.bin" in files]
+
+    write(folder, {"model.bin": b"second", "weights.h5": b"of another framework"})
+    assert client("push", folder, "hub:writer/toy").startswith("OUT ")  # the repository exists
+    pulled = client("pull", "hub:writer/toy").removeprefix("OUT ")
+    assert read(pulled) == {".gitattributes": b""} | FILES | {"model.bin": b"second"}
+    old = client("pull", f"hub:writer/toy@{first}").removeprefix("OUT ")
+    assert read(old) == {".gitattributes": b""} | FILES
+    assert client("pull", "hub:writer/toy", HF_HUB_OFFLINE="1") == f"OUT {pulled}"
+    assert "cannot be reached" in client("pull", "hub:writer/other", HF_HUB_OFFLINE="1")
+
+
+def test_errors_of_a_pull_are_one_line(client):
+    assert "USER ERROR --from=hub:writer/none: there is no such model, or it is private" in client(
+        "pull", "hub:writer/none"
+    )
+    assert "USER ERROR" in client("pull", "hub:writer/toy@nothing")
+
+
+def test_errors_of_a_push_keep_the_folder(server, client, folder):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    cases = [
+        ("hub:other/toy", {}, "needs the permission to write"),
+        ("hub:writer/toy", {"HF_TOKEN": "hf_wrong"}, "the token is not valid"),
+        ("hub:writer/toy", {"HF_ENDPOINT": nobody}, "cannot be reached"),
+        ("hub:writer/to--y", {}, "--push=hub:writer/to--y"),
+    ]
+    for name, variables, message in cases:
+        line = client("push", folder, name, **variables)
+        assert line.startswith(f"USER ERROR --push={name}") and message in line, line
+        later = f"`hf upload {name.removeprefix('hub:')} {folder} --private`"
+        assert f"{folder} is written; {later} sends it later" in line, line
+    assert "needs a token that may write: `hf auth login`" in client("push", folder, "hub:writer/toy", HF_TOKEN=None)
+    assert read(folder) == FILES
+
+
+@pytest.mark.parametrize("name", ["hub:", "hub:toy", "hub:a/b/c", "hub:a b/c", "hub:../x", "hub:a/b@", "toy"])
+def test_wrong_names_are_refused_before_anything_is_done(name):
+    for call in (hub_lib.check_push, hub_lib.pull):
+        with pytest.raises(UserError, match="expected hub:USER/NAME"):
+            call(name)
+
+
+def test_a_push_names_no_revision():
+    with pytest.raises(UserError, match="leave out @v1"):
+        hub_lib.check_push("hub:a/b@v1")
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"needs the package huggingface_hub: pip install -e '\.\[hf\]'"):
+        hub_lib.pull("hub:a/b")

@@ -1,0 +1,202 @@
+"""`import` on the command line: runs that every other command takes, round trips of `export`, and messages."""
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.training import loop
+from t2t_flax.training.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
+
+LINES = ["Where is the dog?", "It is late."]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("import") / "run"
+    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=2), decode=dict(max_length_offset=6))
+    loop.train(start(config, folder, cache), score=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(workdir, tmp_path_factory):
+    """(exported folder, imported run) by format."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            exported, run = folder / "exported", folder / "run"
+            assert main(["export", f"--workdir={workdir}", f"--format={kind}", f"--output={exported}"]) == 0
+            assert main(["import", f"--from={exported}", f"--workdir={run}"]) == 0
+            made[kind] = exported, run
+        return made[kind]
+
+    return of
+
+
+def error_of(capsys, *words) -> str:
+    """The error message of an import that exits with 2."""
+    assert main(["import", *map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
+def flat(run):
+    return flatten(run.params)
+
+
+def test_safetensors_come_back_exactly(workdir, imported, capsys):
+    exported, folder = imported("safetensors")
+    ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
+    assert run.stored == ours.stored and run.tokenizers.digest == ours.tokenizers.digest
+    for path, x in flat(ours).items():
+        np.testing.assert_array_equal(flat(run)[path], x, err_msg=path)
+    again = folder.parent / "again"
+    assert main(["export", f"--workdir={folder}", "--format=safetensors", f"--output={again}"]) == 0
+    read = [
+        read_safetensors(path / "model.safetensors") for path in (exported, again)
+    ]  # of its metadata the order varies
+    assert read[0][1] == read[1][1] and flatten(read[0][0]).keys() == flatten(read[1][0]).keys()
+    assert main(["evaluate", f"--workdir={folder}", "--config.data.test=toy:test:4"]) == 0
+    assert "sacreBLEU" in capsys.readouterr().out and len(list((folder / "eval").glob("test-2-*.json"))) == 1
+
+
+def test_ctranslate2_folder_comes_back(workdir, imported):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    exported, folder = imported("ctranslate2")
+    ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
+    given = {"pad_vocab_to_multiple": 128, "dropout": run.config.model.dropout}  # which the format does not have
+    assert run.config.model == dataclasses.replace(ours.config.model, **given)
+    assert (run.config.data.source_language, run.config.data.target_language) == ("en", "de")
+    assert [t.text for t in run.translate(LINES)] == [t.text for t in ours.translate(LINES)]
+    again = folder.parent / "again"
+    assert main(["export", f"--workdir={folder}", "--format=ctranslate2", f"--output={again}"]) == 0
+    for name in ("model.bin", "config.json", "shared_vocabulary.json", "tokenizer/tokenizer.model"):
+        assert (again / name).read_bytes() == (exported / name).read_bytes(), name
+
+
+def test_hugging_face_folder_comes_back(workdir, imported):
+    """Its norms have an epsilon of their own, so that log-probabilities are equal to 1e-3 here."""
+    exported, folder = imported("huggingface")
+    ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
+    assert run.tokenizers.digest == ours.tokenizers.digest and run.config.data == run.stored.data
+    pairs = [(line, "Wo ist der Hund?") for line in LINES]
+    for a, b in zip(run.score(pairs), ours.score(pairs), strict=True):
+        # Padding has no probability there; an untrained model gives it that of any piece.
+        assert b.log_prob < a.log_prob < b.log_prob + 0.1
+    again = folder.parent / "again"
+    assert main(["export", f"--workdir={folder}", "--format=huggingface", f"--output={again}"]) == 0
+    for name in ("model.safetensors", "vocab.json", "source.spm", "target.spm", "tokenizer_config.json"):
+        assert (again / name).read_bytes() == (exported / name).read_bytes(), name
+
+
+def test_imported_run_is_fine_tuned(imported, tmp_path, capsys):
+    """As the command's last line says: the config of the imported run, with data of its own."""
+    _, folder = imported("huggingface")
+    keys = {
+        "data.train": "toy:train:300", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256, "train.steps": 2,
+        "train.init_from": folder, "checkpoint.every_steps": 2, "train.compile_cache": "", "log.trackers": "",
+    }  # fmt: skip
+    words = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert main(["train", f"--config={folder}/config.json", f"--workdir={tmp_path / 'tuned'}", *words]) == 0
+    assert f"parameters start from {folder}" in capsys.readouterr().out
+    tuned, before = t2t_flax.load(tmp_path / "tuned"), t2t_flax.load(folder)
+    assert tuned.tokenizers.digest == before.tokenizers.digest
+    moved = [np.abs(flat(tuned)[path] - x).max() for path, x in flat(before).items()]
+    assert 0 < max(moved) < 0.1
+
+
+@pytest.fixture(scope="module")
+def transliteration(real_data, tmp_path_factory):
+    """The trained model of CTranslate2's tests, as model.bin and as a NumPy archive."""
+    source = real_data / "models" / "ct2-aren-transliteration"
+    if not source.is_dir():
+        pytest.skip("the data folder has no models/ct2-aren-transliteration")
+    folders = {kind: tmp_path_factory.mktemp("aren") / kind for kind in ("bin", "npz")}
+    for folder in folders.values():
+        folder.mkdir()
+        for side in ("source", "target"):
+            shutil.copy(source / f"{side}_vocabulary.txt", folder)
+    (folders["bin"] / "model.bin").write_bytes(gzip.decompress((source / "model.bin.gz").read_bytes()))
+    shutil.copy(source / "weights.npz", folders["npz"])
+    return source, folders
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("kind", ["bin", "npz"])
+def test_trained_model_of_ctranslate2_translates_as_there(transliteration, kind, tmp_path, capsys):
+    """Beam 4 without a length penalty, from the reference file; its tokens are characters."""
+    source, folders = transliteration
+    rules = {"early_stopping": "top_finished", "length_penalty": "none", "max_length_ratio": 0, "max_length_offset": 256,
+             "n_best": 4}  # fmt: skip
+    words = [f"--from={folders[kind]}", "--source-language=ar", "--target-language=en"]
+    words += [f"--config.decode.{key}={value}" for key, value in rules.items()]
+    if kind == "npz":
+        assert "does not say how many attention heads" in error_of(capsys, *words, f"--workdir={tmp_path / 'run'}")
+        words.append("--num-heads=8")
+    assert main(["import", *words, f"--workdir={tmp_path / 'run'}"]) == 0
+    out = capsys.readouterr().out
+    assert "CTranslate2, ar-en" in out and "tokens are separated by spaces" in out
+    run = t2t_flax.load(tmp_path / "run")
+    assert run.config.model.num_heads == 8 and run.config.data.source_eos is False
+    cases = json.loads((source / "reference.json").read_text(encoding="utf-8"))["cases"]
+    for translation, case in zip(run.translate([" ".join(case["source"]) for case in cases]), cases, strict=True):
+        assert [h.text for h in translation.hypotheses] == [" ".join(best["tokens"]) for best in case["beam4"]]
+
+
+def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path, capsys):
+    target = f"--workdir={tmp_path / 'new'}"
+    empty, other = tmp_path / "empty", tmp_path / "other"
+    empty.mkdir()
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "m2m_100"}')
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("a")
+    exported, _ = imported("safetensors")
+    before = sorted(os.listdir(tmp_path))
+    for words, message in [
+        ([f"--from={tmp_path / 'nowhere'}", target], "no such file or folder"),
+        (
+            [f"--from={empty}", target],
+            "is not a model that can be read: it holds nothing; expected model.safetensors of",
+        ),
+        ([f"--from={tmp_path / 'text' / 'a.txt'}", target], "it holds a.txt; expected"),
+        ([f"--from={other}", target], "model_type = 'm2m_100'; expected marian"),
+        ([f"--from={workdir}", target], "is a run of t2t_flax already"),
+        ([f"--from={exported}", f"--workdir={workdir}"], "already exists: name a new folder"),
+        ([f"--from={exported}", "--workdir=pretrained:toy"], "is part of the package, where nothing is written"),
+        ([f"--from={exported}", target, "--config.model.num_heads=2"], "model.num_heads: 4 there, 2 here"),
+        ([f"--from={exported}", target, "--config.decode.beamsize=2"], "Did you mean 'decode.beam_size'?"),
+    ]:
+        assert message in error_of(capsys, *words)
+        assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_safetensors_of_another_model_are_refused(imported, tmp_path, capsys):
+    """A parameter that is missing, one too many, one of another shape; a tokenizer of another size."""
+    exported, _ = imported("safetensors")
+    params, _ = read_safetensors(exported / "model.safetensors")
+    config, checkpoint = read_metadata(exported / "model.safetensors")
+    shutil.copytree(exported, tmp_path / "bad")
+    layer = params["encoder_0"]
+    for changed, message in [
+        ({k: v for k, v in params.items() if k != "decoder_0"}, "it lacks decoder_0."),
+        (params | {"extra": {"table": np.ones(3, np.float32)}}, "it has extra.table"),
+        (params | {"encoder_0": layer | {"feed_forward": layer["feed_forward"] | {
+            "Einsum_0": {"kernel": np.ones((16, 5), np.float32), "bias": np.ones(32, np.float32)}}}},
+         "Einsum_0.kernel is float32[16, 5] there"),
+    ]:  # fmt: skip
+        write_safetensors(tmp_path / "bad" / "model.safetensors", changed, config, checkpoint=checkpoint)
+        assert message in error_of(capsys, f"--from={tmp_path / 'bad'}", f"--workdir={tmp_path / 'run'}")
+    shutil.rmtree(tmp_path / "bad" / "tokenizer")
+    write_safetensors(tmp_path / "bad" / "model.safetensors", params, config, checkpoint=checkpoint)
+    assert "no tokenizer in" in error_of(capsys, f"--from={tmp_path / 'bad'}", f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,190 @@
+"""Plans in this process, with eight simulated devices: meshes, batch shapes, products and the report."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, write_store
+
+from t2t_flax.data.batching.batches import Batches, shape_of
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.planning import abstract_run as runs
+from t2t_flax.extensions.planning import compiler_process, report
+from t2t_flax.extensions.planning.device_layout import DeviceLayout
+from t2t_flax.extensions.planning.plan import batch_shape, ideal, make_plan, update_flops
+from t2t_flax.extensions.planning.topology import parse
+from t2t_flax.models.masks import SegmentMask
+from t2t_flax.models.splash_attention import splash_attention
+from t2t_flax.monitoring.memory import resident_bytes
+from t2t_flax.training.trainable import backward_of
+
+
+def config_of(**groups):
+    return small_config(data=dict(vocab_size=VOCAB), **groups)
+
+
+@pytest.mark.parametrize(("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")])
+def test_missing_compiler_is_reported_with_its_install_command(monkeypatch, machine, compiler, extra):
+    monkeypatch.setattr(compiler_process, f"has_{compiler}_compiler", lambda: False)
+    with pytest.raises(UserError, match=rf"{machine} needs .* pip install -e '\.\[{extra}\]'"):
+        compiler_process.require_compilers([parse("cpu:8"), parse(machine)])
+
+
+def test_child_environment_has_the_devices_of_the_largest_cpu():
+    machines = [parse(name) for name in ("cpu:4", "v5e-256", "2xcpu:8")]
+    assert compiler_process.compiler_environment(machines)["JAX_NUM_CPU_DEVICES"] == "16"
+    assert compiler_process.compiler_environment(machines[1:2])["JAX_NUM_CPU_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"tensor": 3}, "config.mesh data x fsdp x tensor"),
+        ({"tensor": 8}, "config.model.num_heads = 4 is not a multiple of 8"),
+        ({"slices": 3}, "config.mesh.slices = 3"),
+    ],
+)
+def test_impossible_mesh_is_reported_with_its_key(mesh, message):
+    with pytest.raises(UserError) as error:
+        runs.abstract_run(config_of(mesh=mesh), parse("cpu:8"))
+    assert message in str(error.value)
+
+
+def test_sharded_state_takes_less_memory_on_each_device():
+    def state_bytes(**mesh):
+        return resident_bytes(runs.abstract_run(config_of(mesh=mesh), parse("cpu:8")).state)
+
+    replicated, fsdp = state_bytes(), state_bytes(fsdp=8, data=1)
+    assert fsdp < replicated / 4
+    assert fsdp < state_bytes(fsdp=8, data=1, fsdp_mode="zero1") < replicated
+
+
+def test_slices_of_simulated_devices_divide_the_data_axis():
+    run = runs.abstract_run(config_of(), parse("2xcpu:4"))
+    assert DeviceLayout.of(run.mesh, run.topology).slices == (0,) * 4 + (1,) * 4
+
+
+def test_plan_of_simulated_devices():
+    plan = make_plan(config_of(), parse("cpu:8"), rows=2, decode=False)
+    train = plan["train"]
+    assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["prediction"] is None
+    assert train["fits"] and train["memory"]["argument"] >= plan["state_bytes"]
+    assert {row["kind"] for row in train["collectives"]} == {"all-reduce"}
+    text = report.describe(config_of(), parse("cpu:8"), plan)
+    assert "no time is predicted" in text and "float32 x float32 -> float32" in text
+    assert report.table([plan]).splitlines()[1].split()[:2] == ["cpu:8", "8"]
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_traced_products_have_the_flops_of_the_formula(remat):
+    config = config_of(train=dict(remat=remat), model=dict(pad_vocab_to_multiple=1), loss=dict(logits_chunk_size=0))
+    run = runs.abstract_run(config, parse("cpu:1"))
+    shape = batch_shape(config, 1)
+    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
+
+
+LOWEST_TRAINED_IS_A_FEED_FORWARD = "*_embedding *_0 encoder_1 */self_attention */cross_attention */residual_*"
+
+
+@pytest.mark.parametrize(
+    ("train", "model"),
+    [
+        (dict(freeze="shared_embedding"), {}),
+        (dict(freeze="encoder_*"), {}),
+        (dict(freeze="*_embedding encoder_*"), dict(norm_placement="pre", tie_embeddings="none")),
+        (dict(freeze="*_embedding encoder_* decoder_0"), dict(mixer="conv", feed_forward="gated")),
+        (dict(freeze="*_embedding encoder_* decoder_0"), dict(mixer="lstm")),
+        (dict(freeze="encoder_0 *_embedding encoder_1/self_attention encoder_1/residual_attention"), {}),
+        (dict(freeze=LOWEST_TRAINED_IS_A_FEED_FORWARD), {}),
+        (dict(freeze="encoder_* decoder_*"), dict(tie_embeddings="none")),
+        (dict(lora_rank=2), {}),
+        (dict(lora_rank=2, lora_modules="decoder_1/feed_forward/*"), {}),
+    ],
+)
+def test_products_of_frozen_parameters_are_not_counted(train, model):
+    sizes = dict(num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1)
+    config = config_of(train=train, model=sizes | model, loss=dict(logits_chunk_size=0))
+    run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
+    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    backward = backward_of(config, VOCAB, run.state.params)
+    counted, all_trained = update_flops(config, shape, backward), update_flops(config, shape)
+    assert counted == pytest.approx(sum(row["flops"] for row in products), rel=0.015)
+    assert counted < 0.97 * all_trained
+
+
+@pytest.mark.parametrize("train", [dict(freeze="shared_embedding encoder_*"), dict(lora_rank=2)])
+def test_compiler_counts_as_many_flops_with_frozen_parameters(train):
+    """The loss in chunks, too: its gradient of a frozen table is traced, but not compiled."""
+    config = small_config(
+        train=train, model=dict(d_model=128, d_ff=512, dropout=0.0), data=dict(vocab_size=1024, pack_length=32)
+    )
+    run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
+    xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]
+    backward = backward_of(config, 1024, run.state.params)
+    assert update_flops(config, shape, backward) == pytest.approx(xla, rel=0.04)
+    assert update_flops(config, shape) > 1.2 * xla
+
+
+def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices():
+    q, mask = jnp.zeros((4, 128, 2, 64)), SegmentMask(jnp.ones((4, 128)), jnp.ones((4, 128)))
+    with mesh_lib.use(devices_mesh(2, 1, 2)):
+        traced = jax.jit(lambda q: splash_attention(q, q, q, mask, scaled=True)).trace(q)
+    (row,) = runs.matrix_products(traced.jaxpr.jaxpr)
+    assert (row["count"], row["flops"]) == (2, 2 * 2 * q.size * 128)
+
+
+def test_least_traffic_of_a_decode_step_is_its_weights_and_caches():
+    config = config_of(
+        decode=dict(batch_size=3, beam_size=2), model=dict(num_decoder_layers=2), train=dict(precision="bfloat16")
+    )
+    run = runs.abstract_run(config, parse("cpu:2"))
+    facts = runs.compile_decode_step(run)
+    width, tokens = config.model.d_model, 3 * (2 * facts["cache_length"] + facts["source_length"])
+    caches = 2 * 2 * tokens * width * 2  # layers, keys and values, bytes
+    used = {name: tree for name, tree in run.state.params.items() if not name.startswith("encoder")}
+    weights = resident_bytes(used) // 2
+    assert facts["least_hbm_bytes"] == pytest.approx(weights + caches, rel=0.2)
+    assert facts["least_hbm_bytes"] > weights + caches
+
+
+def test_ideal_time_is_the_larger_of_compute_and_state_pass():
+    v5e = parse("v5e-8")
+    assert ideal(v5e, 197e12, 0)["seconds"] == pytest.approx(1.0)
+    assert ideal(v5e, 197e10, 819e9)["seconds"] == pytest.approx(2.0)
+    assert ideal(parse("cpu:8"), 1.0, 1) is None
+
+
+def test_plan_of_an_oversized_program_is_reported(monkeypatch):
+    refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30, "products": []}
+    monkeypatch.setattr("t2t_flax.extensions.planning.plan.compile_train_step", lambda run, shape: refusal)
+    plan = make_plan(config_of(), parse("cpu:8"), decode=False)
+    text = report.describe(config_of(), parse("v5e-8"), plan)
+    assert "does not fit" in text and "it needs 30.00 GiB, 15.75 GiB are available" in text
+    assert "config.mesh.fsdp" in text and "does not fit" in report.table([plan, plan])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded by 4.75G.",
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds "
+        "available HBM (15.75G).",
+    ],
+)
+def test_sizes_are_parsed_from_the_tpu_out_of_memory_error(message):
+    assert runs._REFUSAL.search(message).groups() == ("20.50", "G", "15.75", "G")
+
+
+def test_planned_shape_is_one_that_training_uses(tmp_path):
+    config = small_config()
+    store = write_store(tmp_path / "store", random_pairs(300))
+    shape = batch_shape(config, 2, store=str(tmp_path / "store"))
+    assert shape in Batches(store, config.data, seed=config.seed.data, shards=2).shapes
+
+
+@pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])
+def test_estimated_shape_has_the_rows_of_real_batches(shards, micro):
+    """Of packed rows that are 97 % full."""
+    config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "pack_length": 24})
+    assert batch_shape(config, shards) == shape_of(24, 10, micro, shards)

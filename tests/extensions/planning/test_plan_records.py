@@ -1,0 +1,31 @@
+"""The committed plans, made with the real compilers by the commands in docs/scaling.md and docs/accelerators.md."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+RECORDS = sorted((Path(__file__).parents[3] / "benchmarks" / "results").glob("plan_*.json"))
+PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan['topology']}-{plan['flops_per_device']:.0e}")
+def test_recorded_programs_fit_in_memory_with_their_state(plan):
+    train = plan["train"]
+    assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
+    padded = 1.001 if plan["mesh"]["fsdp"] == 1 else 1.5  # parts of arrays are padded to whole tiles
+    assert 1 <= train["memory"]["argument"] / plan["state_bytes"] < padded
+    assert plan["prediction"]["seconds"] > plan["ideal"]["seconds"] > 0
+
+
+def test_base_and_big_are_recorded():
+    topologies = {record.name: {plan["topology"] for plan in json.loads(record.read_text())} for record in RECORDS}
+    assert topologies["plan_base.json"] >= {"v5e-8", "h100-8"} and "h100-8" in topologies["plan_big.json"]
+
+
+def test_recorded_base_programs_exchange_each_parameter_once_in_bfloat16():
+    for plan in json.loads(next(r for r in RECORDS if r.name == "plan_base.json").read_text()):
+        parameters = plan["state_bytes"] / 12
+        exchanged = sum(row["bytes"] for row in plan["train"]["collectives"])
+        assert exchanged == pytest.approx(2 * parameters, rel=0.01)
+        assert {row["types"].split(" ->")[0] for row in plan["train"]["products"]} == {"bfloat16 x bfloat16"}

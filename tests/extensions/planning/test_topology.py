@@ -1,0 +1,88 @@
+"""Topology names: chips, devices, shapes, slices and hosts, and errors for unknown names."""
+
+import pytest
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.planning.chips import GPUS, target_config
+from t2t_flax.extensions.planning.topology import parse, parse_all, vendor_names
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "devices", "shape", "slices"),
+    [
+        ("v5e-16", 16, 16, (4, 4), 1),
+        ("v5e-256", 256, 256, (16, 16), 1),
+        ("v5litepod-16", 16, 16, (4, 4), 1),
+        ("v6e-8", 8, 8, (2, 4), 1),
+        ("v5p-128", 64, 64, (4, 4, 4), 1),  # the number counts TensorCores, two to a chip
+        ("v5p-8", 4, 4, (2, 2, 1), 1),
+        ("v4-32", 16, 16, (2, 2, 4), 1),
+        ("v3-8", 4, 8, (2, 2), 1),  # and on v3 a JAX device is a core
+        ("v3-2048", 1024, 2048, (32, 32), 1),
+        ("v5p:4x4x8", 128, 128, (4, 4, 8), 1),  # a shape counts chips
+        ("v5e:2x2", 4, 4, (2, 2), 1),
+        ("2xv5e-256", 512, 512, (16, 16), 2),
+        ("4xv5p:4x4x4", 256, 256, (4, 4, 4), 4),
+        ("cpu:8", 8, 8, (8,), 1),
+        ("2xcpu:4", 8, 8, (4,), 2),
+        ("h100-8", 8, 8, (8,), 1),
+        ("h100-16", 16, 16, (8,), 2),  # hosts of 8, joined by the network
+        ("2xh100-8", 16, 16, (8,), 2),
+        ("b200-4", 4, 4, (4,), 1),
+        ("gpu:h100x8", 8, 8, (8,), 1),  # the spelling before GPUs were compiled for
+        ("gpu:a100x16", 16, 16, (8,), 2),
+        ("gpu:h200", 1, 1, (1,), 1),
+    ],
+)
+def test_topology_names_give_device_shapes(name, chips, devices, shape, slices):
+    topology = parse(name)
+    assert (topology.chips, topology.devices, topology.shape, topology.slices) == (chips, devices, shape, slices)
+    assert str(chips if topology.chip else devices) in topology.describe()
+
+
+def test_vendor_sizes_and_shapes_agree():
+    for name in vendor_names():
+        family, _, size = name.partition("-")
+        topology = parse(name)
+        assert topology.chips * (2 if family in ("v3", "v4", "v5p") else 1) == int(size)
+        assert parse(f"{family}:{'x'.join(map(str, topology.shape))}").chips == topology.chips
+
+
+def test_several_names_by_comma_or_repetition():
+    assert [t.name for t in parse_all(["v5e-16,v5p:4x4x4", "cpu:2"])] == ["v5e-16", "v5p:4x4x4", "cpu:2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5x-256", "Did you mean 'v5"),
+        ("pod", "no such machine"),
+        ("v5e-512", "the largest v5e slice has 256 chips. Several slices are written 2xv5e-256"),
+        ("v5e:32x32", "1,024 chips, but the largest v5e slice has 256"),
+        ("v5p:16x16x32", "8,192 chips, but the largest v5p slice has 6,144"),
+        ("v5e-20", "no v5e slice has 20 chips; the nearest is v5e-16"),
+        ("v5p-12", "no v5p slice has 12 TensorCores"),
+        ("v5e:4x4x4", "a v5e slice has 2 axes"),
+        ("v5p:4x4", "a v5p slice has 3 axes"),
+        ("v5e:3x4", "even"),
+        ("v5e:big", "'big' is not a shape"),
+        ("0xv5e-16", "at least 1 slice"),
+        ("cpu:0", "no such machine"),
+        ("h100-12", "hosts of 8"),
+        ("h100-0", "no such machine"),
+        ("b900-8", "Did you mean 'b200-8'"),
+        ("gpu:h100x12", "hosts of 8"),
+    ],
+)
+def test_errors_list_the_valid_choices(name, message):
+    with pytest.raises(UserError) as error:
+        parse(name)
+    assert message in str(error.value) and name in str(error.value)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_gpu_target_configs_match_the_chip_table(name):
+    chip = GPUS[name]
+    text = target_config(chip)
+    assert f"device_memory_size: {int(chip.hbm_bytes)}\n" in text and f"core_count: {chip.target.cores} " in text
+    assert f'device_description_str: "{chip.kind}' in text and text.count("{") == text.count("}")

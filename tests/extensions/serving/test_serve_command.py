@@ -1,0 +1,104 @@
+"""`serve` on the command line: addresses, mistakes, and the end by a signal."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from helpers.processes import environment, free_port
+
+from t2t_flax.__main__ import main
+from t2t_flax.cli import serve as command
+from t2t_flax.extensions.serving.command import model_names
+
+for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
+    pytest.importorskip(package, reason="needs the extra serve and httpx")
+from helpers.http_server import wait_for  # noqa: E402
+
+
+def error_of(capsys, *words) -> str:
+    assert main(["serve", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_port_in_use_is_one_line(workdir, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = error_of(capsys, f"--workdir={workdir}", f"--port={port}")
+    assert text == (
+        f"t2t_flax serve: port {port} of 127.0.0.1 is in use: stop the program that has it, or give --port=N.\n"
+    )
+
+
+def test_wrong_use_is_refused(workdir, tmp_path, capsys):
+    assert "holds no run" in error_of(capsys, f"--workdir={tmp_path}")
+    assert "must be at most 65535" in error_of(capsys, f"--workdir={workdir}", "--port=70000")
+    assert "Give another --host or --port" in error_of(capsys, f"--workdir={workdir}", "--host=203.0.113.1", "--port=0")
+    assert "--best and --step" in error_of(capsys, f"--workdir={workdir}", "--best", "--step=1")
+
+
+def test_missing_package_is_named_with_its_installation(workdir, capsys, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
+    text = error_of(capsys, f"--workdir={workdir}")
+    assert "serve needs the package uvicorn: pip install -e '.[serve]'" in text
+
+
+def test_names_of_models_are_unique():
+    assert model_names(["runs/toy", "other/toy/", "pretrained:toy", "big"]) == ["toy", "toy-2", "toy-3", "big"]
+
+
+def test_name_of_a_relative_folder_is_its_own(tmp_path, monkeypatch):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert model_names([".", "below/..", "./below/", "gs://bucket/runs/far/", "/"]) == [
+        "here",
+        "here-2",
+        "below",
+        "far",
+        "run",
+    ]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return "ready" in get(f"{url}/ready")
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_signal_ends_the_server_with_exit_code_0(workdir, number, tmp_path):
+    words = [f"--workdir={workdir}", "--port=0", "--max-batch=1", "--config.decode.beam_size=1"]
+    log = (tmp_path / "log").open("w")
+    with subprocess.Popen(
+        [sys.executable, "-m", "t2t_flax", "serve", *words], env=environment(), stdout=subprocess.PIPE, stderr=log, text=True
+    ) as server:  # fmt: skip
+        try:
+            url = re.fullmatch(r"listening on (http://127.0.0.1:\d+)\n", server.stdout.readline())[1]
+            wait_for(lambda: is_ready(url), "ready server", 120)
+            assert (
+                '"model":"tiny"' in urllib.request.urlopen(f"{url}/api/translate", b'{"text": "Yes."}').read().decode()
+            )
+            server.send_signal(number)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    text = (tmp_path / "log").read_text()
+    assert "tiny: ready (step 2; jax " in text and "Traceback" not in text, text
+
+
+def test_damaged_run_ends_the_server_with_exit_code_2(workdir, tmp_path, capsys):
+    """The config is there, so that the server starts; the parameters are not."""
+    (tmp_path / "config.json").write_bytes((workdir / "config.json").read_bytes())
+    (tmp_path / "tokenizer").symlink_to(workdir / "tokenizer")
+    assert "checkpoint" in error_of(capsys, f"--workdir={tmp_path}", f"--port={free_port()}", "--config.mesh.data=-1")

@@ -1,0 +1,129 @@
+"""The report of a sweep as text, CSV and page, and its plots."""
+
+import csv
+import sys
+
+import pytest
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.plots import plot_parallel
+from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.resources import Resources
+from t2t_flax.extensions.sweeps.results import Row
+
+
+def test_report_explains_why_a_row_is_not_compared(finished_sweep):
+    (finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json").unlink()
+    text = report(finished_sweep.folder.path)
+    assert "same: there is no record" in text and "see the note" in text and "worse" in text
+
+
+def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
+    """BLEU is resampled over sentences; a loss would need two seeds, and the report says so."""
+    sweep = fake_sweep({f"r{i}": f"ok {30 * (i > 0)}" for i in range(5)})
+    sweep.work(resources=[Resources(), Resources()])
+    text = report(sweep.folder.path)
+    assert text.count("worse") == 4 and "corrected for all 10 pairs of rows" in text
+    assert "no differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
+
+
+def test_page_names_trials_of_other_code(finished_sweep):
+    finished_sweep.update_status("same,seed=1", digests=("f" * 16,))
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
+    assert f"with other source: same,seed=1 ({'f' * 16})" in page
+
+
+def test_report_as_text_csv_and_page(finished_sweep):
+    text = report(finished_sweep.folder.path)
+    assert "good" in text and "compared with" in text and "worse" in text and "no clear difference" in text
+    out = finished_sweep.folder.path / "report"
+    with (out / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "99.50"
+    with (out / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 6 and trials[1]["score"] == "99.0" and trials[1]["train.steps"] == "100"
+    assert (
+        trials[1]["command"].startswith("python -m t2t_flax train --config=")
+        and "--config.seed.init=1" in trials[1]["command"]
+    )
+    page = (out / "index.html").read_text()
+    assert page.count("<tr") == 4 and "--config.train.steps=101" in page
+    assert report(finished_sweep.folder.path) == text and (out / "index.html").read_text() == page
+
+
+def test_caption_names_the_sources_of_variation(finished_sweep):
+    assert "over sentences and seeds (these with one spread for all rows)" in report(finished_sweep.folder.path)
+
+
+def test_caption_for_one_seed_names_the_missing_variation(fake_sweep):
+    single = fake_sweep({"good": "ok 0", "poor": "ok 20"})
+    single.work()
+    assert "over sentences only: one seed does not show the variation between seeds" in report(single.folder.path)
+
+
+def test_page_contains_the_plots(finished_sweep):
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
+    assert sorted(path.name for path in (finished_sweep.folder.path / "report").glob("*.svg")) == [
+        "curves.svg",
+        "effects.svg",
+    ]
+    assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
+
+
+def test_parallel_coordinates_of_two_keys():
+    rates, heads = ("1e-4", "1e-3", "1e-2"), ("learned", "sinusoid")
+    table = [
+        Row(f"{rate} {head}", {"optimizer.peak_lr": rate, "model.position": head}, (), {}, (), mean=float(i + j))
+        for i, rate in enumerate(rates)
+        for j, head in enumerate(heads)
+    ]
+    (axes,) = plot_parallel(table, "sacrebleu").axes
+    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
+    assert sorted(drawn) == sorted(
+        [pytest.approx([i / 2, j, (i + j) / 3]) for i in range(3) for j in range(2)], key=lambda a: a.expected
+    )
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["peak_lr", "position", "sacrebleu"]
+
+
+def test_two_spellings_of_a_number_have_one_position():
+    table = [
+        Row(f"{rate} {heads}", {"model.dropout": rate, "model.num_heads": heads}, (), {}, (), mean=float(heads))
+        for rate in ("0.1", "0.10")
+        for heads in ("1", "4", "8")
+    ]
+    (axes,) = plot_parallel(table, "sacrebleu").axes
+    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
+    assert len({line[0] for line in drawn}) == 1
+    assert sorted({line[1] for line in drawn}) == pytest.approx([0, 3 / 7, 1])
+
+
+def test_page_without_matplotlib_says_what_to_install(finished_sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    report(finished_sweep.folder.path)
+    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
+    assert "pip install -r requirements.txt" in page
+    assert (
+        "<svg" not in page
+        and page.count("<tr") == 4
+        and not list((finished_sweep.folder.path / "report").glob("*.svg"))
+    )
+
+
+def test_page_shows_logs_of_failed_trials(fake_sweep):
+    sweep = fake_sweep({"bad": "fail", "good": "ok 1"})
+    sweep.work(retries=0)
+    text = report(sweep.folder.path)
+    assert "1 failed" in text and "1 complete" in text
+    assert "Traceback: out of something" in (sweep.folder.path / "report" / "index.html").read_text()
+
+
+def test_report_of_a_folder_without_sweep_is_rejected(tmp_path):
+    with pytest.raises(UserError, match="no sweep.json"):
+        report(tmp_path)
+    for text in ("", '{"config": "toy"', "[]", '{"config": "toy"}'):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(UserError, match="sweep.json is damaged"):
+            report(tmp_path)

@@ -1,0 +1,283 @@
+"""Scores of trials, and the rows of a sweep: mean, spread and significance."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from fake_sweep import TOY
+from helpers.records import record
+
+from t2t_flax.config import load_config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.folder import read_sweep
+from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.results import (
+    check_score,
+    format_difference,
+    learning_curve,
+    rows,
+    trial_score,
+    verdict,
+)
+from t2t_flax.extensions.sweeps.worker import TrialQueue
+
+
+def test_mean_and_spread_over_seeds(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
+    assert [row.name for row in table] == ["good", "same", "poor"] and reference == "good"
+    for row, wrong in zip(table, ([0, 1], [1, 11], [30, 31]), strict=True):
+        assert row.mean == pytest.approx(100 - np.mean(wrong)) and row.spread == pytest.approx(np.std(wrong, ddof=1))
+    assert table[0].comparison is None
+    assert table[2].comparison["p_corrected"] < 0.05 and table[2].comparison["interval"]["high"] < 0
+    assert table[1].comparison["p_value"] > 0.05 and table[1].comparison["seeds"] == [0, 1]
+
+
+def test_lower_is_better_for_nll(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "nll")
+    assert reference == "good" and table[0].mean == pytest.approx(0.05) and table[0].comparison is None
+    assert trial_score(finished_sweep.folder, "poor,seed=1", "valid_nll") == 1.5
+
+
+def test_higher_is_better_for_token_accuracy(finished_sweep):
+    for name, accuracy in zip(finished_sweep.names, (0.8, 0.7, 0.6, 0.5, 0.4, 0.3), strict=True):
+        with (finished_sweep.folder.workdir(name) / "metrics.jsonl").open("a") as file:
+            file.writelines(f'{{"step": {s}, "valid_accuracy": {accuracy - s / 1e4}}}\n' for s in (800, 900))
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "valid_accuracy")
+    assert reference == "good" and [row.mean for row in table] == pytest.approx([0.67, 0.47, 0.27])
+
+
+def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_sweep):
+    """Student's t over three rows: two degrees of freedom."""
+    described = read_sweep(finished_sweep.folder.path)
+    _, same, poor = rows(finished_sweep.folder, described, "nll")[0]
+    assert "sentences" not in poor.comparison and "Student's t" in poor.comparison["how"]
+    spread = np.array([[0.0, 0.1], [0.1, 1.1], [3.0, 3.1]])
+    residuals = spread - spread.mean(1, keepdims=True) - spread.mean(0) + spread.mean()
+    half = 4.302653 * np.sqrt((residuals**2).sum() / 2)
+    assert poor.comparison["difference"] == pytest.approx(3.0)
+    assert poor.comparison["interval"]["low"] == pytest.approx(3.0 - half, abs=1e-3)
+    assert verdict(same, "good") == "no clear difference"
+    significant = dataclasses.replace(poor, comparison=poor.comparison | {"p_corrected": 0.01})
+    assert verdict(significant, "good") == "worse"  # a higher loss
+    text = report(finished_sweep.folder.path, score="nll")
+    assert "nll, lower is better" in text
+    assert "over seeds (with one spread for all rows); p: two-sided, both corrected for all 3 pairs of rows" in text
+
+
+def test_row_is_significant_exactly_if_its_interval_excludes_zero(finished_sweep):
+    """Intervals and p-values of a table have the same correction, for a named baseline and for the best row."""
+    for metric, baseline in (("sacrebleu", ""), ("sacrebleu", "poor"), ("nll", "same")):
+        table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), metric, baseline)
+        for comparison in (row.comparison for row in table if row.name != reference):
+            corrected, uncorrected = comparison["interval_corrected"], comparison["interval"]
+            assert (comparison["p_corrected"] < 0.05) == (not corrected["low"] <= 0 <= corrected["high"])
+            assert comparison["p_corrected"] >= comparison["p_value"] and corrected["low"] <= uncorrected["low"]
+        row_shown = next(row for row in table if row.name != reference)
+        assert f"[{row_shown.comparison['interval_corrected']['low']:+.2f}" in format_difference(row_shown)
+
+
+def test_lower_is_better_for_ter(finished_sweep):
+    for name in finished_sweep.names:
+        path = finished_sweep.folder.workdir(name) / "eval" / "test-3.json"
+        content = json.loads(path.read_text())
+        wrong = 100.0 - content["scores"]["sacrebleu"]["score"]
+        content["scores"]["ter"] = {"score": 100 * wrong / (40 * 8)}  # one of eight words of a sentence
+        path.write_text(json.dumps(content))
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "ter")
+    assert reference == "good" and table[0].mean == pytest.approx(100 * 0.5 / 320)
+    poor = next(row for row in table if row.name == "poor")
+    assert poor.comparison["difference"] > 0 and poor.comparison["sentences"] == 40 and verdict(poor, "good") == "worse"
+
+
+DAMAGE = {
+    "the record is gone": lambda folder: (folder / "eval" / "test-3.json").unlink(),
+    "the record is cut short": lambda folder: (folder / "eval" / "test-3.json").write_text(
+        '{"record_version": 1, "sco'
+    ),
+    "the record is another JSON file": lambda folder: (folder / "eval" / "test-3.json").write_text("[1, 2]"),
+    "the record has no scores": lambda folder: rewritten(folder / "eval" / "test-3.json", scores=None),
+    "a score is text": lambda folder: rewritten(
+        folder / "eval" / "test-3.json", scores={"sacrebleu": {"score": "high"}}
+    ),
+    "the record is of an unknown task": lambda folder: rewritten(
+        folder / "eval" / "test-3.json", config={"data": {"task": "chess"}}
+    ),
+    "the record is not readable": lambda folder: unreadable(folder / "eval" / "test-3.json"),
+    "the hypotheses are gone": lambda folder: (folder / "eval" / "test-3.hyp.txt").unlink(),
+    "the references changed": lambda folder: (folder / "eval" / "test-3.ref.txt").write_text("other\n"),
+    "the marker is empty": lambda folder: (folder / "complete.json").write_text(""),
+    "the marker names a file elsewhere": lambda folder: rewritten(folder / "complete.json", record="../../x.json"),
+    "the config is damaged": lambda folder: (folder.parents[1] / "configs" / f"{folder.name}.json").write_text("{"),
+}
+
+
+def rewritten(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_record_affects_only_its_row(finished_sweep, damage):
+    folder = finished_sweep.folder
+    DAMAGE[damage](folder.workdir("same,seed=0"))
+    table, reference = rows(folder, read_sweep(folder.path), "sacrebleu")
+    by = {row.name: row for row in table}
+    assert reference == "good" and by["poor"].comparison["p_corrected"] < 0.05
+    assert by["same"].problem and by["same"].comparison is None
+    assert [r.score is None for r in by["same"].results] == [True, False]
+
+
+def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
+    folder = finished_sweep.folder
+    (folder.workdir("good,seed=1") / "eval" / "test-3.hyp.txt").unlink()
+    table, reference = rows(folder, read_sweep(folder.path), "sacrebleu")
+    assert reference == "good" and table[0].problem
+    assert {row.name: row.comparison and row.comparison["seeds"] for row in table} == {
+        "good": None,
+        "same": [0],
+        "poor": [0],
+    }
+
+
+def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
+    """As after `evaluate --config.decode.beam_size=8` in a trial's workdir."""
+    path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+    content = json.loads(path.read_text())
+    content["config"]["decode"] = {"beam_size": 8}
+    path.write_text(json.dumps(content))
+    text = report(finished_sweep.folder.path)
+    assert "decode.beam_size = 8 (the trial has 4)" in text and "evaluate --workdir=" in text and "worse" in text
+    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
+    assert {row.name: sum(r.score is not None for r in row.results) for row in table} == {
+        "good": 2,
+        "same": 1,
+        "poor": 2,
+    }
+
+
+def test_unknown_baseline_or_score_is_rejected(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "poor")
+    assert reference == "poor" and all(row.comparison["difference"] > 0 for row in table if row.name != "poor")
+    with pytest.raises(UserError, match="no row 'best'.*good, same, poor"):
+        rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu", "best")
+    with pytest.raises(UserError, match="no score 'rouge'; it has sacrebleu, nll"):
+        rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "rouge")
+
+
+def test_row_with_another_test_set_does_not_affect_the_others(finished_sweep):
+    path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"data": content["data"] | {"digest": "e" * 64}}))
+    text = report(finished_sweep.folder.path)
+    assert "the records are of different test sets" in text and "worse" in text
+
+
+def test_running_trials_are_shown_with_their_curve(fake_sweep):
+    sweep = fake_sweep({"good": "ok 1", "slow": "long"})
+    sweep.work(stop=None, queue=TrialQueue(["good,seed=0"]))
+    claim = sweep.folder.claim("slow,seed=0")
+    sweep.folder.workdir("slow,seed=0").mkdir(parents=True)
+    (sweep.folder.workdir("slow,seed=0") / "metrics.jsonl").write_text(
+        '{"step": 5, "valid_nll": 2.0}\n{"step": 9, "valid_nll": NaN}\n'
+    )
+    (table, _) = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
+    claim.release()
+    assert table[1].states == {"running": 1} and learning_curve(sweep.folder, "slow,seed=0") == [(5, 2.0)]
+
+
+def test_parsing_rows_are_compared_by_f1(fake_sweep):
+    sweep = fake_sweep({"good": "ok", "poor": "ok"})
+    sweep.work()
+    right = [f"(TOP (S (NP (DT the) (NN w{i})) (VP (VBD ran))))" for i in range(40)]
+    for name, wrong in (("good,seed=0", 2), ("poor,seed=0", 20)):
+        hypotheses = [tree.replace("VP", "XP") if i < wrong else tree for i, tree in enumerate(right)]
+        path = record(sweep.folder.workdir(name) / "eval", "test-3", hypotheses, right, data={"task": "parsing"})
+        f1 = 100 * (1 - wrong / 120)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": {"f1": {"score": f1}}}))
+        marker = sweep.folder.workdir(name) / "complete.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"record": "test-3.json"}))
+    (good, poor), reference = rows(sweep.folder, read_sweep(sweep.folder.path), "f1")
+    assert reference == "good" == good.name
+    assert poor.comparison["difference"] == pytest.approx(poor.mean - good.mean, abs=1e-3)
+    assert poor.comparison["score"] == "f1" and poor.comparison["p_value"] < 0.01
+    assert "worse" in report(sweep.folder.path, score="f1")
+
+
+def test_score_of_a_named_test_set(fake_sweep):
+    """`SET:score`; without a set, the score of the first one."""
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    references = [f"sentence number {i} of the other test set" for i in range(40)]
+    for name, wrong, score in (("good,seed=0", 30, 20.0), ("poor,seed=0", 1, 99.0)):
+        hypotheses = [r.replace("sentence", "word") if i < wrong else r for i, r in enumerate(references)]
+        workdir = sweep.folder.workdir(name)
+        path = record(workdir / "eval", "other-3", hypotheses, references)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": {"sacrebleu": {"score": score}}}))
+        marker = json.loads((workdir / "complete.json").read_text())
+        records = {"first": marker["record"], "other": "other-3.json"}
+        (workdir / "complete.json").write_text(json.dumps(marker | {"records": records}))
+    for metric, best, scores in (
+        ("sacrebleu", "good", [98.0, 96.0]),
+        ("first:sacrebleu", "good", [98.0, 96.0]),
+        ("other:sacrebleu", "poor", [99.0, 20.0]),
+    ):
+        table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), metric)
+        assert reference == best and [row.mean for row in table] == scores, metric
+        assert table[1].comparison["score"] == "sacrebleu" and table[1].comparison["difference"] < 0
+    with pytest.raises(UserError, match="no record of the test set 'third'"):
+        trial_score(sweep.folder, "good,seed=0", "third:sacrebleu")
+    valid = "de-en=toy:valid:20; en-de=toy:valid:10"
+    config = load_config(TOY, {"data.test": "first=toy:test; other=toy:test:40", "data.valid": valid})
+    for name in ("other:chrf", "sacrebleu", "valid_nll", "valid_nll/en-de"):
+        check_score(name, config)
+    for wrong, message in (
+        ("third:chrf", "there is no score third:chrf"),
+        ("other:valid_nll", "of config.data.valid, the mean over all its sets: use --score=valid_nll"),
+        ("other:nonsense", "there is no score 'nonsense'"),
+        ("valid_nll/fr-de", "there is no score valid_nll/fr-de: config.data.valid has de-en, en-de"),
+        ("valid_nonsense/en-de", "there is no score 'valid_nonsense'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_score(wrong, config)
+
+
+def test_score_of_one_validation_set(fake_sweep):
+    """The best evaluation of each trial, on that set alone."""
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    for name, values in (("good,seed=0", (3.0, 2.5, 2.75)), ("poor,seed=0", (2.0, 2.25))):
+        lines = [{"step": i, "valid_nll": 9.0 - i, "valid_nll/en-de": value} for i, value in enumerate(values, 1)]
+        (sweep.folder.workdir(name) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), "valid_nll/en-de")
+    assert reference == "poor" and {row.name: row.mean for row in table} == {"good": 2.5, "poor": 2.0}
+    assert "valid_nll/en-de" in report(sweep.folder.path, score="valid_nll/en-de")
+
+
+def test_spread_is_estimated_from_all_rows(finished_sweep):
+    """Only the seeds of `same` differ by more than a sentence, but all rows get the pooled spread."""
+    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
+    same, poor = (row.comparison for row in table[1:])
+    assert same["seed_spread"] == poor["seed_spread"] > 1 and same["freedom"] == poor["freedom"] == 2
+    width = lambda c: c["interval"]["high"] - c["interval"]["low"]  # noqa: E731
+    expected = [
+        2 * np.sqrt((4.3027 * c["seed_spread"]) ** 2 + (1.96 * c["sentence_spread"]) ** 2) for c in (same, poor)
+    ]
+    assert [width(same), width(poor)] == pytest.approx(expected, rel=0.03)
+
+
+def test_settings_without_effect_on_scores_do_not_invalidate_a_record(fake_sweep):
+    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
+    sweep.work()
+    path = next((sweep.folder.workdir("good,seed=0") / "eval").glob("*.json"))
+    content = json.loads(path.read_text())
+    for key, value, valid in (("batch_size", 7, True), ("beam_size", 7, False)):
+        decode = content["config"].get("decode", {}) | {key: value}
+        path.write_text(json.dumps(content | {"config": content["config"] | {"decode": decode}}))
+        table, _ = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
+        (good,) = (row for row in table if row.name == "good")
+        assert (good.mean is not None) == valid, key
