@@ -128,25 +128,6 @@ def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> s
     return describe(resolved)
 
 
-def plan(
-    config: ConfigLike,
-    topology: str,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    decode: bool = True,
-) -> dict[str, Any]:
-    """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
-    device; returns memory, FLOPs, traffic, collectives and the predicted step time, as `plan --json` writes them.
-    """
-    from t2t_flax.extensions.planning.compiler_process import plan_in_child
-    from t2t_flax.extensions.planning.topology import parse_all
-
-    machines = parse_all([topology])
-    if len(machines) != 1:
-        raise UserError(f"topology = {topology!r} names {len(machines)} machines: name one, for example 'v5e-16'.")
-    return plan_in_child(resolve(config, overrides), machines[0], *([] if decode else ["--no-decode"]))
-
-
 def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:
     """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
     from t2t_flax import config as config_lib
@@ -193,4 +174,4 @@ def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.
     return results[0]
 
 
-__all__: Sequence[str] = ("evaluate", "explain", "load", "plan", "prepare", "resolve", "train")
+__all__: Sequence[str] = ("evaluate", "explain", "load", "prepare", "resolve", "train")

@@ -8,18 +8,18 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "t2t_flax"
 ALLOWED_IMPORTS = {
     "errors": set(),
+    "registry": {"extensions"},  # loads them
     "version": set(),
     "tables": set(),
     "filesystem": {"errors"},
     "locks": {"errors", "filesystem"},
-    "config": {"errors"},
+    "config": {"errors", "registry"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
     "data": {"config", "errors", "filesystem", "locks", "pretrained"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
-    "interop": {"config", "errors", "filesystem", "locks", "data", "models", "decoding"},
     "training": {
         "config",
         "errors",
@@ -30,12 +30,12 @@ ALLOWED_IMPORTS = {
         "models",
         "distributed",
         "monitoring",
-        "interop",
         "pretrained",
         "version",
     },
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
     "evaluation": {
+        "registry",
         "config",
         "errors",
         "filesystem",
@@ -45,53 +45,13 @@ ALLOWED_IMPORTS = {
         "distributed",
         "training",
         "decoding",
-        "interop",
         "pretrained",
         "tasks",
         "version",
     },
     "tasks": {"config", "errors", "filesystem", "data"},
-    "serving": {
-        "config",
-        "errors",
-        "data",
-        "distributed",
-        "process_setup",
-        "decoding",
-        "evaluation",
-        "tasks",
-        "version",
-    },
-    "sweeps": {
-        "config",
-        "errors",
-        "filesystem",
-        "locks",
-        "data",
-        "distributed",
-        "process_setup",
-        "monitoring",
-        "evaluation",
-        "pretrained",
-        "tables",
-        "tasks",
-        "version",
-    },
-    "planning": {
-        "config",
-        "errors",
-        "filesystem",
-        "data",
-        "models",
-        "distributed",
-        "process_setup",
-        "monitoring",
-        "training",
-        "decoding",
-        "tables",
-    },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "sweeps", "tables", "tasks", "version")
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "registry", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -105,21 +65,40 @@ def imports(path: Path) -> set[str]:
     return names
 
 
+CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "extensions"]
+EXTENSION_FILES = [path for path in FILES if path not in CORE and path.parent.name != "extensions"]
+EXTENSIONS_WITHOUT_JAX = ("sweeps",)
+
+
 def package_part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", CORE, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_follow_the_layers(path):
     own = package_part(path)
-    if own not in ALLOWED_IMPORTS:
-        assert own in ("api", "cli", "jobs", "__main__", "__init__")
-        return
     for name in imports(path):
-        if name.startswith("t2t_flax."):
+        if name.startswith("t2t_flax.") and own in ALLOWED_IMPORTS:
             other = name.split(".")[1]
             assert other == own or other in ALLOWED_IMPORTS[own], f"{path.name} in {own} imports {name}"
         if own in NO_JAX:
+            assert name.split(".")[0] not in ("jax", "flax", "optax", "orbax"), f"{path.name} imports {name}"
+    assert own in ALLOWED_IMPORTS or own in ("api", "cli", "jobs", "__main__", "__init__")
+
+
+def test_the_core_does_not_know_the_extensions():
+    """Only the loader names them."""
+    named = [path.relative_to(PACKAGE).as_posix() for path in CORE if "t2t_flax.extensions" in path.read_text()]
+    assert named == ["registry.py"]
+
+
+@pytest.mark.parametrize("path", EXTENSION_FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_extensions_import_the_core_and_themselves(path):
+    own = path.relative_to(PACKAGE).parts[1]
+    for name in imports(path):
+        if name.startswith("t2t_flax.extensions"):
+            assert name.split(".")[2] == own, f"{path.name} of the extension {own} imports {name}"
+        if own in EXTENSIONS_WITHOUT_JAX and path.name != "train_together.py":
             assert name.split(".")[0] not in ("jax", "flax", "optax", "orbax"), f"{path.name} imports {name}"
 
 

@@ -29,9 +29,10 @@ def test_named_records_and_keys_exist():
 
 
 def test_every_command_and_config_is_named():
-    from t2t_flax.__main__ import COMMANDS
+    from t2t_flax.registry import COMMANDS, load_extensions
 
-    for command in COMMANDS:
+    load_extensions()
+    for command in (name for name, row in COMMANDS.items() if not row.hidden):
         assert f"python -m t2t_flax {command}" in TEXT
     for config in (ROOT / "configs").glob("*.py"):
         assert config.stem in TEXT

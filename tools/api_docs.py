@@ -32,7 +32,7 @@ def page() -> str:
     from t2t_flax.jobs import TrainResult
 
     parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n"]
-    for name in ("train", "prepare", "evaluate", "load", "explain", "plan"):
+    for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
     parts.append("\n## Results\n")
     for cls in (TrainResult, Loaded, Translation, Hypothesis, PairScore, AttentionMaps):

@@ -1,7 +1,5 @@
 """`average`: writes the mean of checkpoints as a new workdir."""
 
-import argparse
-
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
 from t2t_flax.process_setup import prepare_process
@@ -23,8 +21,6 @@ def run(argv: list[str]) -> int:
         "--workdir", required=True, action="append", metavar="DIR", help="folder of a run; may be given several times"
     )
     arguments.add_checkpoint(parser, several=True)
-    parser.add_argument("--last", type=arguments.count(1), dest="average", help=argparse.SUPPRESS)  # older names
-    parser.add_argument("--steps", type=_steps, dest="step", help=argparse.SUPPRESS)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to create")
     args, overrides = arguments.parse(parser, argv)
     steps = args.step or []
@@ -42,10 +38,3 @@ def run(argv: list[str]) -> int:
     parts = average(args.workdir, args.output, last=args.average, steps=steps, best=args.best, overrides=overrides)
     print(f"{args.output}: mean of " + ", ".join(f"{workdir} step {step}" for workdir, step in parts))
     return 0
-
-
-def _steps(text: str) -> list[int]:
-    try:
-        return [arguments.count()(step) for step in text.split(",")]
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"expected step numbers, as in --steps=500,1000, not {text[:40]!r}") from None

@@ -55,7 +55,7 @@ def check_invariants(config: Config) -> None:
     assert from_json(to_json(config)) == config
     for name in fields():
         group, item = name.split(".")
-        value = getattr(getattr(config, group), item)
+        value = getattr(config.group(group), item)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float):
                 assert math.isfinite(number) and abs(number) < 2**63 and (math.copysign(1, number) > 0 or number < 0)
@@ -90,10 +90,10 @@ JSON = st.recursive(
 def test_random_stored_configs(name, value, cut):
     values = json.loads(to_json(Config()))
     config_or_none(lambda: from_json(json.dumps(values)[:cut]))
-    values[name.split(".")[0]][name.split(".")[1]] = value
+    group, item = name.split(".")
+    values.setdefault(group, {})[item] = value
     if config := config_or_none(lambda: from_json(json.dumps(values))):
         check_invariants(config)
-    config_or_none(lambda: from_json(json.dumps(values | {"schema_version": value})))
     config_or_none(lambda: from_json(json.dumps(value)))
 
 
@@ -119,13 +119,6 @@ def test_out_of_range_values_are_refused(key, text, message):
 def test_huge_integers_are_refused():
     with pytest.raises(UserError, match="config.train.steps = a value of type int: must be at most"):
         resolve({"train": {"steps": 10**5000}})
-
-
-def test_stored_seeds_above_32_bits_wrap_around():
-    assert resolve(override(default_config(), {"seed.init": str(2**32 - 1)})).seed.init == 2**32 - 1
-    values = json.loads(to_json(Config())) | {"schema_version": 1}
-    values["seed"] |= {"init": 2**32 + 5, "dropout": 2**64 + 7, "data": 2**40}
-    assert from_json(json.dumps(values)).seed == Config().seed.__class__(init=5, dropout=7, data=2**40)
 
 
 @pytest.mark.parametrize(

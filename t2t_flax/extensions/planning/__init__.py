@@ -1,5 +1,8 @@
 """Planning: programs compiled ahead of time for a machine that is not at hand."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from t2t_flax.registry import add_command
 
 add_command(
@@ -7,3 +10,21 @@ add_command(
     "t2t_flax.extensions.planning.command",
     "compile for an accelerator that is not at hand: memory, collectives, predicted time",
 )
+
+
+def compile_for(
+    topology: str, config: Any, overrides: Mapping[str, Any] | None = None, *, decode: bool = True
+) -> dict[str, Any]:
+    """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
+    device. config, overrides: as in `t2t_flax.train`. Returns memory, FLOPs, traffic, collectives and the predicted step time,
+    as `plan --json` writes them.
+    """
+    from t2t_flax.api import resolve
+    from t2t_flax.errors import UserError
+    from t2t_flax.extensions.planning.compiler_process import plan_in_child
+    from t2t_flax.extensions.planning.topology import parse_all
+
+    machines = parse_all([topology])
+    if len(machines) != 1:
+        raise UserError(f"topology = {topology!r} names {len(machines)} machines: name one, for example 'v5e-16'.")
+    return plan_in_child(resolve(config, overrides), machines[0], *([] if decode else ["--no-decode"]))

@@ -110,9 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     submit_help += f"{', '.join(LAUNCHERS)} (launch/README.md). With --dry-run only prints the commands"
     run_flag("--submit", type=_Submission.parse, metavar="[LAUNCHER:]N", help=submit_help)
     option = "option of the launcher: for slurm one of submitit (timeout_min=600, slurm_partition=gpu, gpus_per_node=1 ...), "
-    option += "else a flag of its script in launch/ (accelerators=tpu-v6e-16). --slurm is its former name"
-    names = ("--submit-option", "--slurm")
-    run_flag(*names, action="append", default=[], metavar="OPTION=VALUE", help=option)
+    option += "else a flag of its script in launch/ (accelerators=tpu-v6e-16)"
+    run_flag("--submit-option", action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
     score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set, "

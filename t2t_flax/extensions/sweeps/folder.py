@@ -73,8 +73,7 @@ class Folder:
 
     @property
     def proposals(self) -> Path:
-        older = self.path / "asked"  # the name in older sweeps
-        return older if older.exists() else self.path / "proposals"
+        return self.path / "proposals"
 
     def workdir(self, name: str) -> Path:
         return self.path / "trials" / name

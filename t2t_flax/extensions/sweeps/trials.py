@@ -102,7 +102,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
     """The last part of each key if no other key of the sweep ends in it, else the whole key."""
     keys = set(keys)
     count = Counter(key.split(".")[-1] for key in keys)
-    return {key: key if count[key.split(".")[-1]] > 1 else key.split(".")[-1] for key in SEED_KEYS}
+    return {key: key if count[key.split(".")[-1]] > 1 else key.split(".")[-1] for key in keys}
 
 
 def folder_name(text: str) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 
+import jax
 import pytest
 from helpers.runs import start, tiny_run
 
@@ -14,9 +15,9 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation import engine as engine_module
 from t2t_flax.evaluation.engine import check_engine, is_current
 from t2t_flax.evaluation.evaluate import existing_record
+from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint_selection import Choice
 
@@ -61,7 +62,7 @@ def test_ctranslate2_translates_as_the_jax_search_and_keeps_its_model(workdir, k
     copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=config_of(n_best=2).decode))
     assert copy.opened is theirs.opened and list(theirs.opened) == ["float32"], "copies share the model in memory"
     t2t_flax.load(workdir, step=1, overrides=CT2).translate(lines[:1])
-    t2t_flax.load(workdir, overrides=CT2 | {"decode.quantization": "int8"}).translate(lines[:1])
+    t2t_flax.load(workdir, overrides=CT2 | {"ctranslate2.quantization": "int8"}).translate(lines[:1])
     assert len(os.listdir(kept)) == 3, "other parameters and types are other models"
     assert not (workdir / "ctranslate2").exists()
 
@@ -95,8 +96,6 @@ def test_commands_name_the_engine(workdir, capsys, monkeypatch):
     assert "decoding with" not in by_jax.err and "decoding with ctranslate2 4" in by_ctranslate2.err
     texts = [[line.split("\t")[0] for line in out.splitlines()] for out in (by_jax.out, by_ctranslate2.out)]
     assert texts[0] == texts[1] and len(texts[0]) == 2
-    fallen_back = translated(*flags({"decode.engine": "auto"}))
-    assert "decoding with jax" in fallen_back.err and "early_stopping = beam_full" in fallen_back.err
 
 
 @needs_extra
@@ -118,17 +117,14 @@ def config_of(**decode):
 
 def test_a_record_counts_for_its_own_engine_only(monkeypatch):
     rules = dict(length_penalty="power", early_stopping="beam_full")
-    by_jax, old = {"engine": {"name": "jax"}, "hardware": {"device": "cpu"}}, {"hardware": {"device": "cpu"}}
-    by_ctranslate2 = {"engine": {"name": "ctranslate2", "version": "4.9"}, "hardware": {"device": "cpu"}}
+    by_jax = {"engine": {"name": "jax", "version": jax.__version__}}
+    by_ctranslate2 = {"engine": {"name": "ctranslate2", "version": "4.9"}}
     monkeypatch.setattr(engine_module, "installed_version", lambda: "4.9")
-    for engine, expected in {"jax": (True, True, False), "auto": (False, False, True)}.items():
+    for engine, expected in {"jax": (True, False), "ctranslate2": (False, True)}.items():
         config = config_of(engine=engine, **rules)
-        assert tuple(is_current(record, config) for record in (by_jax, old, by_ctranslate2)) == expected
-    assert is_current(by_jax, config_of(engine="auto")), "other rules: auto is JAX again"
+        assert tuple(is_current(record, config) for record in (by_jax, by_ctranslate2)) == expected
     monkeypatch.setattr(engine_module, "installed_version", lambda: "5.0")
     assert not is_current(by_ctranslate2, config_of(engine="ctranslate2", **rules))
-    monkeypatch.setattr(engine_module, "installed_version", lambda: None)
-    assert is_current(by_jax, config_of(engine="auto", **rules))
 
 
 @pytest.mark.parametrize(
@@ -152,12 +148,14 @@ def test_what_is_impossible_is_refused_by_key(keys, named):
 
 def test_quantization_is_for_ctranslate2():
     config = to_config_dict(Config())
-    config.decode.quantization = "int8"
-    with pytest.raises(UserError, match="config.decode.quantization = int8 is for config.decode.engine = ctranslate2"):
+    config.ctranslate2.quantization = "int8"
+    with pytest.raises(
+        UserError, match="config.ctranslate2.quantization = int8 is for config.decode.engine = ctranslate2"
+    ):
         resolve(config)
 
 
-def test_without_the_extra_it_is_refused_and_auto_is_jax(workdir, capsys, monkeypatch):
+def test_without_the_extra_it_is_refused(workdir, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     for command in ("translate", "evaluate"):
         assert main([command, f"--workdir={workdir}", *flags(CT2)]) == 2
@@ -165,16 +163,3 @@ def test_without_the_extra_it_is_refused_and_auto_is_jax(workdir, capsys, monkey
         assert "config.decode.engine = ctranslate2" in message and "pip install -e '.[ctranslate2]'" in message
     with pytest.raises(UserError, match="pip install"):
         t2t_flax.load(workdir, overrides=CT2).translate(["It is late."])
-    run = t2t_flax.load(workdir, overrides=RULES | {"decode.engine": "auto"})
-    assert run.engine.name == "jax" and "not installed" in str(run.engine)
-
-
-@needs_extra
-def test_auto_is_ctranslate2_only_where_results_are_the_same(workdir):
-    def engine(**keys):
-        overrides = {f"decode.{key}": value for key, value in keys.items()}
-        return t2t_flax.load(workdir, overrides={"decode.engine": "auto"} | overrides).engine.name
-
-    assert engine() == "jax" and engine(strategy="sample") == "jax"
-    assert engine(strategy="greedy") == "ctranslate2"
-    assert engine(length_penalty="power", early_stopping="beam_full") == "ctranslate2"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.planning import compile_for
 
 SMALL = [
     "--config=aiayn_base",
@@ -41,10 +41,10 @@ def test_plan_of_simulated_devices_in_a_child_process(capfd, tmp_path):
 @pytest.mark.slow
 def test_python_api_plans_in_a_child_process():
     overrides = dict(key.removeprefix("--config.").split("=") for key in SMALL[1:])
-    plan = t2t_flax.plan("aiayn_base", "cpu:2", overrides, decode=False)
+    plan = compile_for("cpu:2", "aiayn_base", overrides, decode=False)
     assert plan["devices"] == 2 and plan["train"]["fits"] and "decode" not in plan
     with pytest.raises(UserError, match="config.mesh data x fsdp x tensor"):
-        t2t_flax.plan("aiayn_base", "cpu:2", overrides | {"mesh.tensor": 3})
+        compile_for("cpu:2", "aiayn_base", overrides | {"mesh.tensor": 3})
 
 
 @pytest.mark.parametrize(

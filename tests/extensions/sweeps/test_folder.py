@@ -8,15 +8,14 @@ import sys
 
 import hypothesis
 import pytest
-from fake_sweep import TOY, FakeSweep
+from fake_sweep import FakeSweep
 from hypothesis import strategies as st
 
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.folder import Folder, Status, read_proposals, read_sweep
+from t2t_flax.extensions.sweeps.folder import Folder, read_proposals, read_sweep
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.space import Search, choice, over
-from t2t_flax.extensions.sweeps.trials import expand, folder_name, is_folder_name
+from t2t_flax.extensions.sweeps.trials import folder_name, is_folder_name
 from t2t_flax.extensions.sweeps.worker import relative_paths, training_command
 from t2t_flax.process_setup import child_environment
 
@@ -62,24 +61,6 @@ def test_damaged_status_is_an_error(fake_sweep):
         (sweep.folder.path / "status" / "one,seed=0.json").write_text(text)
         with pytest.raises(UserError, match="one,seed=0.json is damaged.*remove it to retry"):
             sweep.states()
-
-
-@pytest.mark.parametrize("events, state, status", [
-    (["begin", "complete"], "waiting", Status(attempts=1)),  # complete.json was removed
-    (["begin", "failed", "begin", "failed", "given up"], "failed",
-     Status(attempts=2, outcome="failed", reason="too many failed attempts")),
-    (["begin", "failed", "mistake"], "failed",
-     Status(attempts=1, outcome="failed", reason="user error", exit_code=2)),
-    (["begin", "failed", "mistake", "elsewhere", "begin"], "waiting", Status(attempts=2)),
-    (["begin", "failed", "mistake", "try again", "begin", "stopped"], "waiting", Status(attempts=2)),
-    (["begin", "pruning", "failed", "given up"], "pruned", Status(attempts=1, outcome="pruned")),
-])  # fmt: skip
-def test_event_lists_of_older_sweeps_are_read(fake_sweep, events, state, status):
-    sweep = fake_sweep({"one": "ok"})
-    path = sweep.folder.path / "attempts" / "one,seed=0.jsonl"
-    path.parent.mkdir()
-    path.write_text("".join(json.dumps({"event": event}) + "\n" for event in events) + '{"event": "fai')
-    assert sweep.folder.state("one,seed=0") == state and sweep.folder.status("one,seed=0") == status
 
 
 def test_folder_of_another_sweep_is_rejected_with_the_differences(fake_sweep):
@@ -275,24 +256,3 @@ def test_built_in_corpora_are_not_relative_paths():
     assert "data.test" not in relative_paths(config)
     config = load_config("configs/toy.py", sets | {"data.test": "a=toy:test; b=x.en,/data/x.de"})
     assert relative_paths(config)["data.test"] == "a=toy:test; b=x.en,/data/x.de"
-
-
-def test_older_names_of_config_keys_are_read(tmp_path, stored):
-    """Those of schema version 1, in the overrides, the fixed keys and the search space."""
-    content = json.loads((stored.path / "sweep.json").read_text())
-    space = {"model.norm": vars(choice("pre", "post")), "data.too_long": vars(choice("cut"))}
-    search = vars(Search({"model.dropout": choice(0.1)}, 3, "nll")) | {"space": space}
-    trial = {"row": "norm=pre", "seed": 0, "overrides": {"model.norm": "pre"}}
-    content |= {"fixed": {"decode.stop": "bound"}, "search": search, "trials": {"norm=pre,seed=0": trial}}
-    (tmp_path / "sweep.json").write_text(json.dumps(content))
-    sweep = read_sweep(tmp_path)
-    assert sweep["trials"]["norm=pre,seed=0"]["overrides"] == {"model.norm_placement": "pre"}
-    assert sweep["fixed"] == {"decode.early_stopping": "exact"}
-    space = sweep["search"]["space"]
-    assert {key: values["choices"] for key, values in space.items()} == {
-        "model.norm_placement": ["pre", "post"], "data.on_too_long": ["truncate"],
-    }  # fmt: skip
-    (new,) = expand(TOY, {}, over("model.norm", ["pre"]), 1)
-    assert new.name == "norm=pre,seed=0" and new.overrides == {"model.norm_placement": "pre"}, (
-        "old command lines continue"
-    )

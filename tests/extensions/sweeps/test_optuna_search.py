@@ -106,14 +106,6 @@ def test_study_follows_the_folder(fake_search):
     assert results(sweep)[0] == ("FAIL", None)
 
 
-def test_old_proposals_folder_is_continued(fake_search):
-    sweep = fake_search(Search(SPACE, 2, "valid_nll", method="tpe"))
-    sweep.queue().propose()
-    sweep.folder.proposals.rename(sweep.folder.path / "asked")
-    sweep.run()
-    assert sweep.states() == ["complete"] * 2 and len(list((sweep.folder.path / "asked").iterdir())) == 2
-
-
 def test_bad_trials_are_pruned(fake_search):
     sweep = fake_search(Search({"optimizer.peak_lr": log_uniform(1e-3, 1e-1)}, 8, "valid_nll", prune=True))
     sweep.run()

@@ -125,27 +125,6 @@ def test_existing_sweep_must_match_settings_and_code(tmp_path, capsys, no_traini
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["code"]["version"] == "0"  # of its creation
 
 
-def test_older_sweep_of_the_builtin_corpus_continues_with_its_seeds(tmp_path, capsys, no_training):
-    """Earlier versions trained all seeds of a row with one seed.data, since the corpus was generated from it."""
-    arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s", "--set", "model.dropout=0.1,0.2"]
-    assert sweep(*arguments, "--seeds=2") == 0
-    file = tmp_path / "s" / "sweep.json"
-    stored = json.loads(file.read_text())
-    for name, trial in stored["trials"].items():
-        trial["overrides"].pop("seed.data", None)
-        config = tmp_path / "s" / "configs" / f"{name}.json"
-        content = json.loads(config.read_text())
-        config.write_text(json.dumps(content | {"seed": content["seed"] | {"data": 0}}))
-    file.write_text(json.dumps(stored))
-    before = {path.name: path.read_text() for path in (tmp_path / "s" / "configs").iterdir()}
-    assert sweep(*arguments, "--seeds=2") == 0 and sweep(f"--workdir={tmp_path}/s", "--report") == 0
-    assert sweep(*arguments, "--seeds=3", "--extend") == 0
-    after = {path.name: path.read_text() for path in (tmp_path / "s" / "configs").iterdir()}
-    assert before.items() < after.items() and len(after) == 6
-    assert {json.loads(text)["seed"]["data"] for text in after.values()} == {0}
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {}}', '{"letters": 1}'])
 def test_invalid_config_json_is_rejected(tmp_path, capsys, text):
     (tmp_path / "c.json").write_text(text)
