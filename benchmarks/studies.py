@@ -17,11 +17,11 @@ from benchmarks.studies_page import PAGE, PARSING, TABLE3, page
 from benchmarks.sweep_record import sweep_record
 from t2t_flax.config import load_config
 from t2t_flax.evaluation.records import read_record
+from t2t_flax.extensions.parsing.evalb import COUNTS, bracket_counts, f1
+from t2t_flax.extensions.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 from t2t_flax.extensions.sweeps.trials import train_command
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.tasks.parsing.evalb import COUNTS, bracket_counts, f1
-from t2t_flax.tasks.parsing.trees import UNKNOWN_TAG, leaves, read_trees
 
 
 def table3_record(sweep: Path) -> dict[str, Any]:

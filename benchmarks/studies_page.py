@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from t2t_flax.config.presets import TABLE3_ROWS
 from t2t_flax.evaluation.significance import (
     LEVEL,
     add_seed_variance,
@@ -19,6 +18,7 @@ from t2t_flax.evaluation.significance import (
     seed_variance,
     two_sided_p,
 )
+from t2t_flax.extensions.recipes.presets import TABLE3_ROWS
 
 RESULTS = Path(__file__).parent / "results"
 TABLE3, PARSING = RESULTS / "table3_multi30k.json", RESULTS / "parsing_craft.json"

@@ -4,8 +4,8 @@ Rows name modules, which are imported when they are used, so that a run imports 
 """
 
 import dataclasses
+import fnmatch
 import importlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -20,30 +20,30 @@ class Command:
     hidden: bool = False
 
 
-class Table(Mapping[str, str]):
-    """Rows of name -> module of one kind, such as decoders. The choices of a config key are the names in its table."""
+@dataclasses.dataclass(frozen=True)
+class SourceForm:
+    """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec` and
+    `files_of`, see `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends
+    in one of `suffixes`, before that of a compression.
+    """
 
-    def __init__(self, kind: str, rows: Mapping[str, str]):
-        self.kind = kind
-        self._rows = dict(rows)
+    shown: str
+    module: str
+    prefix: str = ""
+    suffixes: tuple[str, ...] = ()
+
+
+class Table(dict[str, str]):
+    """Rows of name -> module of one kind, such as decoders. The choices of a config key are the names in its table."""
 
     def add(self, name: str, module: str) -> None:
         """Adds a row. Raises ValueError for a name that another module has."""
-        if self._rows.setdefault(name, module) != module:
-            raise ValueError(f"two {self.kind} are called {name!r}: {self._rows[name]} and {module}")
+        if self.setdefault(name, module) != module:
+            raise ValueError(f"two rows are called {name!r}: {self[name]} and {module}")
 
     def load(self, name: str) -> Any:
         """The module of a row."""
-        return importlib.import_module(self._rows[name])
-
-    def __getitem__(self, name: str) -> str:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return importlib.import_module(self[name])
 
 
 COMMANDS = {
@@ -58,8 +58,26 @@ COMMANDS = {
         "t2t_flax.cli.explain", "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
-DECODERS = Table("decoders", {"jax": "t2t_flax.evaluation.jax_engine"})
+DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
 """Choices of decode.engine; a module has what `evaluation.jax_engine` has."""
+SOURCES = {
+    "toy": SourceForm(
+        "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
+    ),
+    "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
+    "tsv": SourceForm(
+        "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)", "t2t_flax.data.sources.tsv", suffixes=(".tsv",)
+    ),
+}
+"""Forms of data.train, data.valid and data.test, beside that of two or more text files."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation.task"})
+"""Choices of data.task; a module has the class `TASK`, a `tasks.base.Task`."""
+PRESET_MODULES: list[str] = []
+"""Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
+ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
+"""Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
+"tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
+"""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 
@@ -79,6 +97,12 @@ def add_group(name: str, module: str, keys: str) -> None:
         raise ValueError(f"two extensions declare the config group {name!r}: {GROUPS[name][0]} and {module}")
 
 
+def add_source(name: str, form: SourceForm) -> None:
+    """Adds a form of data.train. Raises ValueError for a name that is taken."""
+    if SOURCES.setdefault(name, form) != form:
+        raise ValueError(f"two sources are called {name!r}: {SOURCES[name].module} and {form.module}")
+
+
 def load_extensions() -> None:
     """Imports the extensions, each of which registers what it adds."""
     importlib.import_module("t2t_flax.extensions")
@@ -91,11 +115,11 @@ def group_class(name: str) -> type:
 
 
 def absent_extension(kind: str, name: str) -> str:
-    """A sentence that names the extension which brings a command or a config group, if this checkout lacks it; else ""."""
+    """A sentence that names the extension which adds `name`, if this checkout lacks it; else "". kind: as in `KNOWN`."""
     load_extensions()
-    from t2t_flax.extensions import KNOWN
+    from t2t_flax.extensions import EXTENSIONS, KNOWN
 
     for extension, names in KNOWN.items():
-        if name in names[kind]:
+        if extension not in EXTENSIONS and any(fnmatch.fnmatch(name, row) for row in names.get(kind, ())):
             return f" It belongs to the extension {extension}, which this installation does not have."
     return ""

@@ -16,11 +16,12 @@ ALLOWED_IMPORTS = {
     "config": {"errors", "registry"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
-    "data": {"config", "errors", "filesystem", "locks", "pretrained"},
-    "models": {"config", "errors"},
+    "data": {"config", "registry", "errors", "filesystem", "locks", "pretrained"},
+    "models": {"config", "errors", "registry"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
     "training": {
+        "registry",
         "config",
         "errors",
         "filesystem",
@@ -49,7 +50,7 @@ ALLOWED_IMPORTS = {
         "tasks",
         "version",
     },
-    "tasks": {"config", "errors", "filesystem", "data"},
+    "tasks": {"config", "registry", "errors", "filesystem", "data"},
 }
 NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "registry", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))

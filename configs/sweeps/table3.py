@@ -9,7 +9,7 @@
 Multi30k's cased text, `SET.LANG.gz`.
 """
 
-from t2t_flax.config.presets import TABLE3_ROWS
+from t2t_flax.extensions.recipes.presets import TABLE3_ROWS
 from t2t_flax.extensions.sweeps.space import Sweep, concat, named
 
 WIDTHS = ("model.d_model", "model.d_ff", "model.d_k", "model.d_v")

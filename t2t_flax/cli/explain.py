@@ -3,7 +3,7 @@
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.config.keys import type_name
-from t2t_flax.config.presets import PRESETS, find, preset
+from t2t_flax.config.presets import find, preset, presets
 from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
 from t2t_flax.process_setup import prepare_process
@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
         "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
         "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"
         "  python -m t2t_flax explain --workdir=runs/toy --diff=aiayn_base\n"
-        f"\npresets: {', '.join(PRESETS)}",
+        f"\npresets: {', '.join(presets())}",
     )
     parser.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
     parser.add_argument("--workdir", metavar="DIR", help="use the config of this run instead")
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     _refuse_without_effect(args, overrides)
     if args.presets:
-        print("\n".join(_preset_line(name) for name in PRESETS))
+        print("\n".join(_preset_line(name) for name in presets()))
         return 0
     config = _config(args, overrides)
     if args.keys:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2t_flax.errors import UserError
+from t2t_flax.registry import absent_extension
 
 _LARGEST = {int: 2**31 - 1, float: 1e30}
 """Largest int32 and float32 values: the bounds of a key that has none of its own."""
@@ -65,7 +66,7 @@ def check_value(name: str, item: dataclasses.Field, value: Any) -> Any:
     else:
         ok = type(value) in types
     if not ok or (meta["choices"] and value not in meta["choices"]):
-        raise UserError(f"{shown}: expected {type_name(item)} ({meta['doc']}).")
+        raise UserError(f"{shown}: expected {type_name(item)} ({meta['doc']}).{absent_extension(name, str(value))}")
     if isinstance(value, str):
         _check_text(shown, value)
         return value

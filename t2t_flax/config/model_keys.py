@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
+from t2t_flax.registry import ATTENTION_KERNELS
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,9 @@ class Model:
     )
     attention_kernel: str = key(
         "einsum",
-        "program of attention: plain products, or in bfloat16 a fused kernel: cudnn on NVIDIA GPUs, splash on TPU, auto = "
-        "the platform's. Plain products stay where the kernel does not apply: windows in bands, attention dropout, ALiBi, "
-        "additive scores; cudnn takes heads of a multiple of 8 up to 128 and rows of even length, splash heads of a "
-        "multiple of 64 up to 256 and rows of a multiple of 128",
-        choices=("einsum", "cudnn", "splash", "auto"),
+        "program of attention: plain products, or in bfloat16 the fused kernel of an extension; auto = the platform's. Plain "
+        "products stay where a kernel does not apply",
+        choices=ATTENTION_KERNELS,
         mutable=True,
     )
     attention_bias: bool = key(False, "biases in the four projections of attention; the paper's formulas have none")

@@ -6,15 +6,23 @@ calls the functions of `t2t_flax.registry`, and add its name.
 
 import importlib
 
-EXTENSIONS = ("sweeps", "planning", "serving", "interop")
+EXTENSIONS = ("sweeps", "planning", "serving", "interop", "corpora", "parsing", "kernels", "recipes")
 
 KNOWN = {
-    "sweeps": {"commands": ("sweep", "train_together"), "groups": ()},
-    "planning": {"commands": ("plan",), "groups": ()},
-    "serving": {"commands": ("serve",), "groups": ()},
-    "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",)},
+    "sweeps": {"commands": ("sweep", "train_together")},
+    "planning": {"commands": ("plan",)},
+    "serving": {"commands": ("serve",)},
+    "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
+    "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
+    "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
+    "kernels": {"model.attention_kernel": ("cudnn", "splash")},
+    "recipes": {
+        "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
+    },
 }
-"""What the project's extensions add, for the messages of a checkout that lacks one."""
+"""What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a
+checkout that lacks one.
+"""
 
 for _name in EXTENSIONS:
     importlib.import_module(f"{__name__}.{_name}")

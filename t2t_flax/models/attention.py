@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from t2t_flax.config import Model
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.fused_attention import KERNELS, Kernel
 from t2t_flax.models.local_attention import banded_attention, saves_work
 from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax, window_mask
 from t2t_flax.models.mixer_inputs import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
 from t2t_flax.models.products import product_with_float32_result
 from t2t_flax.models.slots import SHARED_BEAMS, Slots, decoding_layout, from_decoding_layout
+from t2t_flax.registry import ATTENTION_KERNELS
 
 Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
 
@@ -124,13 +124,17 @@ class MultiHeadAttention(nn.Module):
         context = jnp.moveaxis(jnp.einsum("...nts,...snh->...nth", weights, v), -2, -3)
         return _split_groups(context, groups)
 
-    def _fused_kernel(self, noise: Noise | None) -> Kernel | None:
-        """None where scores are no product, or weights must exist: to be collected or dropped."""
+    def _fused_kernel(self, noise: Noise | None) -> Any:
+        """The module of a kernel (`registry.ATTENTION_KERNELS`); None where scores are no product, or weights must exist: to be
+        collected or dropped.
+        """
         c = self.config
         # Not >: vectorized runs have a `Rate`, and no kernel.
         dropped = noise is not None and c.dropout_attention != 0.0
         weights_needed = dropped or self.is_mutable_collection("intermediates")
-        return None if c.attention_score == "additive" or weights_needed else KERNELS.get(c.attention_kernel)
+        if c.attention_kernel == "einsum" or c.attention_score == "additive" or weights_needed:
+            return None
+        return ATTENTION_KERNELS.load(c.attention_kernel)
 
     @staticmethod
     def multiply_adds(config: Model, queries: float, keys: float, pairs: float) -> float:

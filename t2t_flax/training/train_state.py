@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models.fused_attention import attention_kernel
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.registry import ATTENTION_KERNELS
 from t2t_flax.training import lora
 from t2t_flax.training.trainable import LORA, split
 
@@ -57,7 +57,7 @@ def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform
     dtype = compute_dtype(config.train.precision)
     kernel = config.model.attention_kernel
     if kernel != "einsum":  # nothing else here starts a backend
-        kernel = attention_kernel(kernel, platform or jax.default_backend(), dtype)
+        kernel = _kernel_here(kernel, platform or jax.default_backend(), dtype)
     return Transformer(
         dataclasses.replace(config.model, attention_kernel=kernel),
         source_vocab,
@@ -67,6 +67,15 @@ def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform
         packed_decoder_start=config.data.packed_decoder_start,
         matmul_precision=MATMUL_PRECISION.get(config.train.precision),
     )
+
+
+def _kernel_here(wanted: str, platform: str, dtype: jnp.dtype) -> str:
+    """What model.attention_kernel = `wanted` is on "cpu", "gpu" or "tpu": kernels multiply bfloat16, and each exists on one
+    platform; "auto" is the one of the platform.
+    """
+    kernels = [name for name, module in ATTENTION_KERNELS.items() if module and wanted in ("auto", name)]
+    there = [name for name in kernels if ATTENTION_KERNELS.load(name).PLATFORM == platform and dtype == jnp.bfloat16]
+    return there[0] if there else "einsum"
 
 
 def _init_params(model: Transformer, key: jax.Array):

@@ -113,8 +113,8 @@ PREPARED = {
 
 # Keys covered by tests in other files.
 ELSEWHERE = {
-    "tasks/test_parsing.py": "data.task",
-    "models/test_fused_attention.py": "model.attention_kernel",
+    "extensions/parsing/test_parsing.py": "data.task",
+    "extensions/kernels/test_fused_attention.py": "model.attention_kernel",
     "distributed/test_mesh.py": "mesh.rules",
     "distributed/test_zero.py": "mesh.fsdp_mode mesh.slices",
     "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout distributed.hang_timeout",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax import config as config_lib
-from t2t_flax.config.presets import PRESETS, find, preset
+from t2t_flax.config.presets import find, preset, presets
 from t2t_flax.errors import UserError
 from t2t_flax.training.schedules import learning_rate_schedule
 
@@ -83,7 +83,7 @@ def test_presets_have_the_published_values(key):
             assert getattr(getattr(config_lib.resolve(preset(name)), group), item) == expected, name
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_every_preset_resolves_and_has_a_source(name):
     config_lib.resolve(preset(name))
     assert find(name).source
@@ -118,7 +118,7 @@ def test_table_3_rows_change_only_their_own_keys(row):
 
 
 def test_table_3_is_complete():
-    names = {name for name in PRESETS if name.startswith("table3_")}
+    names = {name for name in presets() if name.startswith("table3_")}
     assert names == {f"table3_{row}" for row in (*TABLE_3, "base", "big")}
     base, big = (config_lib.resolve(preset(f"table3_{name}")) for name in ("base", "big"))
     assert (base.train.steps, big.train.steps) == (100_000, 300_000)

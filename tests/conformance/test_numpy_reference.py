@@ -12,7 +12,7 @@ from conformance import numpy_transformer as reference
 from helpers.configs import VOCAB, random_pairs, rows_alone
 
 from t2t_flax.config import Model, resolve
-from t2t_flax.config.presets import PRESETS, preset
+from t2t_flax.config.presets import preset, presets
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.losses import smoothed_cross_entropy
 
@@ -48,7 +48,7 @@ EXTRA = (
 def cases() -> dict[Model, list[str]]:
     """Preset names by small model: presets with the same formulas share one."""
     names: dict[Model, list[str]] = {}
-    for name in PRESETS:
+    for name in presets():
         names.setdefault(small(resolve(preset(name)).model), []).append(name)
     tiny = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
     for keys in EXTRA:

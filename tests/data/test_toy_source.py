@@ -77,14 +77,10 @@ def test_fingerprint_identifies_the_pairs():
     sources = [open_toy("toy:valid:20"), open_toy("toy:valid:21"), open_toy("toy:test:20")]
     sources.append(open_toy("toy:valid:20", "de-en"))
     assert len({source.fingerprint() for source in sources}) == len(sources)
-    assert open_toy("toy:valid:20", seed=1).fingerprint() == sources[0].fingerprint(), "the text has no seed"
 
 
-def test_fingerprint_is_stable_across_versions():
-    """Recorded from the version that generated the text at run time, with seed 0 and with seed.data = 3."""
+def test_fingerprint_is_that_of_the_published_numbers():
     assert open_toy("toy:train").fingerprint() == "4d9740fdb4ae2001a0fba732cc36e417e7bc21ae480fc682595b02032de2a8a1"
-    earlier = "bf2e74f2f8f766be1d458b793d42075fd9822d2bc7fad04c5902ad2d45d64889"
-    assert open_toy("toy:train", seed=3).earlier_fingerprints[0] == earlier
 
 
 def test_newcomer_references_agree_with_the_corpus(training):

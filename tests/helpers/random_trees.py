@@ -1,6 +1,6 @@
 """Random trees."""
 
-from t2t_flax.tasks.parsing.trees import Leaf, Node
+from t2t_flax.extensions.parsing.trees import Leaf, Node
 
 
 def random_tree(rng, depth=0):

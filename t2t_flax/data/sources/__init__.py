@@ -1,48 +1,47 @@
-"""Data sources: text files, a TSV, JSON-lines or Parquet file, a dataset of Hugging Face, TFDS or
-mtdata, or the built-in corpus.
+"""Data sources: text files, a TSV file, TFDS, the built-in corpus, and what extensions add to `registry.SOURCES`."""
 
-A new form is a file in this folder and a row in `SOURCES` (docs/extending.md).
-"""
+import importlib
+from typing import Any
 
-from t2t_flax.data.sources import jsonl, mtdata_corpus, parquet, saved_dataset, text, tfds, toy
-from t2t_flax.data.sources.base import Context, Form, Source
+from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.compression import without_suffix
 from t2t_flax.errors import UserError
+from t2t_flax.registry import SOURCES, absent_extension, load_extensions
 
-SOURCES: dict[str, Form] = {
-    "toy": toy.FORM,
-    "tfds": tfds.FORM,
-    "jsonl": jsonl.FORM,
-    "parquet": parquet.FORM,
-    "hf": saved_dataset.FORM,
-    "mtdata": mtdata_corpus.FORM,
-    "tsv": text.TSV_FORM,
-    "text": text.TEXT_FORM,
-}
-"""Name -> form; a spec is opened by the first form that matches it."""
+_TEXT = "t2t_flax.data.sources.text"
 
 
-def open_source(
-    spec: str,
-    *,
-    root: str = "",
-    source_language: str,
-    target_language: str,
-    key: str = "",
-) -> Source:
-    """The source that `spec` names, in one of the forms of `SOURCES`.
+def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
+    """The source that `spec` names, in one of the forms of `registry.SOURCES`, or as text files.
 
-    root: folder of relative paths; for TFDS its data_dir. key: the config key that
-    holds `spec`, for error messages. Raises UserError for an unknown form and for a source that does not exist.
+    root: folder of relative paths; for TFDS its data_dir. key: the config key that holds `spec`, for error messages. Raises
+    UserError for an unknown form and for a source that does not exist.
     """
     label = f"{key} = {spec!r}" if key else repr(spec)
-    for form in SOURCES.values():
-        if form.matches(spec):
-            return form.open(spec, Context(root, (source_language, target_language), label))
-    forms = ", ".join(form.shown for form in SOURCES.values())
-    raise UserError(f"{label} has no known form. Known forms: {forms}")
+    module = _module_of(spec)
+    if module is None:
+        forms = ", ".join([*(form.shown for form in SOURCES.values()), importlib.import_module(_TEXT).SHOWN])
+        absent = absent_extension("sources", _prefix(spec))
+        raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
+    return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 
 def files_of(spec: str) -> list[str]:
     """The files that `spec` names; without a known form, its comma-separated parts."""
-    form = next((form for form in SOURCES.values() if form.matches(spec)), None)
-    return form.files(spec) if form else spec.split(",")
+    module = _module_of(spec)
+    return module.files_of(spec) if module else spec.split(",")
+
+
+def _module_of(spec: str) -> Any:
+    """The module of the form that a spec has; None if it has none."""
+    load_extensions()
+    name = without_suffix(spec.strip())
+    for form in SOURCES.values():
+        if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
+            return importlib.import_module(form.module)
+    text = importlib.import_module(_TEXT)
+    return text if len(text.files_of(spec)) >= 2 and all(text.files_of(spec)) else None
+
+
+def _prefix(spec: str) -> str:
+    return spec.partition(":")[0].strip()

@@ -2,8 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from t2t_flax.errors import UserError
 
@@ -57,7 +56,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The arguments of `Form.open` other than the spec.
+    """The arguments of a source's `open_spec` other than the spec.
 
     root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
     label: the spec with its config key, for error messages.
@@ -68,24 +67,6 @@ class Context:
     label: str
 
 
-class Form(NamedTuple):
-    """One way to name a source in data.train, data.valid and data.test.
-
-    shown: the form as error messages show it. matches: whether a spec has this form.
-    open: (spec, context) -> Source; raises UserError if it cannot be opened. files: the files that a spec names.
-    """
-
-    shown: str
-    matches: Callable[[str], bool]
-    open: Callable[[str, Context], Source]
-    files: Callable[[str], list[str]] = lambda spec: []
-
-
 def one_line(text: str) -> str:
     """The text with a space for each line end, since a sentence is a line of the files that are translated and scored."""
     return text.replace("\r", " ").replace("\n", " ")
-
-
-def has_prefix(prefix: str) -> Callable[[str], bool]:
-    """A test for specs of the form 'PREFIX:...'."""
-    return lambda spec: spec.partition(":")[0] == prefix

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Form, Source
-from t2t_flax.data.sources.compression import is_damage, opened, without_suffix
+from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.compression import is_damage, opened
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 
@@ -47,7 +47,7 @@ class TextSource(Source):
             yield line
 
     def fingerprint(self):
-        return _sha256("text", *map(file_sha256, self._paths))
+        return sha256_of("text", *map(file_sha256, self._paths))
 
     def _unequal(self, counts: list[int]) -> UserError:
         (first, count), *others = zip(self._paths, counts, strict=True)
@@ -60,47 +60,18 @@ class TextSource(Source):
         return ", ".join(f"{path} line {i + 1}" for path in self._paths)
 
 
-class TsvSource(Source):
-    """One file with source TAB target on each line."""
-
-    def __init__(self, spec: str, path: epath.Path):
-        super().__init__(spec)
-        self._path = path
-
-    def read(self):
-        for i, line in enumerate(lines(self._path)):
-            sides = line.split("\t")
-            if len(sides) != 2:
-                raise UserError(f"{self.where(i)}: expected source TAB target, found {len(sides) - 1} TABs, not 1")
-            yield sides[0], sides[1]
-
-    def fingerprint(self):
-        return _sha256("tsv", file_sha256(self._path))
-
-    def where(self, i):
-        return f"{self._path} line {i + 1}"
+SHOWN = "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test text)"
+"""The form, as messages show it."""
 
 
-def _names(spec: str) -> list[str]:
+def open_spec(spec: str, context: Context) -> TextSource:
+    """Opens the files. Raises UserError if one of them is missing or cannot be read twice."""
+    return TextSource(spec, *(existing_file(name, context) for name in files_of(spec)))
+
+
+def files_of(spec: str) -> list[str]:
+    """The files that a spec names."""
     return [name.strip() for name in spec.split(",")]
-
-
-def _open_text(spec: str, context: Context) -> TextSource:
-    return TextSource(spec, *(existing_file(name, context) for name in _names(spec)))
-
-
-TEXT_FORM = Form(
-    "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test text)",
-    lambda spec: len(_names(spec)) >= 2 and all(_names(spec)),
-    _open_text,
-    _names,
-)
-TSV_FORM = Form(
-    "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)",
-    lambda spec: "," not in spec and without_suffix(spec.strip()).endswith(".tsv"),
-    lambda spec, context: TsvSource(spec, existing_file(spec.strip(), context)),
-    _names,
-)
 
 
 def existing_file(name: str, context: Context) -> epath.Path:
@@ -176,5 +147,5 @@ def _begins_with_bom(path: epath.Path) -> bool:
         return False  # `lines` reports the damage
 
 
-def _sha256(*parts: str) -> str:
+def sha256_of(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

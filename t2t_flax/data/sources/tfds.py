@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Form, Source, has_prefix
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.errors import UserError
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
@@ -76,11 +76,14 @@ class TfdsSource(Source):
         return f"{self.spec} example {i + 1}"
 
 
-FORM = Form(
-    "'tfds:NAME:SPLIT'",
-    has_prefix("tfds"),
-    lambda spec, context: TfdsSource(spec, context.languages, data_dir=context.root, label=context.label),
-)
+def open_spec(spec: str, context: Context) -> TfdsSource:
+    """Opens the prepared dataset. Raises UserError if it is not there."""
+    return TfdsSource(spec, context.languages, data_dir=context.root, label=context.label)
+
+
+def files_of(spec: str) -> list[str]:
+    """None: TFDS keeps the files."""
+    return []
 
 
 def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.errors import UserError
 
 COUNTS = {"train": 90_000, "valid": 500, "test": 500}
@@ -54,7 +54,8 @@ def path_of(split: str) -> Path:
     return Path(__file__).with_name(f"toy_en_de.{split}.tsv.xz")
 
 
-def _open(spec: str, context: Context) -> ToySource:
+def open_spec(spec: str, context: Context) -> ToySource:
+    """Opens a split of the corpus. Raises UserError for an unknown split, count or language."""
     split, colon, count = spec.removeprefix("toy").removeprefix(":").partition(":")
     label, languages = context.label, context.languages
     if split not in COUNTS:
@@ -76,7 +77,9 @@ def _open(spec: str, context: Context) -> ToySource:
     return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped)
 
 
-FORM = Form("'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", has_prefix("toy"), _open)
+def files_of(spec: str) -> list[str]:
+    """None: the corpus is part of the package."""
+    return []
 
 
 def _sha256(*parts: str) -> str:

@@ -28,3 +28,6 @@ class Translation(Task):
 
     def check_requirements(self):
         check_tokenizer(self.config.eval.sacrebleu_tokenizer, self.config.data.target_language)
+
+
+TASK = Translation

@@ -8,13 +8,13 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, wri
 from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
 from t2t_flax.extensions.planning import compiler_process, report
 from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.plan import batch_shape, ideal, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.masks import SegmentMask
-from t2t_flax.models.splash_attention import splash_attention
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.training.trainable import backward_of
 
@@ -129,7 +129,7 @@ def test_compiler_counts_as_many_flops_with_frozen_parameters(train):
 def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices():
     q, mask = jnp.zeros((4, 128, 2, 64)), SegmentMask(jnp.ones((4, 128)), jnp.ones((4, 128)))
     with mesh_lib.use(devices_mesh(2, 1, 2)):
-        traced = jax.jit(lambda q: splash_attention(q, q, q, mask, scaled=True)).trace(q)
+        traced = jax.jit(lambda q: splash.attend(q, q, q, mask, scaled=True)).trace(q)
     (row,) = runs.matrix_products(traced.jaxpr.jaxpr)
     assert (row["count"], row["flops"]) == (2, 2 * 2 * q.size * 128)
 

@@ -208,7 +208,7 @@ def test_config_need_not_be_valid_without_the_rows_overrides(tmp_path):
 
 def test_table3_sweep_has_the_presets_and_the_papers_ratios():
     from t2t_flax import config as config_lib
-    from t2t_flax.config.presets import TABLE3_ROWS
+    from t2t_flax.extensions.recipes.presets import TABLE3_ROWS
     from t2t_flax.extensions.sweeps.trials import expand
 
     file = str(ROOT / "configs" / "sweeps" / "table3.py")

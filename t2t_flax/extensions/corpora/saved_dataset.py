@@ -10,10 +10,10 @@ from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
-from t2t_flax.data.sources.columns import is_damage, read_pairs, text_columns
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line
+from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns
 
 _PREFIX = "hf"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -129,16 +129,14 @@ def _parts(spec: str) -> tuple[str, str]:
     return (folder, split) if folder and "/" not in split else (text, "")
 
 
-def _open(spec: str, context: Context) -> SavedDatasetSource:
+def open_spec(spec: str, context: Context) -> SavedDatasetSource:
+    """Opens the corpus. Raises UserError if it cannot be read."""
     name, split = _parts(spec)
     path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
     folder = _split_folder(path, split, context.label)
     return SavedDatasetSource(spec, folder, _data_files(folder), context.languages)
 
 
-FORM = Form(
-    "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language)",
-    has_prefix(_PREFIX),
-    _open,
-    lambda spec: [_parts(spec)[0]],
-)
+def files_of(spec: str) -> list[str]:
+    """The folder that a spec names."""
+    return [_parts(spec)[0]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t2t_flax.tasks.parsing.trees import ROOT, Leaf, Node, leaves
+from t2t_flax.extensions.parsing.trees import ROOT, Leaf, Node, leaves
 
 DELETED_TAGS = (",", ":", "``", "''", ".")
 """Words with these tags are deleted, and so are brackets that contain nothing else."""

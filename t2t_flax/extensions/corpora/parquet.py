@@ -8,10 +8,10 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
-from t2t_flax.data.sources.columns import ROWS, read_pairs, text_columns
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import existing_file, file_sha256
 from t2t_flax.errors import UserError, first_line
+from t2t_flax.extensions.corpora.columns import ROWS, read_pairs, text_columns
 from t2t_flax.filesystem import is_remote
 
 _PREFIX = "parquet"
@@ -60,27 +60,17 @@ def _metadata(path: epath.Path) -> Any:
         raise UserError(f"{path} is not a Parquet file: {first_line(error)}") from None
 
 
-def _files(spec: str) -> list[str]:
+def files_of(spec: str) -> list[str]:
+    """The files that a spec names."""
     return [spec.removeprefix(f"{_PREFIX}:").strip()]
 
 
-def _matches(spec: str) -> bool:
-    return has_prefix(_PREFIX)(spec) or "," not in spec and spec.strip().endswith(".parquet")
-
-
-def _open(spec: str, context: Context) -> ParquetSource:
-    (pattern,) = _files(spec)
+def open_spec(spec: str, context: Context) -> ParquetSource:
+    """Opens the corpus. Raises UserError if it cannot be read."""
+    (pattern,) = files_of(spec)
     names = [pattern]
     if glob.has_magic(pattern) and not is_remote(context.root or "."):
         names = sorted(glob.glob(os.path.expanduser(pattern), root_dir=context.root or "."))
         if not names:
             raise UserError(f"{context.label}: no file matches {pattern}")
     return ParquetSource(spec, [existing_file(name, context) for name in names], context.languages)
-
-
-FORM = Form(
-    "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language)",
-    _matches,
-    _open,
-    _files,
-)

@@ -10,11 +10,12 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.models.masks import SegmentMask
 
+PLATFORM = "tpu"
 _LANES = 128  # of a vector register: blocks are multiples of it
 _LARGEST_BLOCK = 512  # whose scores, 1 MiB in float32, fit on the chip several times
 
 
-def splash_takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
+def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
     """Whether the kernel takes rows of these shapes, [B, T, N, H] over [B, S, G, H], on the mesh in use.
 
     Segments and causality it makes itself; any other mask, such as that of a window, is an array and not taken.
@@ -27,7 +28,7 @@ def splash_takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | Seg
     return divided and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
 
 
-def splash_attention(
+def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: SegmentMask, *, scaled: bool, interpret: bool = False
 ) -> jax.Array:
     """softmax(q k) v under `mask`: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v]; softmax in float32.
@@ -36,7 +37,7 @@ def splash_attention(
     real token sees either. The backward pass computes scores again. `interpret`: without a TPU, slowly.
     """
 
-    def attend(q, k, v, query_segments, key_segments):
+    def attend_rows(q, k, v, query_segments, key_segments):
         scale = q.shape[-1] ** -0.5 if scaled else 1.0
         q = (q.astype(jnp.float32) * scale).astype(q.dtype)
         attend_row = _row_attention(q, k, causal=mask.causal, interpret=interpret)
@@ -45,12 +46,12 @@ def splash_attention(
 
     operands = q, k, v, mask.query_segments, mask.key_segments
     if _mesh() is None:
-        return attend(*operands)
+        return attend_rows(*operands)
     # The compiler cannot divide a kernel: each device runs it on its own rows and heads, which needs no exchange.
     rows, heads = nn.logical_to_mesh_axes(("batch", "act_heads"))
     array, ids = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
     specs = dict(in_specs=(array, array, array, ids, ids), out_specs=array)
-    return jax.shard_map(attend, **specs, check_vma=False)(*operands)  # Pallas calls do not say how results vary
+    return jax.shard_map(attend_rows, **specs, check_vma=False)(*operands)  # Pallas calls do not say how results vary
 
 
 def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:

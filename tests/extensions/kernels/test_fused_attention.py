@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.models import fused_attention
+from t2t_flax.extensions.kernels import cudnn
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
@@ -24,7 +24,7 @@ def calls(monkeypatch):
         shapes.append(q.shape)
         return plain(q, *args, implementation="xla", **kwargs)
 
-    monkeypatch.setattr(fused_attention.jax.nn, "dot_product_attention", attention)
+    monkeypatch.setattr(cudnn.jax.nn, "dot_product_attention", attention)
     return shapes
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.random_trees import random_tree, with_other_words
 
-from t2t_flax.tasks.parsing.evalb import bracket_counts, brackets, f1
-from t2t_flax.tasks.parsing.trees import Leaf, Node, leaves, read_trees
+from t2t_flax.extensions.parsing.evalb import bracket_counts, brackets, f1
+from t2t_flax.extensions.parsing.trees import Leaf, Node, leaves, read_trees
 
 
 def tree(text):

@@ -13,8 +13,9 @@ from urllib.parse import urlparse
 
 import pytest
 
-from t2t_flax.data.sources import mtdata_corpus, open_source
+from t2t_flax.data.sources import open_source
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora import mtdata_corpus
 
 mtdata_index = pytest.importorskip("mtdata.index", reason="pip install mtdata")
 from mtdata.entry import Entry  # noqa: E402

@@ -9,8 +9,7 @@ import json
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix, one_line
-from t2t_flax.data.sources.compression import without_suffix
+from t2t_flax.data.sources.base import Context, Source, one_line
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 
@@ -50,21 +49,11 @@ class JsonLinesSource(Source):
         return f"{self._path} line {i + 1}"
 
 
-def _matches(spec: str) -> bool:
-    return has_prefix(_PREFIX)(spec) or "," not in spec and without_suffix(spec.strip()).endswith(".jsonl")
-
-
-def _files(spec: str) -> list[str]:
+def files_of(spec: str) -> list[str]:
+    """The files that a spec names."""
     return [spec.removeprefix(f"{_PREFIX}:").strip()]
 
 
-def _open(spec: str, context: Context) -> JsonLinesSource:
-    return JsonLinesSource(spec, existing_file(*_files(spec), context), context.languages)
-
-
-FORM = Form(
-    "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys)",
-    _matches,
-    _open,
-    _files,
-)
+def open_spec(spec: str, context: Context) -> JsonLinesSource:
+    """Opens the corpus. Raises UserError if it cannot be read."""
+    return JsonLinesSource(spec, existing_file(*files_of(spec), context), context.languages)

@@ -10,11 +10,9 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.base import Task
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
-from t2t_flax.tasks.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
-from t2t_flax.tasks.parsing.source import open_trees
-from t2t_flax.tasks.parsing.trees import (
+from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
+from t2t_flax.extensions.parsing.source import open_trees
+from t2t_flax.extensions.parsing.trees import (
     Node,
     bracketed,
     escaped,
@@ -24,6 +22,8 @@ from t2t_flax.tasks.parsing.trees import (
     read_trees,
     unescaped,
 )
+from t2t_flax.tasks.base import Task
+from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
@@ -160,3 +160,6 @@ class Parsing(Task):
             f"  exact match {value('exact_match', 1)}%   tagging accuracy {value('tagging_accuracy')}%   "
             f"well-formed outputs {value('well_formed')}%   perplexity {scores['perplexity']:.3f}",
         ]
+
+
+TASK = Parsing

@@ -10,11 +10,9 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models import fused_attention
+from t2t_flax.extensions.kernels import splash
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.fused_attention import Kernel, attention_kernel
 from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax
-from t2t_flax.models.splash_attention import splash_attention, splash_takes
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
 
@@ -57,7 +55,7 @@ def value_and_gradients(attend, q, k, v, mask: SegmentMask):
     return out, *gradients
 
 
-interpreted = functools.partial(splash_attention, scaled=True, interpret=True)
+interpreted = functools.partial(splash.attend, scaled=True, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +98,9 @@ def test_each_device_attends_to_its_rows_and_heads_without_an_exchange(mesh):
 @pytest.mark.parametrize(("shape", "taken"), [((2, 1, 2), True), ((4, 1, 1), False), ((1, 1, 4), False)])
 def test_rows_and_heads_that_the_mesh_does_not_divide_stay_with_einsum(shape, taken):
     q, k, v, mask = operands()
-    assert splash_takes(q, k, v, mask)
+    assert splash.takes(q, k, v, mask)
     with mesh_lib.use(devices_mesh(*shape)):
-        assert splash_takes(q, k, v, mask) == taken
+        assert splash.takes(q, k, v, mask) == taken
 
 
 @pytest.fixture
@@ -112,9 +110,10 @@ def calls(monkeypatch):
 
     def attend(q, *args, **kwargs):
         shapes.append(q.shape)
-        return splash_attention(q, *args, interpret=True, **kwargs)
+        return on_cpu(q, *args, interpret=True, **kwargs)
 
-    monkeypatch.setitem(fused_attention.KERNELS, "splash", Kernel(splash_takes, attend))
+    on_cpu = splash.attend
+    monkeypatch.setattr(splash, "attend", attend)
     return shapes
 
 
@@ -202,6 +201,5 @@ def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
     ],
 )
 def test_kernel_is_chosen_by_platform_and_type(wanted, platform, dtype, kernel):
-    assert attention_kernel(wanted, platform, jnp.dtype(dtype)) == kernel
     config = small_config(model=dict(attention_kernel=wanted), train=dict(precision=dtype))
     assert make_model(config, VOCAB, VOCAB, platform=platform).config.attention_kernel == kernel

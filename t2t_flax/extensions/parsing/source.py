@@ -10,7 +10,7 @@ from etils import epath
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.parsing.trees import Node, leaves, linear, read_trees
+from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees
 
 FORMS = (
     "bracket files with one tree per line or in .mrg format, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"

@@ -9,8 +9,8 @@ import pytest
 from helpers.random_trees import random_tree
 
 from t2t_flax.errors import UserError
-from t2t_flax.tasks.parsing.source import open_trees
-from t2t_flax.tasks.parsing.trees import Node, bracketed, from_linear, leaves, linear, read_trees
+from t2t_flax.extensions.parsing.source import open_trees
+from t2t_flax.extensions.parsing.trees import Node, bracketed, from_linear, leaves, linear, read_trees
 
 TEXT = "(TOP (S (NP (DT The) (NN dog)) (VP (VBD slept)) (. .)))"
 

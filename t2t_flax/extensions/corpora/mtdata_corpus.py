@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix, one_line
+from t2t_flax.data.sources.base import Context, Source, one_line
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 
@@ -150,7 +150,8 @@ def _swapped(lib: Any, entry: Any, languages: tuple[str, str], label: str) -> bo
     return bool(swap)
 
 
-def _open(spec: str, context: Context) -> MtdataSource:
+def open_spec(spec: str, context: Context) -> MtdataSource:
+    """Opens the corpus. Raises UserError if it cannot be read."""
     try:
         lib = _import()
     except ImportError:
@@ -181,4 +182,6 @@ def _open(spec: str, context: Context) -> MtdataSource:
     return MtdataSource(spec, entry, paths, files, swap)
 
 
-FORM = Form("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", has_prefix(_PREFIX), _open)
+def files_of(spec: str) -> list[str]:
+    """None: mtdata keeps the files."""
+    return []

@@ -1,0 +1,34 @@
+"""Corpora: JSON-lines and Parquet files, saved datasets of Hugging Face, and mtdata's index as sources."""
+
+from t2t_flax.registry import SourceForm, add_source
+
+_HERE = "t2t_flax.extensions.corpora"
+add_source(
+    "jsonl",
+    SourceForm(
+        "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys)",
+        f"{_HERE}.jsonl",
+        prefix="jsonl",
+        suffixes=(".jsonl",),
+    ),
+)
+add_source(
+    "parquet",
+    SourceForm(
+        "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language)",
+        f"{_HERE}.parquet",
+        prefix="parquet",
+        suffixes=(".parquet",),
+    ),
+)
+add_source(
+    "hf",
+    SourceForm(
+        "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language)",
+        f"{_HERE}.saved_dataset",
+        prefix="hf",
+    ),
+)
+add_source(
+    "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
+)

@@ -1,0 +1,28 @@
+"""Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
+
+import jax
+
+from t2t_flax.models.masks import SegmentMask, mask_array
+
+PLATFORM = "gpu"
+
+
+def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
+    """Whether the kernel and its backward pass take rows of these shapes: [B, T, N, H], [B, S, G, H], [B, S, G, H]."""
+    if q.ndim != 4:  # blocks of a window, and beams with slots of their own
+        return False
+    # An array is the window of short rows, or of beams in decoding: their keys lie in another order than the kernel reads.
+    if not isinstance(mask, SegmentMask) and not q.shape[1] == k.shape[1] == mask.shape[-2]:
+        return False
+    width = q.shape[-1]
+    return width == v.shape[-1] and width % 8 == 0 and width <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask, *, scaled: bool) -> jax.Array:
+    """softmax(q k) v under a mask [B or 1, 1, T, S] -> [B, T, N, H]; bfloat16, softmax in float32.
+
+    An array holds segments and causality: the kernel's own causal mask knows nothing of packed rows. A query without
+    any key, which is padding, gets a mean of values and not 0 as in `masked_softmax`; no real token sees it.
+    """
+    scale = None if scaled else 1.0
+    return jax.nn.dot_product_attention(q, k, v, mask=mask_array(mask), scale=scale, implementation="cudnn")

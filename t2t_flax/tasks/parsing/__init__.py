@@ -1,1 +1,0 @@
-"""Constituency parsing: words to linearized trees, scored by labelled F1."""

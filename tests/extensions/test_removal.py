@@ -1,0 +1,108 @@
+"""Each extension can be removed: its folder, its tests, its page and its line. The core's commands then still work, and what is
+missing is named.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2t_flax.extensions import EXTENSIONS, KNOWN
+from t2t_flax.registry import ATTENTION_KERNELS, COMMANDS, DECODERS, GROUPS, SOURCES, TASKS, load_extensions
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--config=configs/toy.py",
+    *(
+        f"--config.{key}"
+        for key in (
+            "data.train=toy:train:300", "data.valid=toy:valid:20", "data.test=toy:test:10", "data.vocab_size=200",
+            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "train.steps=2", "eval.bootstrap_samples=0",
+            "eval.decode_every_steps=0", "decode.max_length_offset=5", "decode.beam_size=1", "mesh.cpu_devices=1",
+        )
+    ),
+]  # fmt: skip
+REGISTERED = {
+    "commands": COMMANDS,
+    "groups": GROUPS,
+    "sources": SOURCES,
+    "decode.engine": DECODERS,
+    "data.task": TASKS,
+    "model.attention_kernel": ATTENTION_KERNELS,
+}
+
+
+def test_what_extensions_add_is_known():
+    """By `KNOWN`, from which messages name an extension that is absent."""
+    load_extensions()
+    assert set(KNOWN) == set(EXTENSIONS)
+    for kind, table in REGISTERED.items():
+        known = {name: extension for extension, rows in KNOWN.items() for name in rows.get(kind, ())}
+        modules = {
+            name: getattr(row, "module", row[0] if isinstance(row, tuple) else row) for name, row in table.items()
+        }
+        added = {
+            name: module.split(".")[2] for name, module in modules.items() if module.startswith("t2t_flax.extensions.")
+        }
+        assert added == known, kind
+
+
+def checkout_without(extension: str, folder: Path) -> Path:
+    """A copy of what a user installs and of the configs, with the extension removed as the documentation says."""
+    shutil.copytree(ROOT / "t2t_flax", folder / "t2t_flax", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(folder / "t2t_flax" / "extensions" / extension)
+    loader = folder / "t2t_flax" / "extensions" / "__init__.py"
+    text = loader.read_text()
+    head, names, tail = re.split(r"(EXTENSIONS = \(.*?\)\n)", text, maxsplit=1, flags=re.S)
+    loader.write_text(head + re.sub(rf'"{extension}",?\s?', "", names) + tail)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_an_extension_can_be_removed(extension, tmp_path):
+    checkout = checkout_without(extension, tmp_path / "checkout")
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+
+    def run(*words, code=0, stdin=""):
+        result = subprocess.run(
+            [sys.executable, "-m", "t2t_flax", *words],
+            cwd=checkout, env=environment, input=stdin, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert result.returncode == code, result.stderr
+        assert "Traceback" not in result.stderr
+        return result.stdout if code == 0 else result.stderr
+
+    workdir = f"--workdir={tmp_path / 'run'}"
+    run("prepare", *TINY, workdir)
+    run("train", *TINY, workdir)
+    run("evaluate", workdir, "--split=valid")
+    assert len(run("translate", workdir, stdin="It is late.\nA dog.\n").splitlines()) == 2
+    run("explain", workdir)
+    named = f"extension {extension}, which this installation does not have"
+    for command in KNOWN[extension].get("commands", ()):
+        assert named in run(command, code=2)
+    for group in KNOWN[extension].get("groups", ()):
+        assert named in run("explain", *TINY, f"--config.{group}.anything=1", code=2)
+        stored = tmp_path / "run" / "config.json"
+        config = json.loads(stored.read_text())
+        stored.write_text(json.dumps(config | {group: {"anything": 1}}))
+        assert named in run("translate", workdir, code=2, stdin="It is late.\n")
+        stored.write_text(json.dumps(config))
+    for source in KNOWN[extension].get("sources", ()):
+        assert named in run(
+            "prepare", *TINY, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2
+        )
+    for task in KNOWN[extension].get("data.task", ()):
+        assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
+    for preset in KNOWN[extension].get("presets", ()):
+        assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
+    for key in ("decode.engine", "model.attention_kernel"):
+        for value in KNOWN[extension].get(key, ()):
+            assert named in run("translate", workdir, f"--config.{key}={value}", code=2)
