@@ -1,20 +1,20 @@
 import gzip
-import hashlib
 import itertools
 import lzma
 import os
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from helpers import documented_modules
 
+from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import SOURCES, base, files_of, open_source
+from t2t_flax.data.sources import files_of, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -238,7 +238,7 @@ def test_damaged_parquet_pages_are_reported_with_the_file(tables):
 def test_unknown_source_form_error_lists_every_form(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("opus:wmt14", tmp_path)
-    assert all(form.shown in str(error.value) for form in SOURCES.values())
+    assert all(form.shown in str(error.value) for form in registry.SOURCES.values())
 
 
 def test_files_of_a_source_spec():
@@ -248,17 +248,12 @@ def test_files_of_a_source_spec():
     assert {spec: files_of(spec) for spec in specs} == specs
 
 
-def test_documented_source_works():
-    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    code = text.split("## A new data source")[1].split("```python\n")[1].split("```")[0]
-    exec(code, {"hashlib": hashlib, "UserError": UserError, "SOURCES": SOURCES} | vars(base))
-    try:
-        source = open_en_de("squares:3", key="config.data.train")
-        assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
-        with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
-            open_en_de("squares:x", key="config.data.train")
-    finally:
-        del SOURCES["squares"]
+def test_documented_source_works(monkeypatch, tmp_path):
+    documented_modules.load("A new data source", monkeypatch, tmp_path)
+    source = open_en_de("squares:3", key="config.data.train")
+    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
+    with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
+        open_en_de("squares:x", key="config.data.train")
 
 
 def test_errors_name_the_config_key(tmp_path):

@@ -1,13 +1,12 @@
 """The example metric and task of docs/extending.md, registered and used in every command."""
 
-import hashlib
 import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import documented_modules
 from helpers.configs import small_config
 from helpers.records import noisy, record
 from helpers.scores import score_translations, translation_config
@@ -15,46 +14,38 @@ from helpers.scores import score_translations, translation_config
 from t2t_flax.__main__ import main
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.data.dataset import prepare_corpus, split_source
-from t2t_flax.data.sources.base import Source
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.compare import compare, describe
 from t2t_flax.extensions.sweeps.results import check_score
-from t2t_flax.tasks import TASKS, lower_is_better, task_of
-from t2t_flax.tasks.base import Task
+from t2t_flax.registry import TASKS
+from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
-from t2t_flax.tasks.translation.metrics import METRICS, exact_match
+from t2t_flax.tasks.translation.metrics import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMESPACE = dict(
-    Counter=Counter, METRICS=METRICS, Metric=Metric, Predictions=Predictions, SentenceStatistics=SentenceStatistics,
-    Source=Source, SymbolTokenizer=SymbolTokenizer, TASKS=TASKS, Task=Task, TokenizerPair=TokenizerPair,
-    exact_match=exact_match, hashlib=hashlib, np=np,
+    Counter=Counter, METRICS=METRICS, Metric=Metric, Predictions=Predictions, SentenceStatistics=SentenceStatistics, np=np,
 )  # fmt: skip
 
 
 @pytest.fixture
-def example(monkeypatch):
-    """Runs the code of a section of the page and restores the registries afterwards."""
-    tasks, metrics = dict(TASKS), list(METRICS)
+def metrics():
+    """Runs the code of the page's section on metrics, and restores the table afterwards."""
+    before = list(METRICS)
 
-    def run(heading: str) -> None:
-        section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    def run() -> None:
+        section = documented_modules.PAGE.read_text().split("## A new evaluation metric\n")[1].split("\n## ")[0]
         for block in re.findall(r"```python\n(.*?)```", section, re.S):
             exec(block, NAMESPACE)
 
     yield run
-    TASKS.clear()
-    TASKS.update(tasks)
-    METRICS[:] = metrics
+    METRICS[:] = before
 
 
-def test_new_metric_is_in_records_training_comparisons_and_sweeps(example, tmp_path):
+def test_new_metric_is_in_records_training_comparisons_and_sweeps(metrics, tmp_path):
     with pytest.raises(UserError, match="no task has a metric 'missing_words'"):
         lower_is_better("missing_words")
-    example("A new evaluation metric")
+    metrics()
     references = [f"a sentence of eight words is number {i} here" for i in range(50)]
     entry = score_translations(noisy(references, 0.2, 1), [references], samples=50)["missing_words"]
     assert 10 < entry["score"] < 30 and entry["how"] == "missing words"
@@ -74,11 +65,11 @@ def test_new_metric_is_in_records_training_comparisons_and_sweeps(example, tmp_p
     assert comparison["a_better"] == 1 and comparison["p_value"] < 0.05 and "missing words" in describe(comparison)
 
 
-def test_new_task_prepares_and_scores(example, tmp_path):
+def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
     config = small_config(data=dict(task="sort_digits", train="digits:50:1", test="digits:5:2", joint_vocabulary=True))
     with pytest.raises(UserError, match="data.task = 'sort_digits': expected one of translation, parsing"):
         task_of(config)
-    example("A new task")
+    documented_modules.load("A new task", monkeypatch, tmp_path)
     task = task_of(config)
     assert prepare_corpus(task, tmp_path).train.num_pairs == 50
     source, target = next(split_source(task, "test").pairs())
@@ -89,8 +80,8 @@ def test_new_task_prepares_and_scores(example, tmp_path):
 
 
 @pytest.mark.slow
-def test_new_task_trains_to_a_record(example, tmp_path):
-    example("A new task")
+def test_new_task_trains_to_a_record(monkeypatch, tmp_path):
+    documented_modules.load("A new task", monkeypatch, tmp_path)
     run = tmp_path / "run"
     keys = {
         "data.task": "sort_digits", "data.train": "digits:2000:1", "data.valid": "", "data.test": "digits:20:2",
@@ -117,7 +108,7 @@ def test_token_metrics_have_a_direction_and_can_score_a_sweep():
 def test_metrics_of_all_tasks_agree_on_directions():
     """`lower_is_better` needs only the name of a metric."""
     directions = {}
-    for task in TASKS.values():
+    for task in (TASKS.load(name).TASK for name in TASKS):
         for metric in task.metrics:
             assert directions.setdefault(metric.name, metric.higher_is_better) == metric.higher_is_better
             assert bool(metric.compute) != bool(metric.statistics)
