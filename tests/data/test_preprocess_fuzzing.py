@@ -71,6 +71,7 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
         assert not (folder / "store").exists()
         return
     source = corpus(folder, spec)
+    expected = [tuple(side.replace("\r", " ") for side in pair) for pair in expected]
     assert list(source.pairs()) == expected
     nonempty = [pair for pair in expected if all(side.strip() for side in pair)]
     if not nonempty:

@@ -9,7 +9,7 @@ import json
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix, one_line
+from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.compression import without_suffix
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
@@ -39,8 +39,7 @@ class JsonLinesSource(Source):
                     f'{self.where(i)}: expected an object with texts under "{source}" and "{target}" '
                     "(config.data.source_language and config.data.target_language)"
                 )
-            source, target = map(one_line, texts)
-            yield source, target
+            yield tuple(texts)
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, file_sha256(self._path)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from t2t_flax.data.sources.base import Context, Form, Source, has_prefix, one_line
+from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 
@@ -52,8 +52,7 @@ class MtdataSource(Source):
             texts = list(record[:2])
             if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
                 raise UserError(f"{self.where(i)}: expected two texts, found {texts}")
-            source, target = map(one_line, texts[::-1] if self._swap else texts)
-            yield source, target
+            yield tuple(texts[::-1] if self._swap else texts)
             i += 1
 
     def _records(self) -> Iterator[Any]:
