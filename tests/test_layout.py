@@ -11,7 +11,8 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "tables": set(),
     "filesystem": {"errors"},
-    "locks": {"errors", "filesystem"},
+    "process_start": set(),
+    "locks": {"errors", "filesystem", "process_start"},
     "config": {"errors"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
@@ -32,6 +33,7 @@ ALLOWED_IMPORTS = {
         "monitoring",
         "interop",
         "pretrained",
+        "process_start",
         "version",
     },
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
@@ -91,7 +93,19 @@ ALLOWED_IMPORTS = {
         "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "sweeps", "tables", "tasks", "version")
+NO_JAX = (
+    "config",
+    "data",
+    "errors",
+    "filesystem",
+    "locks",
+    "pretrained",
+    "process_start",
+    "sweeps",
+    "tables",
+    "tasks",
+    "version",
+)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -5,16 +5,15 @@ It trains a list of runs, of which one is the ordinary case. Several differ in s
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import jax
-import psutil
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.monitoring.stragglers import StragglerDetector
 from t2t_flax.monitoring.timers import split_time
+from t2t_flax.process_start import seconds_since_start
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.prefetch import Prefetcher
 from t2t_flax.training.resume import finish_saves_on_error
@@ -98,8 +97,7 @@ def train_runs(
                     trackers[0].bar.say_if(stragglers.compare(trackers[0].clock.seconds))
                 if step == start + 1:
                     metrics.flush()
-                    seconds = time.time() - psutil.Process().create_time()
-                    say(f"first update {seconds:.1f} s after the start of the process")
+                    say(f"first update {seconds_since_start():.1f} s after the start of the process")
                 to_evaluate = running
             for tracker in running:
                 tracker.check_saves()
