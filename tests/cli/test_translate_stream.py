@@ -110,7 +110,7 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
     def lines():
         for line in ("one", "two", "three"):
             yield line
-            assert answered.acquire(timeout=30)  # the next line is typed after the answer
+            assert answered.acquire(timeout=120)  # the next line is typed after the answer
 
     for window in arriving_windows(numbered(lines()), 100):
         seen.append(window)
@@ -240,7 +240,7 @@ def test_pipe_as_output_receives_each_window(run, t2t, tmp_path):
     reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
     reader.start()
     t2t("--output=pipe", stdin=b"a\nb\n")
-    reader.join(30)
+    reader.join(120)
     assert received == ["A\nB\n"]
 
 

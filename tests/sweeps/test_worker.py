@@ -306,5 +306,5 @@ def test_slurm_worker_saves_in_the_signal_handler():
         "worker()\n"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
     assert "again True" in result.stdout, result.stdout + result.stderr
