@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.metadata
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -59,13 +60,24 @@ def started_processes() -> set[psutil.Process]:
     return found
 
 
+def multiprocessing_servers() -> set[psutil.Process]:
+    """Python's own servers of the package multiprocessing, which end with the process that started them."""
+    found = set()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if {"resource_tracker", "forkserver"} & set(
+                re.findall(r"multiprocessing\.(\w+)", " ".join(process.cmdline()))
+            ):
+                found.add(process)
+    return found
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_stays():
     """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""
     before = started_processes()
     yield
-    left = [p for p in started_processes() - before if "resource_tracker" not in " ".join(p.cmdline())]
-    _, left = psutil.wait_procs(left, timeout=30.0)
+    _, left = psutil.wait_procs(started_processes() - before - multiprocessing_servers(), timeout=30.0)
     found = []
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from t2t_flax.config.renamed import current_overrides
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, is_write_refused
+from t2t_flax.pretrained import is_pretrained
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -182,11 +183,13 @@ def check_read_once(*names: str | None) -> None:
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
-    Standard output, pipes, devices, object stores and folders that exist are not checked. Raises OSError for a full disk or
-    a missing permission.
+    Standard output, pipes, devices, object stores, models of the package and folders that exist are not checked. Raises
+    OSError for a full disk or a missing permission.
     """
+    if name == "-" or is_remote(name) or is_pretrained(name):
+        return
     path = Path(name).absolute()
-    if name == "-" or is_remote(name) or (path.exists() and not path.is_file() and folder == path.is_dir()):
+    if path.exists() and not path.is_file() and folder == path.is_dir():
         return
     try:
         if path.exists() and folder != path.is_dir():
