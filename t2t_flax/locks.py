@@ -26,7 +26,6 @@ from etils import epath
 
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
-from t2t_flax.process_start import machine, start_of
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
@@ -50,9 +49,7 @@ class Holder:
     command: str
     since: str
     started: float
-    """When the process started (`process_start.start_of`): process numbers are reused."""
-    machine: str
-    """What the process number belongs to (`process_start.machine`): a boot and a container of the host."""
+    """When the process started, by its host's clock: process numbers are reused."""
     token: str = ""
 
     def __str__(self) -> str:
@@ -60,18 +57,20 @@ class Holder:
 
     @property
     def gone(self) -> bool:
-        """Whether the process is known to have ended; unknown, so False, for another host, boot or container."""
-        if (self.host, self.machine) != (socket.gethostname(), machine()):
+        """Whether the process is known to have ended; unknown, so False, for another host."""
+        if self.host != socket.gethostname():
             return False
-        started = start_of(self.process)
-        return not psutil.pid_exists(self.process) if started is None else started != self.started
+        try:
+            return abs(psutil.Process(self.process).create_time() - self.started) > 2.0
+        except psutil.Error:
+            return True
 
 
 def this_process(command: str) -> Holder:
     """This process as a holder."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    started = start_of(os.getpid()) or 0.0
-    return Holder(socket.gethostname(), os.getpid(), command, now, started, machine(), uuid.uuid4().hex)
+    started = round(psutil.Process().create_time(), 2)
+    return Holder(socket.gethostname(), os.getpid(), command, now, started, uuid.uuid4().hex)
 
 
 class FileLock:
@@ -136,7 +135,7 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _parse(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time", 0.0, "")
+            return _parse(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time", 0.0)
     return None
 
 

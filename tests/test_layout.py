@@ -11,8 +11,7 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "tables": set(),
     "filesystem": {"errors"},
-    "process_start": set(),
-    "locks": {"errors", "filesystem", "process_start"},
+    "locks": {"errors", "filesystem"},
     "config": {"errors"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
@@ -33,7 +32,6 @@ ALLOWED_IMPORTS = {
         "monitoring",
         "interop",
         "pretrained",
-        "process_start",
         "version",
     },
     "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
@@ -93,19 +91,7 @@ ALLOWED_IMPORTS = {
         "tables",
     },
 }
-NO_JAX = (
-    "config",
-    "data",
-    "errors",
-    "filesystem",
-    "locks",
-    "pretrained",
-    "process_start",
-    "sweeps",
-    "tables",
-    "tasks",
-    "version",
-)
+NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "sweeps", "tables", "tasks", "version")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -12,8 +12,7 @@ import jax
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.monitoring.stragglers import StragglerDetector
-from t2t_flax.monitoring.timers import split_time
-from t2t_flax.process_start import seconds_since_start
+from t2t_flax.monitoring.timers import seconds_since_start, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.prefetch import Prefetcher
 from t2t_flax.training.resume import finish_saves_on_error
