@@ -20,7 +20,15 @@ from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.pretrained import check_writable
-from t2t_flax.training.workdir import adopt_config, check_run_folder, checkpoint_steps, completed, read_config, writing
+from t2t_flax.training.workdir import (
+    adopt_config,
+    check_config,
+    check_run_folder,
+    checkpoint_steps,
+    completed,
+    read_config,
+    writing,
+)
 
 if TYPE_CHECKING:
     from t2t_flax.tasks.base import Task
@@ -50,7 +58,9 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
     if the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
     """
+    from t2t_flax.data.dataset import check_sources
     from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.tasks import task_of
 
     group = supervisor.group
     if group.is_lead:
@@ -67,6 +77,9 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
         config = with_precision(config, workdir, group)
         mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
         if group.is_lead:
+            check_config(workdir, config)
+            with supervisor.exit_on_signal("looking for the data"):
+                check_sources(task_of(config))
             adopt_config(workdir, config)
         group.barrier("config", group.MINUTES)
         return _train(config, workdir, supervisor, notes)
@@ -83,8 +96,9 @@ def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> 
         precision = group.broadcast("train.precision")
     else:
         stored = read_config(workdir) if checkpoint_steps(workdir) else None
-        precision = group.broadcast("train.precision", as_resumed(stored or here, config).train.precision)
-    if precision not in ("auto", here.train.precision):
+        given = here if stored is None or stored.train.precision == "auto" else as_resumed(stored, config)
+        precision = group.broadcast("train.precision", given.train.precision)
+    if precision != here.train.precision:
         group.say(
             f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in "
             f"{here.train.precision}"
@@ -182,7 +196,7 @@ def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     import jax
 
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.tasks import task_of
     from t2t_flax.training.divergence import NonFiniteUpdate, mark
@@ -193,8 +207,6 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
 
     task, group, say = task_of(config), supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
-        if group.is_lead:
-            check_sources(task)
         corpus = prepare_corpus(task, workdir, progress if group.is_lead else None, group)
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size

@@ -18,7 +18,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
+from t2t_flax.training.workdir import adopt_config, check_config, check_run_folder, completed, writing
 
 
 def run(argv: list[str]) -> int:
@@ -57,10 +57,11 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
             continue
         jobs.check_metrics_available(config)
         config = jobs.with_precision(config, workdir, supervisor.group)
-        adopt_config(workdir, config)
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)
+            check_config(workdir, config)
             check_sources(task)
+            adopt_config(workdir, config)
             corpus = prepare_corpus(task, workdir)
         device = jax.devices()[len(setups) % jax.device_count()]
         setups.append(set_up_training(config, workdir, corpus, devices=[device]))

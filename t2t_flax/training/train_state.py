@@ -50,11 +50,14 @@ def compute_dtype(precision: str) -> jnp.dtype:
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
-def decoding_precision(config: Config) -> str:
-    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPU."""
-    precision = config.decode.precision if config.decode.precision != "auto" else config.train.precision
-    slow = precision == "bfloat16" and config.decode.precision == "auto" and jax.default_backend() == "cpu"
-    return "float32" if slow else precision
+def decoding_precision(config: Config, platform: str = "") -> str:
+    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPU. `platform`: as
+    in `make_model`.
+    """
+    if config.decode.precision != "auto":
+        return config.decode.precision
+    slow = config.train.precision == "bfloat16" and (platform or jax.default_backend()) == "cpu"
+    return "float32" if slow else config.train.precision
 
 
 def make_model(

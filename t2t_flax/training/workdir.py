@@ -108,12 +108,9 @@ def _remove_unfinished(workdir: epath.Path) -> None:
                     path.rmtree() if path.is_dir() else path.unlink()
 
 
-def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Checks that a run of `config` may start or go on in the workdir. `train` False: only to prepare its data.
-
-    Before the first checkpoint any config replaces the stored one. After it nothing is written here: something may still refuse
-    the change, and `begin` stores it. Raises UserError for a folder that is not a run, a run with another config, and a run
-    whose checkpoints are gone.
+def check_config(workdir: epath.Path, config: Config) -> None:
+    """Raises UserError for a folder that is not a run, a run with another config, and a run whose checkpoints are gone. Before
+    the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
     if checkpoint_steps(workdir):
@@ -123,14 +120,23 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
             )
+    else:
+        _check_nothing_lost(workdir, stored)
+
+
+def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
+    """Stores the resolved config in the workdir if there is no checkpoint yet. A run with one keeps what it has until `begin`,
+    because something may still refuse the change. `train` False: only to prepare its data. Raises as `check_config`.
+    """
+    check_config(workdir, config)
+    if checkpoint_steps(workdir):
         return
-    _check_nothing_lost(workdir, stored)
     _remove_tokenizer(workdir / "tokenizer")
     if train:  # from an attempt without a checkpoint, whose updates are repeated
         (workdir / "metrics.jsonl").unlink(missing_ok=True)
         for name in list_names(workdir / "trackers"):
             (workdir / "trackers" / name).unlink(missing_ok=True)
-    atomic_write(path, config_lib.to_json(config))
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
 def begin(workdir: epath.Path, config: Config) -> None:

@@ -117,6 +117,17 @@ def test_refused_change_of_a_mutable_key_changes_nothing(key, value, match, trai
     assert content(workdir) == kept
 
 
+def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
+    """Before the first checkpoint any config may follow, but not one that cannot start."""
+    jobs.prepare(config_of(), epath.Path(tmp_path / "run"))
+    kept = content(tmp_path / "run")
+    for key, value in (("data.valid", "gone.en,gone.de"), ("mesh.data", "3"), ("data.train", "en-de=gone.en,gone.de")):
+        config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
+        with pytest.raises(UserError, match="gone|config.mesh"):
+            train(config, tmp_path / "run")
+        assert content(tmp_path / "run") == kept
+
+
 def test_keys_of_the_model_are_what_they_say():
     """The function that the parameters are is fixed for a run; dropout and initial values only change the training."""
     of_model = {key for key in fields() if key.startswith("model.")} | {"data.joint_vocabulary"}

@@ -130,7 +130,7 @@ def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
     assert query["a"].sharding.spec[0] == "fsdp" and query["b"].sharding.spec[1] == "tensor"
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
 def test_every_optimizer_trains_adapters(name):
     config = small_config(train=KEYS["train"], optimizer=dict(name=name, weight_decay=0.1))
     model, tx = make_model(config, 37, 37), make_optimizer(config)
