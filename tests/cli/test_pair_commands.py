@@ -144,13 +144,15 @@ def test_what_changes_a_translation_is_a_setting_of_the_output(workdir):
     config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, train="en-de=toy:train:300"))
     expected, names = output(config), settings(config)
     assert set(keys_that_change(TRANSLATIONS)) <= set(names) and names["type of the products"] == "float32"
-    for key in ("data.source_eos", "decode.max_length_offset"):
+    for key in ("data.source_eos", "decode.n_best"):
         assert output(with_other_value(config, key)) != expected and settings(with_other_value(config, key)) != names
     assert settings(with_other_value(config, "train.precision")) != names
     by_language = "data.directions"  # acts by the target language, which is a setting
     for key in fields():
         if key.startswith(("data.", "decode.")) and key not in (*keys_that_change(TRANSLATIONS), by_language):
-            assert output(with_other_value(config, key, check=False)) == expected, key
+            other = with_other_value(config, key, check=False)
+            other = dataclasses.replace(other, data=dataclasses.replace(other.data, directions=""))
+            assert output(other) == expected, key
 
 
 def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
