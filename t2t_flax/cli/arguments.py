@@ -166,11 +166,6 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
             file.close()
 
 
-def read_lines(name: str) -> list[str]:
-    """All lines of `iterate_lines`."""
-    return list(iterate_lines(name))
-
-
 def check_read_once(*names: str | None) -> None:
     """Raises UserError if two of the files are the same pipe, which can be read only once."""
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
@@ -201,6 +196,28 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
         if is_write_refused(error):
             raise
         raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
+
+
+def add_resumable_output(arguments: argparse.ArgumentParser) -> None:
+    """`--output` and `--resume`, of a command that writes a line for each line of its input."""
+    arguments.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="written as FILE.partial, renamed at the end; default: standard output",
+    )
+    arguments.add_argument(
+        "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
+    )
+
+
+def check_resumable_output(args: argparse.Namespace) -> None:
+    """Raises UserError for a --resume that is not possible, and as `check_output`."""
+    from t2t_flax.cli.resumable_output import is_stream
+
+    if args.resume and is_stream(args.output):
+        raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
+    check_output("--output", args.output)
 
 
 def write_text(name: str, text: str) -> None:

@@ -128,10 +128,15 @@ def in_direction_of(data: Data, name: str) -> Data:
     return dataclasses.replace(data, source_language=direction.source, target_language=direction.target)
 
 
+def directions_of_training(data: Data) -> list[Direction]:
+    """The direction of each source of data.train; empty without data.directions."""
+    directions = parse_directions(data)
+    return [directions[name] for name in parse_train_sources(data.train) if directions]
+
+
 def trained_directions(data: Data) -> list[Direction]:
     """The directions with training text, in the order of data.train."""
-    directions = parse_directions(data)
-    return list(dict.fromkeys(directions[name] for name in parse_train_sources(data.train) if directions))
+    return list(dict.fromkeys(directions_of_training(data)))
 
 
 def untrained_directions(data: Data) -> list[Direction]:

@@ -8,6 +8,7 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys, renamed, schema
+from t2t_flax.config.directions import directions_of_training
 from t2t_flax.config.renamed import SCHEMA_VERSION
 from t2t_flax.config.schema import Config
 from t2t_flax.config.validation import check_combinations
@@ -124,9 +125,20 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def as_resumed(stored: Config, given: Config) -> Config:
+    """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
+    if given.train.precision != "auto":
+        return given
+    return dataclasses.replace(given, train=dataclasses.replace(given.train, precision=stored.train.precision))
+
+
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in keys that a resumed run must not change."""
-    return {k: v for k, v in differences(stored, current).items() if not _FIELDS[k].metadata["mutable"]}
+    """The differences in what a resumed run must not change: immutable keys, and the directions of its training text."""
+    changed = differences(stored, as_resumed(stored, current))
+    found = {k: v for k, v in changed.items() if not _FIELDS[k].metadata["mutable"]}
+    if "data.directions" in changed and directions_of_training(stored.data) != directions_of_training(current.data):
+        found["data.directions"] = changed["data.directions"]
+    return found
 
 
 def format_differences(

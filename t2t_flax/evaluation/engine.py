@@ -95,8 +95,8 @@ def obstacle(config: Config) -> str | None:
     )
     if different:
         return different
-    if search.engine == "auto" and config.train.precision == "bfloat16":
-        return "its products are in float32, those of config.train.precision = bfloat16 are not"
+    if search.engine == "auto" and search.precision == "bfloat16":
+        return "its products are in float32, those of config.decode.precision = bfloat16 are not"
     try:
         ctranslate2_export.check_exportable(config.model)
     except UserError as error:

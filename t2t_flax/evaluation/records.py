@@ -16,8 +16,9 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
 from t2t_flax.config.directions import in_direction_of
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.renamed import upgraded
-from t2t_flax.config.schema import fields
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import Task, make_task, task_of
@@ -26,20 +27,6 @@ from t2t_flax.tasks.translation.target_language import tokenizer_of
 if TYPE_CHECKING:  # comparing records needs no JAX
     from t2t_flax.evaluation.restore import Loaded
 
-KEYS_WITHOUT_EFFECT = (
-    "decode.batch_size", "eval.every_steps", "eval.every_epochs", "eval.decode_every_steps", "eval.decode_sentences",
-    "eval.metric", "eval.patience", "eval.samples",
-)  # fmt: skip
-"""Keys of `decode` and `eval` that do not affect the scores of a record."""
-_OTHER_KEYS = (
-    "data.task",
-    "data.source_language",
-    "data.target_language",
-    "data.pretokenized",
-    "data.source_eos",
-    "train.precision",
-)
-"""Keys of other groups that affect scores."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
 
@@ -50,11 +37,11 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
     """
     checkpoint, config = record["checkpoint"], upgraded(record["config"])
     settings = {}
-    for name, item in fields().items():
+    for name in keys_that_change(TRANSLATIONS, SCORES):
         group, key = name.split(".")
-        if name in _OTHER_KEYS or group in ("decode", "eval") and name not in KEYS_WITHOUT_EFFECT:
-            value = config.get(group, {}).get(key, item.default)
-            settings |= {} if value == item.default else {name: value}
+        default = fields()[name].default
+        value = config.get(group, {}).get(key, default)
+        settings |= {} if value == default else {name: value}
     return {
         "split": record["split"],
         "data": record["data"]["digest"],

@@ -26,7 +26,7 @@ from t2t_flax.planning.topology import Topology
 from t2t_flax.training.lora import without_adapters
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import batch_struct, compiler_options
-from t2t_flax.training.train_state import TrainState, init_state, make_model
+from t2t_flax.training.train_state import TrainState, decoding_precision, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 # The two ways in which the TPU compiler reports that a program does not fit.
@@ -118,7 +118,10 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
     """
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
     config, params = run.config.decode, without_adapters(run.state.params)
-    facts = _facts(run, lambda: compile_search(run.model, params, run.mesh, config, **lengths)[1])
+    vocab, platform = run.config.data.vocab_size, run.topology.platform
+    precision = decoding_precision(run.config, platform)
+    model = make_model(run.config, vocab, vocab, platform=platform, precision=precision)
+    facts = _facts(run, lambda: compile_search(model, params, run.mesh, config, **lengths)[1])
     if facts["fits"]:  # all arguments are weights, caches and a few numbers
         facts["least_hbm_bytes"] = sum(facts["argument_bytes"].values())
     return facts | {"source_length": SOURCE_LENGTH, "cache_length": CACHE_LENGTH}

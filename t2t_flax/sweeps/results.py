@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.named_sources import VALID_PREFIX
 from t2t_flax.config.renamed import upgraded
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import significance
 from t2t_flax.evaluation.compare import SeedPairs, check_comparable, compare_seeds, pair_seeds
-from t2t_flax.evaluation.records import KEYS_WITHOUT_EFFECT, read_record, task_of_record, texts
+from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.significance import LEVEL, multipliers, resamples_for, seed_variance
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.sweeps.folder import COMPLETE, Folder
@@ -180,8 +182,7 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
 
 def _changed_settings(config: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """The settings of the evaluation in which a record's config differs from the trial's."""
-    keys = [("decode", key) for key in config["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
-    keys.append(("eval", "sacrebleu_tokenizer"))
+    keys = [name.split(".") for name in keys_that_change(TRANSLATIONS, SCORES) if fields()[name].metadata["mutable"]]
     return [
         f"{group}.{key} = {record[group][key]} (the trial has {config[group][key]})"
         for group, key in keys

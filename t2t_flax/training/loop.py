@@ -20,6 +20,7 @@ from t2t_flax.training.run_tracker import Outcome, RunTracker, ValidationScore, 
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_logger import DelayedMetrics
 from t2t_flax.training.vectorized import SingleProgram, VectorizedProgram
+from t2t_flax.training.workdir import begin
 
 
 def train(
@@ -64,6 +65,8 @@ def train_runs(
             for tracker in trackers:
                 tracker.compile(program.state_of(state, tracker.index))
         for tracker in trackers:
+            if group.is_lead:
+                begin(tracker.run.workdir, tracker.run.config)
             tracker.open_logs()
         stragglers = StragglerDetector(group, config.distributed.straggler_share)
         group.barrier("compiled")  # a process that compiles longer than the others is not hanging

@@ -30,8 +30,10 @@ from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_number
 from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
+from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.pretrained import check_writable
+from t2t_flax.training.divergence import unmark
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
@@ -106,11 +108,9 @@ def _remove_unfinished(workdir: epath.Path) -> None:
                     path.rmtree() if path.is_dir() else path.unlink()
 
 
-def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Stores the resolved config in the workdir. `train` False: only to prepare its data.
-
-    Before the first checkpoint any config replaces the stored one. Raises UserError for a folder that is not a run, a
-    run with another config, and a run whose checkpoints are gone.
+def check_config(workdir: epath.Path, config: Config) -> None:
+    """Raises UserError for a folder that is not a run, a run with another config, and a run whose checkpoints are gone. Before
+    the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
     if checkpoint_steps(workdir):
@@ -120,18 +120,33 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
             )
-        if not train:
-            return
     else:
         _check_nothing_lost(workdir, stored)
-        _remove_tokenizer(workdir / "tokenizer")
-        if train:  # from an attempt without a checkpoint, whose updates are repeated
-            (workdir / "metrics.jsonl").unlink(missing_ok=True)
-            for name in list_names(workdir / "trackers"):
-                (workdir / "trackers" / name).unlink(missing_ok=True)
-    # A resumed run is not complete, wherever it stops next.
+
+
+def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
+    """Stores the resolved config in the workdir if there is no checkpoint yet. A run with one keeps what it has until `begin`,
+    because something may still refuse the change. `train` False: only to prepare its data. Raises as `check_config`.
+    """
+    check_config(workdir, config)
+    if checkpoint_steps(workdir):
+        return
+    _remove_tokenizer(workdir / "tokenizer")
+    if train:  # from an attempt without a checkpoint, whose updates are repeated
+        (workdir / "metrics.jsonl").unlink(missing_ok=True)
+        for name in list_names(workdir / "trackers"):
+            (workdir / "trackers" / name).unlink(missing_ok=True)
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
+
+
+def begin(workdir: epath.Path, config: Config) -> None:
+    """Stores that the run now goes on with `config`, on these devices: it is restored and compiled, nothing refuses it any
+    more. It is no longer complete or diverged, wherever it stops next.
+    """
     (workdir / "complete.json").unlink(missing_ok=True)
-    atomic_write(path, config_lib.to_json(config))
+    unmark(workdir)
+    record_devices(workdir)
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
 def checkpoint_steps(workdir: epath.Path) -> list[int]:

@@ -17,7 +17,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.params_run import write_params_run
-from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, read_config, writing
+from t2t_flax.training.workdir import adopt_config, begin, check_run_folder, completed, read_config, writing
 
 
 def content(folder):
@@ -141,7 +141,9 @@ def test_prepare_does_not_change_a_trained_run(tmp_path):
     with pytest.raises(UserError, match="another config .*config.json"):
         adopt_config(epath.Path(tmp_path), small_config(model=dict(d_model=32)), train=False)
     adopt_config(epath.Path(tmp_path), more)
-    assert not (tmp_path / "complete.json").exists()
+    assert content(tmp_path) == before  # the start may still be refused
+    begin(epath.Path(tmp_path), more)
+    assert not (tmp_path / "complete.json").exists() and read_config(tmp_path) == more
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00"])
