@@ -29,7 +29,7 @@ _OPTIONAL = {
     "mtdata": "mtdata",
     "torch": "'torch>=2.6'",
     "plan": "'jax[tpu]'",
-    "plan-gpu": "'jax[cuda12]'",
+    "plan-gpu": "'jax[cuda13]'",
 }
 """Packages by the extra of pyproject.toml that installs them."""
 

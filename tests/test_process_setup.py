@@ -98,6 +98,7 @@ def test_deterministic_kernels_are_set_on_gpu_only(monkeypatch, platforms, reque
         ([], [], "", "cpu"),
         (["/dev/nvidiactl"], [], "", "cpu"),  # a GPU, and the jaxlib of the CPU
         (["/dev/nvidiactl"], ["jax_cuda12_plugin"], "", "gpu"),
+        (["/dev/nvidiactl"], ["jax_cuda13_plugin"], "", "gpu"),
         ([], ["jax_cuda12_plugin"], "", "cpu"),
         (["/dev/accel0"], ["libtpu"], "", "tpu"),
         (["/dev/nvidiactl"], ["libtpu"], "", "cpu"),

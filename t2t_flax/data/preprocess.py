@@ -9,7 +9,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class Policies:
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
         } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}
-        filters = [asdict(language_filter) for language_filter in self.language_filters]
+        filters = [language_filter.as_stored() for language_filter in self.language_filters]
         return stored | ({"language_filters": filters} if filters else {})
 
 

@@ -7,7 +7,7 @@ trackers/         what the experiment trackers have got
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
-.lock             held by the writing process
+.lock             held by the writing process; .lock-N where the storage has no locks
 """
 
 import contextlib
@@ -40,7 +40,7 @@ TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
-_UNOWNED = (LOCK, ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
+_UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
 

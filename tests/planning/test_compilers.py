@@ -126,6 +126,12 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
     assert sum(bytes_by_kind(splash).values()) <= sum(bytes_by_kind(einsum).values())
 
 
+@tpu
+def test_tpu7x_compiles_for_two_devices_a_chip(plan):
+    record = plan("tpu7x:2x2x1", "--no-decode", data=8)
+    assert record["devices"] == 8 and record["train"]["fits"] and record["prediction"]["seconds"] > 0
+
+
 @gpu
 def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
     record = plan("h100-8")
@@ -145,7 +151,7 @@ def test_gpu_program_calls_fused_attention(plan):
 
 
 @gpu
-@pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200", "gb200", "b300"])
 def test_every_gpu_of_the_table_compiles(plan, gpu_name):
     assert plan(f"{gpu_name}-1", "--no-decode")["train"]["memory"]["temp"] > 0
 
