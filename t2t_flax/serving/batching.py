@@ -167,5 +167,9 @@ def answer(batch: Batch[Item], process: Process[Item]) -> None:
         for job in jobs:
             answer(Batch(batch.key, [part for part in parts if part[0] is job]), process)
         return
+    except BaseException:  # the thread ends
+        for job in jobs:
+            job.future.cancel()
+        raise
     for (job, index), result in zip(parts, results, strict=True):
         job.finish(index, result)

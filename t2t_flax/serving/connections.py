@@ -21,7 +21,8 @@ class Connection(H11Protocol):
         self.since = self.loop.time()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             waiting = [connection for connection in self.connections if connection.waits]
-            min(waiting, key=lambda connection: connection.since).abort()
+            # First those that never sent a request, then clients that come back.
+            min(waiting, key=lambda connection: (connection.cycle is not None, connection.since)).abort()
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

@@ -157,8 +157,10 @@ def serve(
         server.end()
         ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
     for model in models:
-        if model.error:
+        if isinstance(model.error, Exception):
             raise model.error
+        if model.error:
+            raise RuntimeError(f"a thread of {model.name} has ended") from model.error
     if not all(ended):
         print(
             "t2t_flax serve: the device did not finish within the time: ending without it.", file=sys.stderr, flush=True
