@@ -22,7 +22,8 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     esac \
     && pip install --no-cache-dir "$(echo /wheels/*.whl)[$extras]"
 # The volume keeps compiled programs for the next container: -v t2t-cache:/cache
-RUN useradd --create-home --uid 1000 t2t && mkdir -m 1777 /cache
+RUN mkdir -m 1777 /cache
+RUN useradd --create-home --uid 1000 t2t
 WORKDIR /home/t2t
 COPY configs configs
 ENV PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=/cache/jax

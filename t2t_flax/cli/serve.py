@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK, UserError, install_hint
+from t2t_flax.errors import UserError, install_hint
 
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "python_multipart", "uvicorn")
 
@@ -125,7 +125,6 @@ def run(argv: list[str]) -> int:
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
     app = create_app(models, limits, metrics, hosts=args.allowed_host or hosts_of(listening), origins=args.cors_origin)
     serve(app, models, listening, limits.timeout, allow_connections(args.max_connections))
-    return OK
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:

@@ -21,9 +21,10 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.slots import Slots
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
-MAX_STEPS = 32
-"""Tokens after which a program returns, so that searches of several threads take turns on the device: one that runs to a
-thousand tokens would keep the others waiting.
+_STEPS = (8, 32)
+_TOKENS_READ = 32 * 32 * 4 * 32
+"""A program returns after 8 to 32 tokens, the more hypotheses and the longer the cache the sooner, so that searches of several
+threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams, 32 tokens.
 """
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -117,7 +118,8 @@ def run_stages(
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
     position = length if rehearse else 0
     while True:
-        stop = min(position + MAX_STEPS, length)
+        steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
+        stop = min(position + steps, length)
         state, self_cache, all_done = run_stage(
             step_fn,
             advance,

@@ -8,22 +8,22 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from t2t_flax.config import Config, Decode
+from t2t_flax.config import Config
 from t2t_flax.config.directions import Direction, all_directions, chosen_language, language_pair, target_languages
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, SOURCE_LENGTHS, plan_batches, round_up
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import Loaded
 from t2t_flax.serving.batching import Batcher, Job, Process
 from t2t_flax.serving.errors import RequestError
 from t2t_flax.serving.lane import Lane
 from t2t_flax.serving.metrics import Metrics
+from t2t_flax.serving.warm_up import MAX_ATTENTION_TOKENS, warm_ups
 from t2t_flax.tasks import task_of
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
-MAX_ATTENTION_TOKENS = 128
-"""Tokens of a side whose attention is sent: the answer grows with their product."""
-_USUAL_LENGTHS = (32, 128)
+USUAL_LENGTHS = (32, 128)
 """Padded lengths of the lines whose programs are compiled before the first request. Each has a lane of its own; what else
 is asked for, and may have to be compiled, has the last one.
 """
@@ -123,7 +121,7 @@ class ServedModel:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
-        limits = [health_limit, *[_PATIENCE * health_limit] * len(_USUAL_LENGTHS)]
+        limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
         self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit) for i, limit in enumerate(limits)]
         # Programs that span several devices may wait for each other where two threads start them at once.
         self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -215,7 +213,7 @@ class ServedModel:
             if line.strip() or prefix or alone  # samples depend on a line's number in its batch
         ]
         usual = key.n_best == 1 and not key.prefix_length
-        lane = bisect.bisect_left(_USUAL_LENGTHS, longest) if usual else -1
+        lane = bisect.bisect_left(USUAL_LENGTHS, longest) if usual else -1
         return self._lanes[lane].batcher.submit(key, items)
 
     def untranslated(self, line: str, n_best: int) -> Hypotheses:
@@ -286,7 +284,9 @@ class ServedModel:
         self.config, self._restored = loaded.config, loaded
         if loaded.mesh.size > 1:
             self._turn = threading.Lock()
-        for warm_up in self._warm_ups():
+        several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
+        runs = [self._loaded(n_best) for n_best in sorted({1, several})]
+        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS if self._warm_up == "usual" else None):
             if self._stopping.is_set():
                 return
             warm_up()
@@ -301,27 +301,6 @@ class ServedModel:
         self.ready = True
         on_ready(self)
         first.run(self._processed_in(first), self._probe)
-
-    def _warm_ups(self) -> Iterator[Callable[[], object]]:
-        """What to run before the first request: each program that lines of a usual length need, those of one line also for
-        several hypotheses; with warm_up = "all" everything that a request can need.
-        """
-        loaded, every = self._restored, self._warm_up == "all"
-        several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
-        if loaded.engine.name != "jax":
-            yield from (functools.partial(self._loaded(n).translate, ["a"]) for n in sorted({1, several}))
-            return
-        limit, prefixes = loaded.max_source_length, PREFIX_LENGTHS if every else (0,)
-        for tokens in sorted({min(n, limit) for n in (_padded_lengths(limit) if every else _USUAL_LENGTHS)}):
-            for shape in _shapes(loaded, self._max_batch, tokens, prefixes):
-                for n_best in sorted({1, several}) if every or shape[0] == 1 else [1]:
-                    yield functools.partial(self._loaded(n_best).engine.compile, shape)
-        if every:
-            for length in (n for n in SOURCE_LENGTHS if n <= round_up(limit, SOURCE_LENGTHS)):
-                pair = 2 * [_text_of(min(length, limit) - 1, loaded)]
-                yield functools.partial(loaded.score, [pair])
-                if length <= MAX_ATTENTION_TOKENS:
-                    yield functools.partial(loaded.attend, *pair)
 
     def _loaded(self, n_best: int) -> Loaded:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
@@ -407,27 +386,3 @@ def _count(params: Any) -> int:
     import jax
 
     return sum(x.size for x in jax.tree.leaves(params))
-
-
-def _padded_lengths(limit: int) -> list[int]:
-    """Those of batches of lines of up to `limit` tokens."""
-    shapes = (plan_batches([n], Decode())[0].source_length for n in range(1, limit + 1))
-    return sorted(set(shapes))
-
-
-def _shapes(loaded: Loaded, max_batch: int, tokens: int, prefixes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """`Batch.shape` of all batches of up to `max_batch` lines of so many tokens."""
-    shards, shapes = mesh_lib.batch_shards(loaded.mesh), {}
-    for prefix in prefixes:
-        for count in range(1, max_batch + 1):
-            batches = plan_batches([tokens] * count, loaded.config.decode, shards, [prefix])
-            shapes |= dict.fromkeys(batch.shape for batch in batches)
-    return list(shapes)
-
-
-def _text_of(tokens: int, loaded: Loaded) -> str:
-    """A line of about so many tokens, at most."""
-    text = "a"
-    while len(loaded.tokenizers.source.encode(longer := text + " a")) <= tokens and len(text) < 8 * tokens:
-        text = longer
-    return text

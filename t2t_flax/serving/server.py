@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
-from t2t_flax.errors import FAILURE, UserError
+from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.process_setup import on_stop_signal
 from t2t_flax.serving.connections import Connection
 from t2t_flax.serving.model import ServedModel
@@ -93,9 +93,12 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Takes no more requests and answers those it has."""
         if not self.should_exit:
-            self._ended = time.monotonic()
-            self.on_end()
-        self.should_exit = True
+            self.should_exit = True
+            self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._ended = time.monotonic()
+        self.on_end()
 
     @property
     def seconds_left(self) -> float:
@@ -104,11 +107,13 @@ class Server(uvicorn.Server):
         return min(1.0, left) if self.force_exit else left
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and self._loop:
+        again = self.should_exit
+        super().handle_exit(sig, frame)
+        if not again:
+            self._begin_end()
+        elif self._loop:
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._close_connections)
-        self.end()
-        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Half a second before uvicorn cancels what remains, which leaves a traceback in the log.
@@ -133,14 +138,14 @@ def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Ser
 
 def serve(
     app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float, max_connections: int
-) -> None:
-    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and returns within `timeout` seconds;
-    a second signal closes the connections. Raises what a model raised. Ends the process, with exit code 1, where a model does
-    not end.
+) -> NoReturn:
+    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
+    seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
     server = make_server(app, timeout, max_connections)
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
-    server.on_end = lambda: faulthandler.dump_traceback_later(timeout, exit=True)
+    last = timeout - min(0.25, timeout / 8)
+    server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
 
     def ready(model: ServedModel) -> None:
         described = model.describe()
@@ -156,14 +161,16 @@ def serve(
     finally:
         server.end()
         ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
+    if all(ended):
+        faulthandler.cancel_dump_traceback_later()
     for model in models:
         if isinstance(model.error, Exception):
             raise model.error
         if model.error:
             raise RuntimeError(f"a thread of {model.name} has ended") from model.error
     if not all(ended):
-        print(
-            "t2t_flax serve: the device did not finish within the time: ending without it.", file=sys.stderr, flush=True
-        )
-        os._exit(FAILURE)
-    faulthandler.cancel_dump_traceback_later()
+        print("t2t_flax serve: the device did not finish within the time: ending without it.", file=sys.stderr)
+    # Without the end of the interpreter and of JAX, which take their time and have nothing left to do.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(OK if all(ended) else FAILURE)
