@@ -22,10 +22,15 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
       *) echo "ACCELERATOR=$ACCELERATOR: expected cpu, cuda or tpu" >&2; exit 2 ;; \
     esac \
     && pip install --no-cache-dir "$(echo /wheels/*.whl)[$extras]"
+# The volume keeps compiled programs for the next container: -v t2t-cache:/cache
+RUN mkdir -m 1777 /cache
 RUN useradd --create-home --uid 1000 t2t
 WORKDIR /home/t2t
 COPY configs configs
-ENV PYTHONUNBUFFERED=1
+ENV PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=/cache/jax
+VOLUME /cache
+# Of `serve` on its usual port; a container in which nothing listens there runs another command and is well.
+HEALTHCHECK --interval=30s --timeout=10s CMD ["python", "-m", "t2t_flax.serving.healthcheck"]
 # Where device files belong to root and the launcher cannot choose a user: --build-arg RUN_AS=root
 ARG RUN_AS=t2t
 USER ${RUN_AS}

@@ -37,7 +37,7 @@ class RestoredRun(Protocol):
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """name: "jax" or "ctranslate2". version: of its package. type: of its matrices. translate: as `Translator.translate`, with
-    the run's parameters. reason: why decode.engine = auto chose JAX.
+    the run's parameters. compile: as `Translator.compile`, likewise. reason: why decode.engine = auto chose JAX.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Engine:
     type: str
     translate: Callable[..., list[Translation]]
     reason: str = ""
+    compile: Callable[[tuple[int, int, int]], None] = lambda shape: None
 
     def as_json(self) -> dict[str, str]:
         """The entry of an evaluation record."""
@@ -59,7 +60,8 @@ def make_engine(run: RestoredRun) -> Engine:
     config = run.config
     translator = Translator(run.model, run.tokenizers, run.mesh, config.decode, source_eos=config.data.source_eos)
     translate = functools.partial(translator.translate, run.params)
-    by_jax = Engine("jax", jax.__version__, np.dtype(run.model.dtype).name, translate)
+    compile_shape = functools.partial(translator.compile, run.params)
+    by_jax = Engine("jax", jax.__version__, np.dtype(run.model.dtype).name, translate, compile=compile_shape)
     if config.decode.engine == "jax":
         return by_jax
     check_engine(config)
