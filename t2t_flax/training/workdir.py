@@ -30,7 +30,6 @@ from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_number
 from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.pretrained import check_writable
 
 log = logging.getLogger("t2t_flax")
@@ -152,21 +151,12 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
     aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
     signs += [path for path in aside if list_names(path)]
-    signs += [workdir / "metrics.jsonl"] if _logged_beyond_first(workdir, stored) else []
     if signs:
         raise UserError(
             f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
             "checkpoint. Nothing was changed. Restore the checkpoints (from a backup, a disk that is not mounted, damaged/), or "
             f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
         )
-
-
-def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
-    """Whether metrics.jsonl reaches the second checkpoint, so that the first must have been finished. For runs of versions
-    that wrote no trained.json.
-    """
-    every = stored.checkpoint.every_steps
-    return bool(every) and max((line["step"] for line in read_metrics(workdir)), default=0) > 2 * every
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:

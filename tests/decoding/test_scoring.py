@@ -195,32 +195,6 @@ def test_average_cannot_be_resumed(workdir, tmp_path, cache):
         loop.train(start(config, tmp_path / "mean", cache), score=None)
 
 
-def test_averages_skip_checkpoints_written_at_a_stop(workdir, loaded, tmp_path):
-    """A checkpoint written only because of a signal is not a regular one."""
-    import shutil
-
-    copy = tmp_path / "copy"
-    shutil.copytree(workdir, copy)
-
-    def change(step, **values):
-        path = copy / "checkpoints" / str(step) / "meta" / "metadata"
-        path.write_text(json.dumps(with_digest(check_digest(json.loads(path.read_text())) | values)))
-
-    change(4, scheduled=False)
-    change(6, regular_before=2)
-    assert load(copy, average=2, overrides=ALL).steps == (6, 2)
-    with pytest.raises(UserError, match="cannot average 3 checkpoints"):
-        load(copy, average=3, overrides=ALL)
-    assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)
-    for step in (2, 6):
-        change(step, scheduled=False)
-    with pytest.raises(
-        UserError, match=r"no regular checkpoint yet .left out, written at a stop or an evaluation: \[6, 4, 2\]"
-    ):
-        load(copy, average=2, overrides=ALL)
-    assert load(copy, average=2, at_most=True, overrides=ALL).steps == (6,)
-
-
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):
     from t2t_flax.decoding.translator import Hypothesis, Translation
 

@@ -96,10 +96,6 @@ SIGNS = {
     "trained.json": lambda folder: None,
     "complete.json": lambda folder: ((folder / "trained.json").unlink(), (folder / "complete.json").write_text("{}")),
     "damaged": lambda folder: ((folder / "trained.json").unlink(), (folder / "damaged" / "10-0").mkdir(parents=True)),
-    "metrics.jsonl": lambda folder: (
-        (folder / "trained.json").unlink(),
-        (folder / "metrics.jsonl").write_text('{"step": 21}\n'),
-    ),
 }
 
 
