@@ -1,6 +1,5 @@
 """Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
 
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
 from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
-from t2t_flax.training.damage import check_digest, with_digest
 
 ALL = {"mesh.data": "-1"}
 PAIRS = list(toy.pairs("test", 9))
