@@ -29,7 +29,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
 from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import lock_folder
+from t2t_flax.locks import holder_of, lock_folder
 from t2t_flax.pretrained import check_writable
 
 log = logging.getLogger("t2t_flax")
@@ -96,13 +96,24 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """`evaluate` writes records without the lock: of those only files older than an hour are removed."""
-    for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
+    """`evaluate` writes records without the lock of the workdir: of those, files of living writers are kept."""
+    for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
         for name in list_names(folder):
             path = folder / name
             with contextlib.suppress(FileNotFoundError):  # its writer has finished it
-                if _UNFINISHED.fullmatch(name) and time.time() - os.path.getmtime(path) >= age:
+                if _UNFINISHED.fullmatch(name) and (folder.name != "eval" or _is_abandoned(path)):
                     path.rmtree() if path.is_dir() else path.unlink()
+
+
+def _is_abandoned(path: epath.Path) -> bool:
+    """Whether nobody writes a file of `atomic_write`, which holds a lock on it from its first moment on. On a file system
+    without locks, whether it is older than an hour.
+    """
+    age = time.time() - os.path.getmtime(path)
+    try:
+        return age > 1.0 and holder_of(path) is None
+    except OSError:
+        return age > 3600.0
 
 
 def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:

@@ -1,6 +1,5 @@
 """Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -168,10 +169,13 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
     for name in (f"config.json{unfinished}", f"tokenizer/tokenizer.model{unfinished}", f"eval/old.json{unfinished}",
                  f"eval/new.json{unfinished}"):  # fmt: skip
         (workdir / name).write_text("{")
-    os.utime(workdir / f"eval/old.json{unfinished}", (0, 0))
+    for name in ("old", "new"):
+        os.utime(workdir / f"eval/{name}.json{unfinished}", (0, 0))
     (workdir / f"tokenizer{unfinished}").mkdir()
-    with writing(epath.Path(workdir), "train"):
-        pass
+    with open(workdir / f"eval/new.json{unfinished}") as file:  # as `evaluate` does while it writes
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with writing(epath.Path(workdir), "train"):
+            pass
     new_files = content(workdir).keys() - before.keys()
     assert new_files == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
 
