@@ -174,14 +174,15 @@ class Checkpoints:
         self._confirm()
 
     def _delete_old(self) -> None:
-        """Deletes what the retention policy does not keep, as Orbax does after each save."""
+        """Deletes what the retention policy does not keep, as Orbax does after each save. Process 0 decides for all."""
         infos = [_Step(step) for step in self._list()]
         keep = self._retention.should_preserve(infos, context=None)
-        for info, kept in zip(infos, keep, strict=True):
-            if not kept:
-                self._writer().delete(info.step)
+        old = json.dumps([info.step for info, kept in zip(infos, keep, strict=True) if not kept])
+        deleted = json.loads(self.group.broadcast("old checkpoints", old))
+        for step in deleted:
+            self._writer().delete(step)
         self._empty_deleted()
-        self._steps = [info.step for info, kept in zip(infos, keep, strict=True) if kept]
+        self._steps = [info.step for info in infos if info.step not in deleted]
 
     def _empty_deleted(self) -> None:
         """Removes the files of deleted checkpoints in a thread, so that training does not wait."""
