@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -176,9 +177,13 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
         path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     try:
-        partial.write_bytes(data)
-        fsync_file(partial)
-        partial.replace(path)
+        with open(partial, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # says that its writer is alive
+            file.write(data)
+            file.flush()
+            fsync_file(partial)
+            partial.replace(path)
         fsync_folder(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)

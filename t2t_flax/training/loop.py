@@ -121,7 +121,7 @@ def train_runs(
             for tracker in active:
                 best = tracker.metric is not None and config.checkpoint.keep_best
                 if any(reasons.values()) or due.checkpoint or best:
-                    tracker.save(step, program.state_of(state, tracker.index), due, reasons[tracker], supervisor)
+                    tracker.save(step, program.state_of(state, tracker.index), supervisor)
             if any(reasons.values()):
                 for tracker in running:  # save all first: the process may be killed during the final evaluation of one
                     tracker.wait_for_saves(supervisor)

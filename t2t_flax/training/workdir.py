@@ -29,9 +29,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
 from t2t_flax.interop.model_folder import open_model_folder
 from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import lock_folder
+from t2t_flax.locks import holder_of, lock_folder
 from t2t_flax.monitoring.devices import record_devices
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.pretrained import check_writable
 from t2t_flax.training.divergence import unmark
 
@@ -99,13 +98,24 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """`evaluate` writes records without the lock: of those only files older than an hour are removed."""
-    for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
+    """`evaluate` writes records without the lock of the workdir: of those, files of living writers are kept."""
+    for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
         for name in list_names(folder):
             path = folder / name
             with contextlib.suppress(FileNotFoundError):  # its writer has finished it
-                if _UNFINISHED.fullmatch(name) and time.time() - os.path.getmtime(path) >= age:
+                if _UNFINISHED.fullmatch(name) and (folder.name != "eval" or _is_abandoned(path)):
                     path.rmtree() if path.is_dir() else path.unlink()
+
+
+def _is_abandoned(path: epath.Path) -> bool:
+    """Whether nobody writes a file of `atomic_write`, which holds a lock on it from its first moment on. On a file system
+    without locks, whether it is older than an hour.
+    """
+    age = time.time() - os.path.getmtime(path)
+    try:
+        return age > 1.0 and holder_of(path) is None
+    except OSError:
+        return age > 3600.0
 
 
 def check_config(workdir: epath.Path, config: Config) -> None:
@@ -167,21 +177,12 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
     aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
     signs += [path for path in aside if list_names(path)]
-    signs += [workdir / "metrics.jsonl"] if _logged_beyond_first(workdir, stored) else []
     if signs:
         raise UserError(
             f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
             "checkpoint. Nothing was changed. Restore the checkpoints (from a backup, a disk that is not mounted, damaged/), or "
             f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
         )
-
-
-def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
-    """Whether metrics.jsonl reaches the second checkpoint, so that the first must have been finished. For runs of versions
-    that wrote no trained.json.
-    """
-    every = stored.checkpoint.every_steps
-    return bool(every) and max((line["step"] for line in read_metrics(workdir)), default=0) > 2 * every
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:

@@ -19,11 +19,17 @@ RUN = "gs://bucket/run"
 @pytest.mark.slow
 def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     """The damaged one is set aside and the leftover of a killed save is removed; opening alone changes nothing."""
-    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2))
+    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2), checkpoint=dict(every_steps=1))
     model, tx, state, _ = model_and_state(config)
     checkpoints = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
     for step in (1, 2):
-        meta = {"step": step, "config": config_lib.as_json(config), "digests": {}, "progress": {}}
+        meta = {
+            "step": step,
+            "updates_per_epoch": 1,
+            "config": config_lib.as_json(config),
+            "digests": {},
+            "progress": {},
+        }
         checkpoints.save(state.replace(step=jnp.int32(step)), meta, float(step))
     checkpoints.close()
     assert "run/trained.json" in gcs.names()
