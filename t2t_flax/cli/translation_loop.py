@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli.line_windows import Line
-from t2t_flax.config.directions import chosen_language
 
 if TYPE_CHECKING:
     from t2t_flax.cli.resumable_output import ResumableOutput, StreamOutput
@@ -35,7 +34,7 @@ def output_settings(loaded: "Loaded", with_scores: bool) -> dict[str, Any]:
 
     decode = dataclasses.asdict(loaded.config.decode)
     del decode["batch_size"]
-    language = chosen_language(loaded.config.data, loaded.target_language)  # the only one need not be named
+    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
     return (
         {f"decode.{key}": value for key, value in decode.items()}
         | {

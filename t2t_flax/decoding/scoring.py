@@ -63,12 +63,11 @@ def encode_pairs(
     """
     encoded = []
     for number, (source, target) in enumerate(pairs, 1):
-        ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
+        start = starts[number - 1] if starts else ()
+        ids = PairIds(tokenizers.after_start(start, tokenizers.source.encode(source)), tokenizers.target.encode(target))
         for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
             if not text.strip() or not tokens:
                 raise UserError(f"{where(number)}: the {side} is empty; both sides must have text.")
-            if side == "source" and starts:
-                tokens[:0] = starts[number - 1]
             if len(tokens) + 1 > limit:
                 raise UserError(
                     f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "

@@ -15,6 +15,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
+from t2t_flax.interop.finite import not_finite
 from t2t_flax.interop.model_folder import ModelFolder, open_model_folder
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
@@ -97,6 +98,8 @@ def restore_parts(
                     continue
                 _check_tokenizer(workdir, s, meta["digests"]["tokenizer"], tokenizer)
                 params = checkpoints.restore_params(s, abstract, item)
+                if name := not_finite(params):
+                    raise DamagedCheckpoint(f"{name} holds numbers that are not finite")
             except DamagedCheckpoint as damage:
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
