@@ -22,7 +22,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 def prepare_process(config: Config) -> list[str]:
     """Applies the config's process settings; returns a line about each for the log.
 
-    Must run before anything uses a JAX device.
+    Must run before anything uses a JAX device; raises RuntimeError, last of all, if something did and mesh.cpu_devices would
+    change.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     from absl import logging as absl_logging
@@ -35,15 +36,16 @@ def prepare_process(config: Config) -> list[str]:
         notes.append(use_deterministic_kernels())
     import jax
 
-    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
-        jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
-        if platform == "cpu":
-            notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     default = config.train.compile_cache == Train.compile_cache
     if config.train.compile_cache and not (default and os.environ.get("JAX_COMPILATION_CACHE_DIR")):
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
+        if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:
+            jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
+        if platform == "cpu":
+            notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     return notes
 
 

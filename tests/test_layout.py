@@ -11,19 +11,21 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "tables": set(),
     "filesystem": {"errors"},
+    "json_file": {"errors"},
     "locks": {"errors", "filesystem"},
-    "config": {"errors"},
+    "config": {"errors", "json_file"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
-    "data": {"config", "errors", "filesystem", "locks", "pretrained"},
+    "data": {"config", "errors", "filesystem", "json_file", "locks", "pretrained"},
     "models": {"config", "errors"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
-    "interop": {"config", "errors", "filesystem", "locks", "data", "models", "decoding"},
+    "interop": {"config", "errors", "filesystem", "json_file", "locks", "data", "models", "decoding"},
     "training": {
         "config",
         "errors",
         "filesystem",
+        "json_file",
         "locks",
         "data",
         "tasks",
@@ -39,6 +41,7 @@ ALLOWED_IMPORTS = {
         "config",
         "errors",
         "filesystem",
+        "json_file",
         "locks",
         "data",
         "models",
@@ -91,7 +94,19 @@ ALLOWED_IMPORTS = {
         "tables",
     },
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "sweeps", "tables", "tasks", "version")
+NO_JAX = (
+    "config",
+    "data",
+    "errors",
+    "filesystem",
+    "json_file",
+    "locks",
+    "pretrained",
+    "sweeps",
+    "tables",
+    "tasks",
+    "version",
+)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

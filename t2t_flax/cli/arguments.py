@@ -111,7 +111,7 @@ def add_target_language(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--target-language",
         metavar="CODE",
-        help="language to translate into, with a run of several directions (config.data.directions)",
+        help="language to translate into, with a run of several directions",
     )
 
 
@@ -264,10 +264,12 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -> None:
     """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
-    from t2t_flax.config.directions import chosen_language
+    from t2t_flax.data.languages import read_languages
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.pretrained import run_folder
 
-    chosen_language(stored_config(args.workdir, overrides).data, args.target_language)
+    data = stored_config(args.workdir, overrides).data
+    read_languages(run_folder(args.workdir) / "tokenizer").chosen(data, args.target_language)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from t2t_flax import config as config_lib
 from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
 from t2t_flax.cli.line_windows import Line
-from t2t_flax.config.directions import chosen_language
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 
@@ -25,7 +24,7 @@ def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
 
     config = config_lib.as_json(loaded.config)
     keys = {name: config[group][key] for name in keys_that_change(TRANSLATIONS) for group, key in [name.split(".")]}
-    language = chosen_language(loaded.config.data, loaded.target_language)  # the only one need not be named
+    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
     return (
         keys
         | flags

@@ -13,6 +13,7 @@ from t2t_flax.config.renamed import SCHEMA_VERSION
 from t2t_flax.config.schema import Config
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
 
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
@@ -104,8 +105,8 @@ def as_json(config: Config) -> dict[str, Any]:
 def from_json(text: str) -> Config:
     """A resolved config from `to_json`'s text, of this or an older schema version. Raises UserError for any other text."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise UserError(f"{NOT_A_CONFIG} (not JSON: {error}).") from None
     version = values.get("schema_version") if isinstance(values, dict) else None
     if type(version) is not int:

@@ -280,7 +280,7 @@ class _Encoder:
             if drop:
                 dropped.append((i, next(reason for reason, applies in reasons.items() if applies)))
                 continue
-            source[:0] = self.start
+            source = self.tokenizers.after_start(self.start, source)
             for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del ids[policies.max_length - 1 :]

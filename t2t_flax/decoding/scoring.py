@@ -55,12 +55,10 @@ def encode_pair(
     """Token ids of a pair. start: ids before those of the source. Raises UserError for a side that is empty or over `limit`
     ids.
     """
-    ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
+    ids = PairIds(tokenizers.after_start(start, tokenizers.source.encode(source)), tokenizers.target.encode(target))
     for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
         if not text.strip() or not tokens:
             raise UserError(f"the {side} is empty; both sides must have text.")
-        if side == "source":
-            tokens[:0] = start
         if len(tokens) + 1 > limit:
             raise UserError(
                 f"the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "

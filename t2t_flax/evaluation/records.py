@@ -21,6 +21,7 @@ from t2t_flax.config.renamed import upgraded
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Task, make_task, task_of
 from t2t_flax.tasks.translation.target_language import tokenizer_of
 
@@ -81,7 +82,7 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
 def _question_in(path: epath.Path) -> dict[str, Any] | None:
     """None for a file that is not a record."""
     try:
-        return question(json.loads(path.read_bytes()))
+        return question(parse_json(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -121,7 +122,7 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
     if not file.exists() or file.is_dir():
         raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
     try:
-        record = json.loads(file.read_bytes())
+        record = parse_json(file.read_bytes())
     except ValueError:
         raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
     required = {"record_version", "data", "hypotheses", "config", "digests"}

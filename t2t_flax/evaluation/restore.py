@@ -11,7 +11,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import chosen_language, direction_of_set, language_token
+from t2t_flax.config.directions import direction_of_set
+from t2t_flax.data.languages import Languages
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
@@ -42,7 +43,7 @@ class Loaded:
     better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
     checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
     opened: models in CTranslate2, which copies of this object with other settings share. target_language: of a model of
-    several directions (data.directions), that of translations for which no other one is requested.
+    several directions, that of translations for which no other one is requested.
     """
 
     workdir: epath.Path
@@ -80,12 +81,17 @@ class Loaded:
         starts = self._starts(target_language, len(lines))
         return self.engine.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
 
+    @property
+    def languages(self) -> Languages:
+        """The directions of the model, and the tokens of its target languages."""
+        return self.tokenizers.languages
+
     def start_ids(self, target_language: str | None = None) -> tuple[int, ...]:
         """Ids that come before those of a source sentence: the target language's token, for a model of several directions.
         Raises UserError for a language that the model does not know, and for none where it needs one.
         """
-        language = chosen_language(self.config.data, target_language or self.target_language)
-        return tuple(self.tokenizers.start_ids([language_token(language)] if language else []))
+        language = self.languages.chosen(self.config.data, target_language or self.target_language)
+        return (self.languages.target_ids[language],) if language else ()
 
     def _starts(self, target_language: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
         one = target_language is None or isinstance(target_language, str)
@@ -305,7 +311,7 @@ def load(
     choice = Choice(step, average, best, at_most)
     run = open_run(workdir, overrides, group, local=local)
     if target_language is not None:
-        chosen_language(run.config.data, target_language)
+        run.tokenizers.languages.chosen(run.config.data, target_language)
     part = mean(run.parts(choice, group))
     if best and part.metric is None:
         choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest

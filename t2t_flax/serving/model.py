@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.directions import Direction, all_directions, chosen_language, language_pair, target_languages
+from t2t_flax.config.directions import Direction
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
@@ -149,13 +149,13 @@ class ServedModel:
 
     @property
     def directions(self) -> list[Direction]:
-        """Those of the run's config, which need not have training text."""
-        return all_directions(self.config.data)
+        """Those of the model, and of the test sets of its config, which need not have training text."""
+        return self._restored.languages.all_directions(self.config.data)
 
     @property
     def target_languages(self) -> list[str]:
         """Those between which a request chooses; empty for a model of one direction."""
-        return target_languages(self.config.data)
+        return self._restored.languages.targets
 
     @property
     def max_n_best(self) -> int:
@@ -165,7 +165,7 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
         model, loaded = self.config.model, self._restored
-        source, target = language_pair(self.config.data)
+        source, target = loaded.languages.pair(self.config.data)
         return {
             "name": self.name,
             "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
@@ -192,7 +192,7 @@ class ServedModel:
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
         """
-        chosen_language(self.config.data, target_language)
+        self._restored.languages.chosen(self.config.data, target_language)
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
@@ -230,14 +230,14 @@ class ServedModel:
 
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
-        chosen_language(self.config.data, target_language)
+        self._restored.languages.chosen(self.config.data, target_language)
         return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
-        chosen_language(self.config.data, target_language)
+        self._restored.languages.chosen(self.config.data, target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
@@ -279,7 +279,7 @@ class ServedModel:
         loaded = self._load()
         if loaded.engine.name == "jax":
             loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
-        if languages := target_languages(loaded.config.data):
+        if languages := loaded.languages.targets:
             loaded = dataclasses.replace(loaded, target_language=languages[0])  # of the warm-up; requests name theirs
         self.config, self._restored = loaded.config, loaded
         if loaded.mesh.size > 1:

@@ -16,6 +16,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
+from t2t_flax.interop.finite import not_finite
 from t2t_flax.interop.model_folder import ModelFolder, open_model_folder
 from t2t_flax.training.checkpoint_schedule import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
@@ -100,6 +101,8 @@ def restore_parts(
                 meta = checkpoints.meta(s)
                 _check_tokenizer(workdir, s, meta["digests"]["tokenizer"], tokenizer)
                 params = checkpoints.restore_params(s, abstract, item)
+                if name := not_finite(params):
+                    raise DamagedCheckpoint(f"{name} holds numbers that are not finite")
             except DamagedCheckpoint as damage:
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage

@@ -1,7 +1,7 @@
 """The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
-tokenizer/        tokenizer.model, or source.model and target.model
+tokenizer/        tokenizer.model, or source.model and target.model; languages.json of a model of several directions
 checkpoints/N/    the state after update N
 trackers/         what the experiment trackers have got
 devices.json      kind and number of the devices that trained last
@@ -12,7 +12,6 @@ complete.json     written at the end, with the final scores
 
 import contextlib
 import fnmatch
-import json
 import logging
 import math
 import os
@@ -28,6 +27,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
 from t2t_flax.interop.model_folder import open_model_folder
+from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
 from t2t_flax.monitoring.devices import record_devices
@@ -37,7 +37,7 @@ from t2t_flax.training.divergence import unmark
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
-_TOKENIZER = ("tokenizer.model", "source.model", "target.model")
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "languages.json")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
@@ -205,7 +205,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     if stored is None:
         return None
     try:
-        marker = json.loads(text)
+        marker = parse_json(text)
         reason, step, summary = (marker[key] for key in ("reason", "step", "summary"))
         records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
     except (ValueError, LookupError, TypeError) as error:

@@ -28,7 +28,7 @@ class JsonLinesSource(Source):
         for i, line in enumerate(lines(self._path)):
             try:
                 item = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
             if isinstance(item, dict):
                 item = item.get("translation", item)

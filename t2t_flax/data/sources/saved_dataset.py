@@ -4,7 +4,6 @@ The folder holds Arrow streams, which pyarrow reads without `datasets`, with the
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -14,6 +13,7 @@ from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.columns import is_damage, read_pairs, text_columns
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line
+from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -77,7 +77,7 @@ def _stream(file: IO[bytes], path: epath.Path) -> Any:
 
 def _json_of(path: epath.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is damaged: it is not JSON ({error}); save or copy the dataset again") from None
     if not isinstance(content, dict):
