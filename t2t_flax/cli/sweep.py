@@ -37,8 +37,8 @@ SLURM = "slurm"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial is complete or pruned, 2 when some failed (restarting would not help), 75 when stopped
-    with everything saved.
+    """Exit code 0 when every trial has a result (complete, pruned, diverged or out of memory), 2 when some failed otherwise,
+    75 when stopped with everything saved.
     """
     args, fixed = arguments.parse(_parser(), argv)
     Prices.parse(args.price)  # raises its error before any training
@@ -76,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'log.profile_steps=(0,0);(5,9)'.\n"
-        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 all complete,\n"
-        "75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
+        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 every trial\n"
+        "has a result (one that diverged or ran out of memory too), 75 stopped by a signal with everything saved, 2 invalid\n"
+        "input or failed trials.",
     )
     arguments.add_workdir(parser, "folder of the sweep; created if it does not exist")
     trial_flag = parser.add_argument_group("trials").add_argument
