@@ -25,7 +25,7 @@ from t2t_flax.sweeps.pod import Pod, check_same_code
 from t2t_flax.sweeps.progress import progress_table
 from t2t_flax.sweeps.report import report
 from t2t_flax.sweeps.resources import Resources, divide_machine
-from t2t_flax.sweeps.results import check_score, default_score
+from t2t_flax.sweeps.results import check_score, default_score, validation_score
 from t2t_flax.sweeps.slurm import NO_SUBMITIT, submit
 from t2t_flax.sweeps.space import Search, Sweep
 from t2t_flax.sweeps.trials import expand, folder_name
@@ -181,6 +181,7 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         "search": search and search.to_json(),
         "seeds": sweep.seeds,
         "score": score,
+        "selection": validation_score(configs[0]),
         "baseline": _baseline(baseline, [trial.row for trial in trials]),
     }
     options = dict(base=base, extend=args.extend, any_code=args.any_code, dry_run=args.dry_run)

@@ -35,7 +35,19 @@ COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "st
 ENDED = (COMPLETE, FAILED, PRUNED)
 DIVERGED, OUT_OF_MEMORY = "diverged", "out of memory"
 """Causes of a failure that lie in the trial's config: they are results, from which a search learns."""
-SWEEP_KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
+SWEEP_KEYS = {
+    "version",
+    "config",
+    "fixed",
+    "search",
+    "seeds",
+    "score",
+    "selection",
+    "baseline",
+    "trials",
+    "code",
+    "cwd",
+}
 _LOCK = "sweep.lock"
 
 
