@@ -116,10 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     run_flag(*names, action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
-    score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set, "
-    score += "valid_nll/SET of one of several validation sets"
+    score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, valid_nll/SET of one of "
+    score += "several validation sets (default: a score of the validation set). Rows are ranked by the validation set in any case"
     report_flag("--score", default="", help=score)
-    report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
+    report_flag(
+        "--baseline",
+        default="",
+        metavar="ROW",
+        help="row to compare the others with (default: the best on the validation set)",
+    )
     price = "price of an hour of one chip, or of one kind: 'TPU v5 lite=AMOUNT'; the report then has costs"
     report_flag("--price", action="append", default=[], metavar="[KIND=]AMOUNT", help=price)
     return parser

@@ -79,7 +79,9 @@ def compare_rows(
     fixed = base if chosen_before else None
     error, freedom = table.errors(variances, np.array(base))
     p_values = _p_values(means - means[base], error, freedom)
-    simulated = np.sort(_smallest_p_values(table, fixed))
+    # A simulated table has the estimated covariances over sentences for true, so nothing is left to estimate there.
+    known = dataclasses.replace(table, sentence_freedom=np.inf)
+    simulated = np.sort(_smallest_p_values(known, fixed))
     corrected = (np.searchsorted(simulated, p_values, side="right") + 1) / (len(simulated) + 1)
     critical = min(LEVEL, simulated[int(np.ceil(LEVEL * (len(simulated) + 1))) - 2])
     corrected = np.maximum(corrected, p_values)

@@ -85,8 +85,11 @@ def default_score(config: Config) -> str:
 
 
 def validation_score(config: Config) -> str:
-    """`valid_NAME` of eval.metric or of the loss, the first that a run of this config will have; empty if neither."""
-    for name in (f"valid_{config.eval.metric}", "valid_nll"):
+    """`valid_NAME` of eval.metric or of nll, the first that a run of this config will have; empty if neither. Not that of
+    the loss, which label smoothing changes: rows would be compared by different measures.
+    """
+    metric = config.eval.metric if config.eval.metric != "loss" else "nll"
+    for name in (f"valid_{metric}", "valid_nll"):
         with contextlib.suppress(UserError):
             check_score(name, config)
             return name

@@ -219,7 +219,7 @@ class Sweep:
     """Rows (listed or searched), each trained with `seeds` seeds.
 
     config: as for `--config`, which takes precedence. baseline: the row that the others are compared with (default: the
-    best). score: of the report (default: the task's, such as BLEU or F1).
+    best on the validation set). score: of the report (default: that of the validation set, see `results.default_score`).
     """
 
     rows: Sequence[Overrides] = ()
