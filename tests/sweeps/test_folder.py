@@ -281,7 +281,7 @@ def test_older_names_of_config_keys_are_read(tmp_path, stored):
     """Those of schema version 1, in the overrides, the fixed keys and the search space."""
     content = json.loads((stored.path / "sweep.json").read_text())
     space = {"model.norm": vars(choice("pre", "post")), "data.too_long": vars(choice("cut"))}
-    search = vars(Search({"model.dropout": choice(0.1)}, 3, "nll")) | {"space": space}
+    search = vars(Search({"model.dropout": choice(0.1)}, 3, "valid_nll")) | {"space": space}
     trial = {"row": "norm=pre", "seed": 0, "overrides": {"model.norm": "pre"}}
     content |= {"fixed": {"decode.stop": "bound"}, "search": search, "trials": {"norm=pre,seed=0": trial}}
     (tmp_path / "sweep.json").write_text(json.dumps(content))
