@@ -146,7 +146,11 @@ _ACCELERATORS = (
     ),
 )
 _GOOGLE = "0x1ae0"
-_NOT_A_TPU = ("0x01", "0x02", "0x06")  # PCI classes of disks, network cards and bridges, which Google's machines have too
+_NOT_A_TPU = (
+    "0x01",
+    "0x02",
+    "0x06",
+)  # PCI classes of disks, network cards and bridges, which Google's machines have too
 _TPU_VARIABLES = ("TPU_", "CLOUD_TPU_", "COLAB_TPU_", "MEGASCALE_", "JAX_FORCE_TPU_INIT", "PJRT_")
 # Those that importing JAX and libtpu sets on any machine, and those of logs.
 _WITHOUT_TPU = {

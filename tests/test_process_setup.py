@@ -140,10 +140,14 @@ def without_tpu_variables(monkeypatch):
     ("files", "variables", "tpu", "gpu"),
     [
         pytest.param([], {}, False, False, id="a bare machine"),
-        pytest.param(["dev/vfio/vfio", "dev/accel/accel0", "dev/dri/card0"], {}, False, False, id="a laptop with an NPU"),
+        pytest.param(
+            ["dev/vfio/vfio", "dev/accel/accel0", "dev/dri/card0"], {}, False, False, id="a laptop with an NPU"
+        ),
         pytest.param(pci_card("0x1ae0", "0x0042", "0x020000"), {}, False, False, id="Google's network card"),
         pytest.param(pci_card("0x1ae0", "0x001f", "0x010802"), {}, False, False, id="Google's disk"),
-        pytest.param([], {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/a/libtpu.so"}, False, False, id="JAX was imported"),
+        pytest.param(
+            [], {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/a/libtpu.so"}, False, False, id="JAX was imported"
+        ),
         pytest.param(["dev/accel0", "dev/accel1"], {}, True, False, id="v2 to v4"),
         pytest.param(["dev/vfio/vfio", "dev/vfio/0"], {}, True, False, id="v5e, v6e"),
         pytest.param(["dev/vfio/noiommu-0"], {}, True, False, id="without an IOMMU"),
