@@ -61,6 +61,21 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
 
 
 @tpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "mesh",
+    [dict(), dict(fsdp=4, data=1), dict(fsdp=4, data=1, fsdp_mode="zero1"), dict(tensor=2, data=2)],
+    ids=["data", "fsdp", "zero1", "tensor"],
+)
+def test_tpu_program_exchanges_gradients_once_after_its_microbatches(plan, mesh, precision):
+    words = ("--no-decode", "--config.data.microbatch_tokens=64", f"--config.train.precision={precision}")
+    record = plan("v5e:2x2", *words, **mesh)
+    exchanges = record["train"]["gradient_exchanges"]
+    assert record["shape"]["micro"] > 2
+    assert (exchanges["times"], exchanges["in_loop"]) == (1, False)
+
+
+@tpu
 def test_search_cache_is_divided_over_tpu_chips(plan):
     record = plan("v5e:2x2")
     decode = record["decode"]

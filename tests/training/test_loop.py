@@ -153,8 +153,8 @@ def nan_loss_at(*updates):
     """A loss that is NaN at these updates."""
     real = step.loss_sums
 
-    def diverge(config, model, params, batch, noise, shards):
-        loss, sums = real(config, model, params, batch, noise, shards)
+    def diverge(config, model, params, batch, noise):
+        loss, sums = real(config, model, params, batch, noise)
         keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
         return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
