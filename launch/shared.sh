@@ -13,6 +13,9 @@ env=''    # the flag --env
 needs='
 gcs (gs|gcs)://
 s3 s3://
+tfds tfds:
+arrow (\.parquet|parquet:|hf:|\.zst)
+plots --picture
 sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid language_filter

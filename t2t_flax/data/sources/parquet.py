@@ -11,7 +11,7 @@ from etils import epath
 from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.columns import ROWS, read_pairs, text_columns
 from t2t_flax.data.sources.text import existing_file, file_sha256
-from t2t_flax.errors import UserError, first_line
+from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.filesystem import is_remote
 
 _PREFIX = "parquet"
@@ -69,6 +69,7 @@ def _matches(spec: str) -> bool:
 
 
 def _open(spec: str, context: Context) -> ParquetSource:
+    require("pyarrow", "arrow", context.label)
     (pattern,) = _files(spec)
     names = [pattern]
     if glob.has_magic(pattern) and not is_remote(context.root or "."):

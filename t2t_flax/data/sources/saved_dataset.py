@@ -12,7 +12,7 @@ from etils import epath
 from t2t_flax.data.sources.base import Context, Form, Source, has_prefix
 from t2t_flax.data.sources.columns import is_damage, read_pairs, text_columns
 from t2t_flax.data.sources.text import file_sha256
-from t2t_flax.errors import UserError, first_line
+from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
@@ -130,6 +130,7 @@ def _parts(spec: str) -> tuple[str, str]:
 
 
 def _open(spec: str, context: Context) -> SavedDatasetSource:
+    require("pyarrow", "arrow", context.label)
     name, split = _parts(spec)
     path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
     folder = _split_folder(path, split, context.label)
