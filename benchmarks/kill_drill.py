@@ -354,7 +354,7 @@ def main() -> int:
     parser.add_argument("--log", default=str(LOG))
     args = parser.parse_args()
     names, began, writing, failures = args.configs.split(","), time.monotonic(), threading.Lock(), []
-    lines = [f"# python -m benchmarks.kill_drill {' '.join(sys.argv[1:])}"]
+    lines = [f"# python -m benchmarks.kill_drill --stops={args.stops} --seed={args.seed} --jobs={args.jobs}"]
 
     def note(text: str, failure: str = "") -> None:
         with writing:

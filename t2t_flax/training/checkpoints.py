@@ -202,7 +202,7 @@ class Checkpoints:
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=self._retention,
                     save_decision_policy=policies.AnySavePolicy([_Always()]),
-                    lightweight_initialize=True,
+                    lightweight_initialize=True,  # reads nothing of older checkpoints
                     todelete_subdir=_DELETED,
                     async_options=ocp.AsyncOptions(
                         timeout_secs=3600, barrier_sync_fn=self._meet, post_finalization_callback=self._sync
