@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
+import os
 import platform
 import signal
 import statistics
@@ -184,6 +185,7 @@ def measure_under_abuse(server: Served, kind: str, lines: list[str], pair: tuple
         "health_failures": watch.failures,
         "health_slowest_ms": percentile(watch.health_seconds, 100),
         "peak_megabytes": max(watch.megabytes),
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 

@@ -24,7 +24,8 @@ IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabul
 _STEPS = (8, 32)
 _TOKENS_READ = 32 * 32 * 4 * 32
 """A program returns after 8 to 32 tokens, the more hypotheses and the longer the cache the sooner, so that searches of several
-threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams, 32 tokens.
+threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams and
+32 tokens.
 """
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
