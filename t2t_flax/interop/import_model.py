@@ -1,7 +1,6 @@
 """Reads a trained model of another program, or of `export`, recognized by its files."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
         raise UserError(f"--from={path} is a run of t2t_flax already: give it as --workdir to any command.")
     kind, kinds = settings.get("model_type"), _KINDS
     if kind is not None and kind != "marian":
-        raise UserError(f"--from={path}: config.json has model_type = {json.dumps(kind)[:100]}; expected marian.")
+        raise UserError(f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian.")
     if kind == "marian":
         kinds = ((marian_import.read, marian_import.WEIGHTS),)
     known = [(reader, folder / name) for reader, names in kinds for name in names if (folder / name).is_file()]
