@@ -91,6 +91,7 @@ def shortened(command: str) -> str:
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
     # tests/data/test_mtdata_corpus.py has its index and a cache
     command = re.sub(r"mtdata:\S+", "train.de,train.en", command)
+    command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
     name = re.search(r"t2t_flax (\w+)", command)[1]
     if name == "serve":
         return with_its_requests(f"{command} --max-batch=1")
