@@ -116,8 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     run_flag(*names, action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
-    score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, valid_nll/SET of one of "
-    score += "several validation sets (default: a score of the validation set). Rows are ranked by the validation set in any case"
+    score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, "
+    score += "valid_nll/SET of one of several validation sets (default: a score of the validation set). Rows are ranked by the "
+    score += "validation set in any case"
     report_flag("--score", default="", help=score)
     report_flag(
         "--baseline",
