@@ -69,7 +69,7 @@ async def _post(connection, content: dict[str, str]) -> tuple[str, bytes]:
     """(status, body)."""
     reader, writer = connection
     body = json.dumps(content).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     length = int(answer.partition("content-length:")[2].partition("\r\n")[0])

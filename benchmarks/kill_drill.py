@@ -1,316 +1,407 @@
-"""Kills training with SIGKILL at random moments, restarts it until it is complete, and compares it with an undisturbed
-run: parameters, optimizer state, metrics.jsonl and record must be bit-identical.
+"""Stops training with SIGTERM and SIGKILL, starts it again until it is complete, and compares everything that can be seen
+later with a run that was never stopped.
 
-python -m benchmarks.kill_drill --kills=50
+python -m benchmarks.kill_drill --stops=200
 
-The moments are drawn (with --seed) over the whole life of a process: imports, data, compilation, updates, saves,
-evaluations, the final record. benchmarks/results/kill_drill.log gets a line for each kill. Exit code 1: a run differs.
+Of each config, one run is stopped by SIGTERM at each call that asks whether to stop (`RunSupervisor.should_stop`), and when it
+goes on, four times at random moments: some time after the n-th beginning of one of `PLACES`, by either signal. The processes are
+those of the command line, forked from one that has imported JAX. benchmarks/results/kill_drill.log gets a line for each run.
+Exit code 1: a run differs.
+
+Compared are: the names of all files; of every checkpoint all metadata and every array (parameters, optimizer state, moving
+average); which checkpoints the last two regular and the best ones are; metrics.jsonl; the records with their names and texts; all
+other files of the workdir; an exported model. Not compared are times (seconds, tokens per second, utilization, time stamps) and
+the names under which Orbax stores parts of arrays.
 """
 
 import argparse
 import concurrent.futures
 import dataclasses
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from t2t_flax.filesystem import list_numbers
-from t2t_flax.monitoring.metrics_writer import read_metrics
-
 ROOT = Path(__file__).parents[1]
-STEPS = 60
+LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
+ASKING = "asking whether to stop"
+PLACES = {
+    "preparing": "t2t_flax.data.dataset:prepare_corpus",
+    "compiling": "t2t_flax.training.vectorized:compile_train_steps",
+    "update": "t2t_flax.training.vectorized:SingleProgram.__call__",
+    "evaluation": "t2t_flax.training.setup:ValidationLoss.__call__",
+    "decoding": "t2t_flax.decoding.translator:Translator.translate",
+    "saving": "t2t_flax.training.checkpoints:Checkpoints._start",
+    "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._sync",
+    "deleting a checkpoint": "orbax.checkpoint._src.path.deleter:StandardCheckpointDeleter.delete",
+    "adding an evaluation": "t2t_flax.training.checkpoints:Checkpoints.add_evaluation",
+    "final evaluation": "t2t_flax.jobs:finish",
+    "writing a record": "t2t_flax.evaluation.evaluate:write_record",
+    "export": "t2t_flax.extensions.interop.export:export",
+}
+"""By the name of the phase: the function with which it begins."""
+FUNCTIONS = PLACES | {ASKING: "t2t_flax.distributed.supervisor:RunSupervisor.should_stop"}
 BASE = {
-    "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:12", "data.vocab_size": 300,
+    "data.train": "toy:train:300", "data.valid": "toy:valid:6", "data.test": "toy:test:6", "data.vocab_size": 300,
     "data.byte_fallback": "false", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 512,
     "data.num_workers": 1, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
-    "train.steps": STEPS, "checkpoint.every_steps": 5, "checkpoint.keep_last": 3, "checkpoint.keep_best": 1,
-    "eval.every_steps": 10, "eval.samples": 0, "eval.bootstrap_samples": 10, "log.every_steps": 1,
-    "log.trackers": "", "decode.max_length_offset": 3, "decode.batch_size": 4, "mesh.cpu_devices": 1,
+    "train.steps": 7, "checkpoint.every_steps": 2, "checkpoint.keep_last": 2, "checkpoint.keep_best": 1,
+    "checkpoint.average_last": 2, "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu", "eval.samples": 0,
+    "eval.bootstrap_samples": 10, "log.every_steps": 3, "log.trackers": "", "decode.max_length_offset": 3, "decode.beam_size": 2,
+    "decode.batch_size": 3, "mesh.cpu_devices": 1, "distributed.heartbeat_timeout": 8, "distributed.initialization_timeout": 120,
 }  # fmt: skip
 CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets"},
-    "padded_tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
-    "ema": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 256},
-    "accumulation": {"data.microbatch_tokens": 128, "checkpoint.average_last": 2},
+    "padded tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
+    "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "data.mixture": "many=1, few=1; 4: few=1"},
+    "BPE dropout": {"data.bpe_dropout": 0.1, "data.subword_samples": 2},
+    "LoRA": {"train.lora_rank": 2},
+    "EMA": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 128},
     "epochs": {
-        "checkpoint.every_steps": 0,
-        "checkpoint.every_epochs": 1,
-        "eval.every_steps": 0,
-        "eval.every_epochs": 1,
+        "data.batch_tokens": 4096, "checkpoint.every_steps": 0, "checkpoint.every_epochs": 1, "eval.every_steps": 0,
+        "eval.every_epochs": 1, "eval.decode_every_steps": 0, "eval.metric": "nll",
     },
-    "bleu": {
-        "eval.decode_every_steps": 20,
-        "eval.decode_sentences": 8,
-        "eval.metric": "bleu",
-        "checkpoint.every_steps": 7,
-    },
+    "patience": {"eval.patience": 1, "eval.decode_every_steps": 2, "train.steps": 30},
+    "two processes": {"mesh.data": 2},
+}  # fmt: skip
+LATER = 4
+"""Random stops of a run after its first one."""
+EXPORTED = "packed"
+"""The config whose runs are exported at the end."""
+TIMES = ("seconds", "target_tokens_per_second", "mfu_", "init_timestamp", "commit_timestamp")
+"""How the names of times begin in JSON files."""
+DERIVED = ("digest",)
+"""Digests of JSON that contains times."""
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 }
-TIMES = ("seconds", "target_tokens_per_second", "mfu_")
-"""Prefixes of the names of time measurements in metrics.jsonl and in records."""
-LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
-
-
-@dataclasses.dataclass
-class Undisturbed:
-    """An undisturbed run, and how long its process took with a warm compilation cache."""
-
-    workdir: Path
-    seconds: float
-    trained: float
-    """Seconds from the start of the process to its first update."""
 
 
 class Difference(Exception):
-    """A killed run differs from the undisturbed one, or could not be completed."""
+    """A stopped run differs from the undisturbed one, or could not be completed."""
 
 
-def command(workdir: Path, name: str, programs: Path) -> list[str]:
-    """The command of a run, the same at each start."""
-    keys = BASE | CONFIGS[name] | {"train.compile_cache": programs}
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    return [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", f"--workdir={workdir}", *flags]
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """A signal, `seconds` after the `nth` call of the function with which `place` begins. process: which of several gets it."""
+
+    place: str
+    nth: int
+    seconds: float
+    signal: signal.Signals
+    process: int = 0
+
+    def __str__(self) -> str:
+        after = f" + {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.signal.name} at {self.place} {self.nth}{after}"
 
 
-def start(workdir: Path, name: str, programs: Path) -> subprocess.Popen:
-    """A process that trains; its output is added to WORKDIR.log."""
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    with output_of(workdir).open("ab") as log:
-        return subprocess.Popen(
-            command(workdir, name, programs), env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+def run_command(arguments: list[str], environment: dict[str, str], stop: Stop | None, log: Path) -> None:
+    """The body of a process: the command, with a stop. Writes how often each place began to LOG.counts, LOG.stopped before the
+    signal.
+    """
+    os.environ.update(environment)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    counts = dict.fromkeys(FUNCTIONS, 0)
+
+    def reached(place: str, supervisor: Any) -> None:
+        counts[place] += 1
+        if stop is None or (place, counts[place]) != (stop.place, stop.nth):
+            return
+
+        def send() -> None:
+            log.with_suffix(".stopped").touch()
+            os.kill(os.getpid(), stop.signal)
+
+        if stop.seconds:
+            threading.Timer(stop.seconds, send).start()
+            return
+        send()
+        if place == ASKING:  # it answers yes at this very call
+            supervisor.stop_requested.wait(60.0)
+
+    for place, name in FUNCTIONS.items():
+        _call_first(name, lambda first, place=place: reached(place, first))
+    from t2t_flax.__main__ import main
+
+    code = main(arguments)
+    log.with_suffix(".counts").write_text(json.dumps(counts))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _call_first(name: str, callback: Any) -> None:
+    """Replaces the function MODULE:NAME by one that calls `callback` with the first argument before."""
+    module, _, path = name.partition(":")
+    owner: Any = importlib.import_module(module)
+    *parents, attribute = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    function = getattr(owner, attribute)
+
+    def replaced(*args, **kwargs):
+        callback(args[0] if args else None)
+        return function(*args, **kwargs)
+
+    setattr(owner, attribute, replaced)
+
+
+class Runs:
+    """Starts commands of runs in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._context = multiprocessing.get_context("forkserver")
+        modules = {name.partition(":")[0] for name in FUNCTIONS.values()}
+        self._context.set_forkserver_preload(
+            [*sorted(modules), "t2t_flax.cli.train", "t2t_flax.extensions.interop.export_command"]
         )
 
+    def train(self, workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
+        keys = BASE | CONFIGS[name] | {"data.cache": self.folder / "cache"}
+        if name == "LoRA":
+            keys["train.init_from"] = self.folder / "whole packed"
+        flags = [f"--config.{key}={value}" for key, value in keys.items()]
+        return self._run(
+            ["train", f"--config={ROOT}/configs/toy.py", f"--workdir={workdir}", *flags], workdir, name, stop
+        )
 
-def output_of(workdir: Path) -> Path:
-    return workdir.with_name(f"{workdir.name}.log")
+    def export(self, workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
+        flags = ["export", f"--workdir={workdir}", f"--output={workdir}/exported", "--format=safetensors"]
+        return self._run(flags, workdir, "", stop)
 
-
-def undisturbed(folder: Path, name: str, programs: Path) -> Undisturbed:
-    """Runs a config twice: the first run fills the compilation cache, the second is timed."""
-    run = None
-    for number in range(2):
-        workdir = folder / f"whole-{name}-{number}"
-        began = time.monotonic()
-        process = start(workdir, name, programs)
-        while not read_metrics(workdir) and process.poll() is None:
-            time.sleep(0.02)
-        trained = time.monotonic() - began
-        if process.wait():
-            sys.exit(f"{name}: the undisturbed run failed\n{output_of(workdir).read_text()[-4000:]}")
-        seconds = time.monotonic() - began
-        if run:
-            assert_same(run.workdir, workdir)
-        run = Undisturbed(workdir, seconds, trained)
-    return run
-
-
-def moment(rng: random.Random, whole: Undisturbed) -> tuple[str, float]:
-    """When to kill: ("after", seconds) after the start of the process; ("saving", seconds) after the start of a save."""
-    kind = rng.choice(("life", "life", "training", "training", "saving"))
-    if kind == "life":
-        return "after", rng.uniform(0.1, whole.seconds)
-    if kind == "training":
-        return "after", rng.uniform(whole.trained - 0.3, whole.seconds)
-    return "saving", rng.uniform(0.0, 0.15)
-
-
-def kill(process: subprocess.Popen, workdir: Path, kind: str, seconds: float, rng: random.Random) -> float | None:
-    """Kills the process at its moment; returns the seconds that it lived, or None where it had ended before."""
-    began = time.monotonic()
-    if kind == "saving":
-        nth, seen = rng.randint(1, 6), set()
-        while process.poll() is None and len(seen) < nth:
-            seen |= {path.name for path in workdir.glob("checkpoints/*.orbax-checkpoint-tmp*")}
-            time.sleep(0.001)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    return time.monotonic() - began if process.wait() == -signal.SIGKILL else None
+    def _run(self, arguments: list[str], workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
+        """(exit code of the process that gets the signal, whether the signal was sent). Raises Difference where one hangs."""
+        count = 2 if name == "two processes" else 1
+        mark = log_of(workdir, stop.process if stop else 0).with_suffix(".stopped")
+        mark.unlink(missing_ok=True)
+        address, processes = f"127.0.0.1:{free_port()}", []
+        for index in range(count):
+            one = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID=str(index), JAX_COORDINATOR_ADDRESS=address)
+            mine = stop if stop and stop.process == index else None
+            given = arguments, one if count > 1 else {}, mine, log_of(workdir, index)
+            processes.append(self._context.Process(target=run_command, args=given))
+            processes[-1].start()
+        deadline = time.monotonic() + 400
+        for process in processes:
+            process.join(max(1.0, deadline - time.monotonic()))
+        if any(process.is_alive() for process in processes):
+            for process in processes:
+                process.kill()
+            raise Difference(f"still running after 400 s:\n{tail(workdir)}")
+        codes = [process.exitcode or 0 for process in processes]
+        return (codes[stop.process] if stop and mark.exists() else max(codes, key=abs)), mark.exists()
 
 
-def phase_of(workdir: Path, name: str) -> tuple[str, int]:
-    """What a killed process was doing, judged by its files, and the last update that it logged."""
-    lines = read_metrics(workdir)
-    step = max((line["step"] for line in lines), default=0)
-    saving = [path.name.split(".")[0] for path in workdir.glob("checkpoints/*.orbax-checkpoint-tmp*")]
-    keys = BASE | CONFIGS[name]
-    if (workdir / "complete.json").exists():
-        return "at the very end", step
-    if not (workdir / "config.json").exists():
-        return "starting", step
-    if saving:
-        return f"saving {saving[-1]}", step
-    if step == STEPS and list_numbers(workdir / "checkpoints")[-1:] == [STEPS]:
-        return "final evaluation", step
-    every = [keys.get("eval.every_steps", 0), keys.get("eval.decode_every_steps", 0)]
-    evaluated = any("valid_nll" in line or "valid_bleu" in line for line in lines if line["step"] == step)
-    if step and any(n and step % n == 0 for n in every) and not evaluated:
-        return "evaluating", step
-    newest = max(list_numbers(workdir / "checkpoints"), default=0)
-    return (
-        "training" if step > newest else "preparing, compiling or training" if step else "preparing or compiling"
-    ), step
+def log_of(workdir: Path, process: int = 0) -> Path:
+    return workdir.with_name(f"{workdir.name}-{process}.log")
 
 
-def one_run(
-    number: int, folder: Path, whole: Undisturbed, name: str, programs: Path, seed: int, kills: int, note
-) -> int:
-    """Kills a run `kills` times, completes and compares it; returns how many kills hit a living process."""
-    rng = random.Random(f"{seed} {number}")
-    workdir, done, last = folder / f"run-{number}-{name}", 0, None
-    for _ in range(4 * kills):
-        process = start(workdir, name, programs)
-        lived = kill(process, workdir, *moment(rng, whole), rng)
-        if last:
-            note(last, resumed(workdir))
-            last = None
-        if lived is None:
-            if process.returncode:
-                raise Difference(f"a start failed with {process.returncode}:\n{output_of(workdir).read_text()[-3000:]}")
-            break  # complete before its moment
-        done += 1
-        phase, step = phase_of(workdir, name)
-        last = f"run {number:3}  {name:12}  killed after {lived:5.2f} s  {phase:34}  update {step:3}"
-        if done == kills:
-            break
-    code = start(workdir, name, programs).wait()
-    if last:
-        note(last, resumed(workdir))
-    if code:
-        raise Difference(f"the last start failed with {code}:\n{output_of(workdir).read_text()[-3000:]}")
-    assert_same(whole.workdir, workdir)
-    return done
+def tail(workdir: Path) -> str:
+    return "\n".join(path.read_text()[-2000:] for path in sorted(workdir.parent.glob(f"{workdir.name}-?.log")))
 
 
-def resumed(workdir: Path) -> str:
-    """Where the newest start resumed, from its output."""
-    text = output_of(workdir).read_text()
-    lines = [line for line in text.splitlines() if line.startswith("resuming ")]
-    return lines[-1].rpartition("after ")[2] if lines else "the beginning"
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
-def assert_same(one: Path, other: Path) -> None:
+def visible(workdir: Path) -> dict[str, Any]:
+    """{what: its value} of everything that a user may look at in a workdir, but times and its own name."""
+    from t2t_flax.evaluation.restore import load
+
+    found: dict[str, Any] = {}
+    for path in sorted(workdir.rglob("*")):
+        name = str(path.relative_to(workdir))
+        if name.startswith("checkpoints/") and name.count("/") > 2 and "/meta/" not in name:
+            continue  # parts of arrays
+        if path.is_dir() or path.name == ".lock":  # which has the id of a process
+            found[name] = None
+            continue
+        data = path.read_bytes().replace(str(workdir).encode(), b"WORKDIR")
+        if path.suffix == ".jsonl":
+            data = [without_times(json.loads(line)) for line in data.splitlines()]
+        elif path.suffix == ".json" or path.name in ("metadata", "_CHECKPOINT_METADATA"):
+            data = without_times(json.loads(data))
+        found[name] = data
+    found |= {f"array {name}": value for name, value in arrays(workdir / "checkpoints").items()}
+    for choice in (dict(average=2), dict(best=True)):
+        found[f"chosen by {choice}"] = load(workdir, at_most=True, overrides={"mesh.data": "-1"}, **choice).steps
+    return found
+
+
+def arrays(checkpoints: Path) -> dict[str, bytes]:
+    """The bytes of every array of every checkpoint."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    found, handler = {}, ocp.PyTreeCheckpointHandler()
+    for item in sorted(checkpoints.glob("[0-9]*/*")):
+        if item.name in ("params", "opt_state", "ema"):
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(item).tree)
+            tree = handler.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+            for path, leaf in jax.tree.leaves_with_path(tree):
+                found[f"{item.relative_to(checkpoints)} {jax.tree_util.keystr(path)}"] = np.asarray(leaf).tobytes()
+    return found
+
+
+def without_times(value: Any) -> Any:
+    """Without measurements of time, which differ from run to run."""
+    if isinstance(value, dict):
+        return {
+            name: without_times(item)
+            for name, item in value.items()
+            if not name.startswith(TIMES) and not (name in DERIVED and "checksums" in value)
+        }
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def compare(whole: dict[str, Any], stopped: dict[str, Any]) -> None:
     """Raises Difference, naming what differs."""
-    steps = list_numbers(one / "checkpoints")
-    if list_numbers(other / "checkpoints") != steps:
-        raise Difference(f"checkpoints {steps} and {list_numbers(other / 'checkpoints')}")
-    for step in steps:
-        a, b = (json.loads((w / "checkpoints" / str(step) / "meta/metadata").read_text()) for w in (one, other))
-        for key in ("checksums", "scheduled", "config", "digests", "step"):
-            if a[key] != b[key]:
-                raise Difference(f"checkpoint {step}: {key} differ")
-        if without_times(a["progress"]) != without_times(b["progress"]):
-            raise Difference(f"checkpoint {step}: {a['progress']} and {b['progress']}")
-    lines = [[without_times(line) for line in read_metrics(w)] for w in (one, other)]
-    for a, b in zip(*lines, strict=False):
-        if a != b:
-            raise Difference(f"metrics.jsonl: {a} and {b}")
-    if len(lines[0]) != len(lines[1]):
-        raise Difference(f"metrics.jsonl has {len(lines[0])} and {len(lines[1])} lines")
-    names = [sorted(path.name for path in (w / "eval").iterdir() if "partial" not in path.name) for w in (one, other)]
-    if names[0] != names[1]:
-        raise Difference(f"eval/ has {names[0]} and {names[1]}")
-    for name in names[0]:
-        a, b = ((w / "eval" / name).read_text() for w in (one, other))
-        if name.endswith(".json"):
-            a, b = (without_times(json.loads(text)) for text in (a, b))
-        if a != b:
-            raise Difference(f"eval/{name} differs")
-    for a, b in zip(parameters(one), parameters(other), strict=True):
-        if not np.array_equal(a, b):
-            raise Difference("parameters differ")
-    paths = [path.relative_to(other) for path in other.rglob("*") if "partial" in path.name or "-tmp" in path.name]
-    left = [str(path) for path in paths if path.parts[0] not in ("data", "eval")]  # other runs may be writing there
-    if left:
-        raise Difference(f"left behind: {left}")
+    if more := sorted(stopped.keys() - whole.keys()):
+        raise Difference(f"only in the stopped run: {more[:8]}")
+    if missing := sorted(whole.keys() - stopped.keys()):
+        raise Difference(f"missing in the stopped run: {missing[:8]}")
+    for name, value in whole.items():
+        if value != stopped[name]:
+            raise Difference(f"{name} differs: {str(value)[:1500]} and, stopped, {str(stopped[name])[:1500]}")
 
 
-def without_times(values: dict[str, Any]) -> dict[str, Any]:
-    """Without time measurements, which differ from run to run."""
-    return {name: value for name, value in values.items() if not name.startswith(TIMES)}
+@dataclasses.dataclass
+class Drill:
+    """The undisturbed runs, by config: what is visible, and how often each place begins."""
 
+    runs: Runs
+    whole: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
-_LOADING = threading.Lock()
+    def undisturbed(self, name: str) -> None:
+        workdir = self.runs.folder / f"whole {name}"
+        places = log_of(workdir).with_suffix(".places")
+        if not places.exists():  # else an earlier drill with the same --keep has left them
+            for command in (self.runs.train, *([self.runs.export] if name == EXPORTED else [])):
+                code, _ = command(workdir, name, None)
+                if code:
+                    raise Difference(f"{name}: the undisturbed run failed with {code}\n{tail(workdir)}")
+                if command == self.runs.train:
+                    counts = log_of(workdir).with_suffix(".counts").read_text()
+            places.write_text(counts)
+        self.counts[name] = json.loads(places.read_text())
+        self.whole[name] = visible(workdir)
 
+    def stop_and_compare(self, number: int, name: str, first: Stop, rng: random.Random, note: Callable) -> int:
+        """Stops a run at `first` and then at random moments, completes and compares it; returns how many signals were sent."""
+        workdir, sent, failure = self.runs.folder / f"{number} {name}", [], ""
+        stops = [first, *(self.random_stop(name, rng) for _ in range(LATER)), None]
+        commands = [(self.runs.train, stop) for stop in stops]
+        if name == EXPORTED:
+            in_export = Stop("export", 1, rng.uniform(0.001, 0.5), rng.choice((signal.SIGTERM, signal.SIGKILL)))
+            commands += [(self.runs.export, in_export), (self.runs.export, None)]
+        try:
+            for command, stop in commands:
+                if command == self.runs.export and (workdir / "exported").exists():
+                    continue
+                code, stopped = command(workdir, name, stop)
+                if stopped:
+                    sent.append(f"{stop}: exit code {code}")
+                if code not in ((0, 75, -signal.SIGTERM, -signal.SIGKILL) if stopped else (0,)):
+                    raise Difference(f"exit code {code}:\n{tail(workdir)}")
+            compare(self.whole[name], visible(workdir))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with one run, the others continue
+            failure = str(error) if isinstance(error, Difference) else traceback.format_exc()
+        note(f"run {number:3}  {name:13}  {f'DIFFERS: {failure}' if failure else 'equal'}  {'; '.join(sent)}", failure)
+        return len(sent)
 
-def parameters(workdir: Path) -> list[np.ndarray]:
-    """The newest parameters, restored as by `evaluate`."""
-    with _LOADING:
-        import jax
-
-        from t2t_flax.evaluation.restore import load
-
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(load(workdir).params)]
+    def random_stop(self, name: str, rng: random.Random) -> Stop:
+        """At the start of something that the undisturbed run did, or soon after it."""
+        counts = self.counts[name] | {"adding an evaluation": 1}
+        place = rng.choice([place for place in PLACES if counts[place]])
+        kind = rng.choice((signal.SIGTERM, signal.SIGKILL))
+        seconds = rng.choice((0.0, rng.uniform(0.001, 0.05), rng.uniform(0.001, 0.5)))
+        process = rng.randrange(2) if name == "two processes" else 0
+        return Stop(place, rng.randint(1, 2 if counts[place] > 1 else 1), seconds, kind, process)
 
 
 def main() -> int:
-    """Runs the drill; 0 where all runs are bit-identical."""
+    """Runs the drill; 0 where all runs are equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--stops", type=int, default=200, help="at least so many signals are sent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--configs", default=",".join(CONFIGS), help="of: %(default)s")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no run is begun later")
     parser.add_argument("--keep", metavar="DIR", help="leave the workdirs there")
+    parser.add_argument("--log", default=str(LOG))
     args = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    names, began = args.configs.split(","), time.monotonic()
-    writing, failures, lines = threading.Lock(), [], []
+    names, began, writing, failures = args.configs.split(","), time.monotonic(), threading.Lock(), []
+    lines = [f"# python -m benchmarks.kill_drill --stops={args.stops} --seed={args.seed} --jobs={args.jobs}"]
 
-    def note(text: str, resumed_at: str = "") -> None:
+    def note(text: str, failure: str = "") -> None:
         with writing:
-            lines.append(f"{text}  resumed after {resumed_at}" if resumed_at else text)
-            print(lines[-1], flush=True)
+            lines.append(text)
+            failures.extend([failure] if failure else [])
+            print(text, flush=True)
+            Path(args.log).write_text("\n".join(lines) + "\n")
 
     with tempfile.TemporaryDirectory(prefix="kill-drill-") as made:
         folder = Path(args.keep or made).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        programs = folder / "programs"
+        os.environ |= ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}  # read when JAX is imported
+        drill = Drill(Runs(folder))
+        drill.undisturbed("packed")  # first: LoRA starts from its parameters
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            wholes = dict(zip(names, pool.map(lambda name: undisturbed(folder, name, programs), names), strict=True))
-            note(f"undisturbed runs of {', '.join(f'{n} {w.seconds:.1f} s' for n, w in wholes.items())}")
-            counted, number = 0, 0
-
-            def run(number: int, kills: int) -> int:
-                name = names[number % len(names)]
-                try:
-                    return one_run(number, folder, wholes[name], name, programs, args.seed, kills, note)
-                except Exception as error:  # noqa: BLE001 - whatever goes wrong with one run, the others continue
-                    note(f"run {number:3}  {name:12}  DIFFERS: {type(error).__name__}: {error}")
-                    failures.append(number)
-                    return kills
-
-            running = set()
-            while counted < args.kills or running:
-                while counted + sum(task.kills for task in running) < args.kills and len(running) < args.jobs:
-                    kills = min(3 + number % 3, args.kills - counted - sum(task.kills for task in running))
-                    task = pool.submit(run, number, kills)
-                    task.kills = kills
-                    running.add(task)
+            list(pool.map(drill.undisturbed, [name for name in names if name != "packed"]))
+        asked = {name: drill.counts[name][ASKING] for name in names}
+        note(f"undisturbed runs ask so often whether to stop: {asked}")
+        rng, sent, number = random.Random(args.seed), 0, 0
+        most = max(asked.values())
+        firsts = [
+            (name, Stop(ASKING, n, 0.0, signal.SIGTERM))
+            for n in range(1, most + 1)
+            for name in names
+            if n <= asked[name]
+        ]
+        rng.shuffle(firsts)
+        firsts += [(name, drill.random_stop(name, rng)) for name in names * args.stops]
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            running: set[concurrent.futures.Future] = set()
+            while running or sent < args.stops:
+                late = time.monotonic() - began > 60 * args.minutes
+                while sent + len(running) < args.stops and len(running) < args.jobs and not late:
+                    name, first = firsts[number]
+                    own = random.Random(f"{args.seed} {number}")
+                    running.add(pool.submit(drill.stop_and_compare, number, name, first, own, note))
                     number += 1
+                if not running:
+                    break
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-                counted += sum(task.result() for task in done)
+                sent += sum(task.result() for task in done)
     note(
-        f"{counted} kills in {number} runs (seed {args.seed}): {number - len(failures)} equal to the undisturbed run to the "
-        f"bit, {len(failures)} not; {(time.monotonic() - began) / 60:.1f} minutes"
+        f"{sent} stops in {number} runs: {number - len(failures)} equal to the undisturbed run, {len(failures)} not; "
+        f"{(time.monotonic() - began) / 60:.1f} minutes"
     )
-    LOG.write_text("\n".join(lines) + "\n")
     return 1 if failures else 0
 
 

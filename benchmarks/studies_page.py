@@ -7,24 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import special
 
-from t2t_flax.evaluation.significance import (
-    LEVEL,
-    add_seed_variance,
-    format_difference,
-    interval,
-    multipliers,
-    seed_variance,
-    two_sided_p,
-)
+from t2t_flax.evaluation.row_differences import compare_rows
+from t2t_flax.evaluation.significance import LEVEL, format_difference
 from t2t_flax.extensions.recipes.presets import TABLE3_ROWS
 
 RESULTS = Path(__file__).parent / "results"
 TABLE3, PARSING = RESULTS / "table3_multi30k.json", RESULTS / "parsing_craft.json"
 PAGE = Path("docs/studies.md")
-_NORMAL = np.random.default_rng(0).permutation(special.ndtri((np.arange(1000) + 0.5) / 1000))
-"""Approximates the bootstrap over sentences: the records store only its standard deviation."""
 _CHANGES = {
     "a_h1": "1 head instead of 8",
     "b_dk16": "d_k a quarter",
@@ -58,7 +48,10 @@ def table3(record: dict[str, Any]) -> str:
     """Our rows beside the paper's; each effect is a difference to base."""
     base, *others = sorted(record["rows"], key=lambda row: row["row"] != "base")
     _, paper_ppl, paper_bleu = TABLE3_ROWS["base"]
-    on_bleu = bleu_to_base([row["against_base"] for row in others])
+    errors = [0.0, *(row["against_base"]["sentence_spread"] for row in others)]
+    on_bleu = to_base(
+        np.array([row["bleu"] for row in (base, *others)]), _sentences(errors, record["data"]["sentences"])
+    )
     on_ppl = to_base(np.log([row["perplexity"] for row in (base, *others)]))
     cells = [f"{np.mean(base['bleu']):.2f} ({_listed(base['bleu'])})", ""]
     lines = [["base", f"{paper_bleu:.1f}", *cells, "", f"{paper_ppl:.2f}", _listed(base["perplexity"]), "", ""]]
@@ -99,38 +92,20 @@ class Effect:
     p_value: float
 
 
-def bleu_to_base(against: list[dict[str, Any]]) -> list[Effect]:
-    """The effect of each row but the first, from the sweep's record; uncertainty over sentences and seeds."""
-    return _effects(
-        [
-            add_seed_variance(
-                row["difference"] + row["sentence_spread"] * _NORMAL,
-                2 * row["seed_spread"] ** 2 / len(row["pairs"]),
-                row["freedom"],
-            )
-            for row in against
-        ],
-        [row["difference"] for row in against],
-    )
+def to_base(scores: np.ndarray, influence: np.ndarray | None = None) -> list[Effect]:
+    """The effect of each row but the first (base) from scores [rows, seeds] and their influence [rows, seeds, sentences]."""
+    rows = compare_rows(scores, influence, reference=0, chosen_before=True).rows
+    return [Effect(r.difference, r.low_corrected, r.high_corrected, r.p_corrected) for r in rows if r]
 
 
-def to_base(scores: np.ndarray) -> list[Effect]:
-    """The effect of each row but the first (base) from scores [rows, seeds]; uncertainty over seeds alone,
-    estimated from all rows.
+def _sentences(errors: list[float], count: int) -> np.ndarray:
+    """Stands in for the influence [rows, 2, sentences] of the sentences on two seeds: the records store only the standard
+    error of each row's difference to base, so the rows are taken as independent.
     """
-    variance, freedom = seed_variance({index: score for index, score in np.ndenumerate(scores)})
-    means = (scores[1:] - scores[0]).mean(axis=1).tolist()
-    variance *= 2 / scores.shape[1]
-    return _effects([add_seed_variance(np.array([mean]), variance, freedom) for mean in means], means)
-
-
-def _effects(resampled: list[np.ndarray], means: list[float]) -> list[Effect]:
-    p_values = [two_sided_p(differences) for differences in resampled]
-    factors = multipliers(p_values, holm=True)
-    return [
-        Effect(mean, *interval(differences, factor), min(1.0, p * factor))
-        for mean, differences, p, factor in zip(means, resampled, p_values, factors, strict=True)
-    ]
+    drawn = np.linalg.qr(np.random.default_rng(0).normal(size=(count, len(errors) + 1)))[0][:, 1:]
+    drawn -= drawn.mean(0)
+    drawn *= np.array(errors) / (drawn.std(0, ddof=1) / count**0.5)
+    return np.repeat(drawn.T[:, None], 2, axis=1)
 
 
 def effect(score: str, paper: float, here: Effect) -> str:
@@ -211,20 +186,18 @@ widths are an eighth and all depths half of the paper's, which preserves the rat
 seeds, all for the same number of updates. Perplexity is per piece, on the test set.
 
 *To base* is the difference of the means with its 95 % interval and two-sided p-value, both corrected for the number of rows
-(Holm): if p is 0.05 or more, the interval contains 0 and the effect is inconclusive. Two seeds per row say little about their
-spread, so it is estimated from all rows together, assuming equal variance, as in the table of `sweep --report`. For BLEU the
-interval includes the sampling of sentences (paired bootstrap); for perplexity it does not, so those results hold for this test
-set only."""
+as in the table of `sweep --report` ([sweeps.md](sweeps.md#what-a-difference-means)): if p is 0.05 or more, the interval contains
+0 and the effect is inconclusive. Two seeds say little about the spread of a row, so that only large effects are found. For BLEU
+the interval includes the sampling of sentences; for perplexity it does not, so those results hold for this test set only."""
 
 _READ = """\
-- **Most of the paper's effects are reproduced.** A smaller d_k, fewer layers and no dropout worsen perplexity; the largest
-  changes (a quarter of d_k, a third of the layers, no dropout) lower BLEU as well. Without label smoothing perplexity is
-  better, as in the paper ("this hurts perplexity"); whether BLEU is lower is inconclusive here.
-- **One head is inconclusive.** Eight heads are 8 dimensions wide each here and 64 in the paper; an effect at this size need
-  not equal the effect at the paper's.
+- **Two effects are certain**: a quarter of d_k and a third of the layers worsen perplexity, as in the paper.
+- **All others are inconclusive, though almost all means move as in the paper**: BLEU is lower in every row, perplexity is worse
+  with fewer layers and without dropout and better without label smoothing ("this hurts perplexity"). One head is the exception:
+  its perplexity is not worse here; eight heads are 8 dimensions wide each and 64 in the paper.
 - **Learned positions** do not change perplexity, as in the paper. BLEU is lower with both seeds, but not significantly.
-- The significant effects on BLEU are larger here than in the paper, and so is the noise: two seeds of one row differ by up to
-  2.7 BLEU. A single run per row, as is usual in ablations, would have shown nothing about the small effects.
+- Two seeds of one row differ by up to 2.7 BLEU, those of another by 0.1. So few seeds do not show whether rows have the same
+  spread; if they were taken to have one, three differences in BLEU and five in perplexity would be called significant.
 - To resolve the inconclusive effects, add seeds: the same command with `--seeds=5 --extend`."""
 
 _PARSING = """\

@@ -2,16 +2,19 @@
 # TPU slices on GKE, as a JobSet: launch/gke_jobset.yaml. kubectl must point at the cluster.
 # usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
 #   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--volume=CLAIM:/PATH]
-#   [--dry-run] [-- COMMAND...]
+#   [--env=NAME,NAME] [--dry-run] [-- COMMAND...]
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
+# `run` replaces a JobSet of this name that has ended. --env: environment variables of this machine, by name, that the command
+# gets, such as WANDB_API_KEY, through the Secret NAME-env.
 # --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
 # --build-arg ACCELERATOR=tpu (launch/README.md).
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
 cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes='' volume=''
-parse "name image slices hosts chips accelerator topology restarts volume cluster zone machine spot jobset_version nodes" "$@"
+parse "name image slices hosts chips accelerator topology restarts volume cluster zone machine spot jobset_version nodes env" "$@"
 require name
+require_env
 require_number 0 restarts
 require_number 1 slices hosts chips
 [[ $volume =~ ^([a-z0-9.-]+:/[A-Za-z0-9/._-]+)?$ ]] || usage_error "--volume=$volume: expected CLAIM:/PATH"
@@ -19,6 +22,8 @@ require_number 1 slices hosts chips
 volumes="[${volume:+"{name: shared, persistentVolumeClaim: {claimName: \"${volume%%:*}\"}}"}]"
 # shellcheck disable=SC2034
 mounts="[${volume:+"{name: shared, mountPath: \"${volume#*:}\"}"}]"
+# shellcheck disable=SC2034
+variables="[${env:+"{secretRef: {name: $name-env}}"}]"
 
 json() { # the words as a JSON array
   local word words='' code hex char
@@ -31,14 +36,32 @@ json() { # the words as a JSON array
   done
   echo "[${words#, }]"
 }
+secret() { # the Secret with the variables of --env
+  local variable value values=''
+  for variable in ${env//,/ }; do
+    if [ -n "$dry_run" ]; then value='["(not shown)"]'; else value=$(json "$(printenv "$variable")"); fi
+    value=${value#[} && values+=", $variable: ${value%]}"
+  done
+  printf '%s\n' "apiVersion: v1" "kind: Secret" "metadata: {name: $name-env}" "stringData: {${values#, }}" ---
+}
 manifest() {
   local text key
+  if [ -n "$env" ]; then secret; fi
   text=$(<"$here/gke_jobset.yaml")
-  for key in name image slices hosts chips accelerator topology restarts volumes mounts; do text=${text//__${key^^}__/"${!key}"}; done
+  for key in name image slices hosts chips accelerator topology restarts volumes mounts variables; do text=${text//__${key^^}__/"${!key}"}; done
   echo "${text//__COMMAND__/"$(json "${command[@]}")"}"
+}
+remove_ended() { # kubectl leaves a JobSet that has ended as it is, instead of starting it again
+  local state=(kubectl get jobset "$name" --ignore-not-found '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
+  if [ -n "$dry_run" ]; then
+    run "${state[@]}"
+  elif [[ " $(run "${state[@]}") " =~ \ (Completed|Failed)\  ]]; then
+    remove
+  fi
 }
 start() {
   require image
+  remove_ended
   if [ -n "$dry_run" ]; then
     run kubectl apply --filename=- && manifest
   else
@@ -57,7 +80,7 @@ node_pools() { # create or delete: one node pool per slice
     fi
   done
 }
-remove() { run kubectl delete jobset "$name" --ignore-not-found --wait; }
+remove() { run kubectl delete "jobset/$name" "secret/$name-env" --ignore-not-found --wait; }
 
 case $action in
   create)

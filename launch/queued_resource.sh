@@ -2,15 +2,17 @@
 # One TPU slice as a queued resource, and a loop that requests another one when a spot slice is lost.
 # usage: launch/queued_resource.sh create|run|logs|resume|babysit|delete --name=NAME --zone=ZONE [--project=PROJECT]
 #   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20] [--poll=60] [--dry-run]
-#   [--failures=20] [--nfs=SERVER:/EXPORT=/PATH] [-- COMMAND...]
+#   [--failures=20] [--nfs=SERVER:/EXPORT=/PATH] [--env=NAME,NAME] [--extras=EXTRA,EXTRA] [-- COMMAND...]
 # `babysit` creates the slice and runs the command; after a loss it deletes, creates and runs again with the same --workdir
 # (gs://...), until the command ends: exit code 0 (finished), 2 (user error), 3 (diverged), or 1 (its restarts on one slice
 # are used up, or --failures rounds in a row have failed). Results of runs before `babysit` do not count: it runs again.
 source "$(dirname "$0")/shared.sh"
 name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20 poll=60 failures=20 nfs=''
-parse "name zone project accelerator version spot restarts poll failures nfs" "$@"
+parse "name zone project accelerator version spot restarts poll failures nfs env extras" "$@"
 require name zone
 require_number 0 restarts poll failures
+require_extras
+require_env
 where=("--zone=$zone" ${project:+"--project=$project"})
 queue=(gcloud compute tpus queued-resources)
 started='' # whether babysit has started the command on the current slice, or seen it running: yes, or unconfirmed
@@ -18,8 +20,8 @@ failed=0   # rounds in a row without a running command
 stops=0    # how often the command ended with 75
 
 vm() { # a slice that exists is a TPU VM
-  "$here/tpu_vm.sh" "$1" --name="$name" "${where[@]}" --restarts="$restarts" ${nfs:+"--nfs=$nfs"} ${dry_run:+--dry-run} \
-    ${command[@]+-- "${command[@]}"}
+  "$here/tpu_vm.sh" "$1" --name="$name" "${where[@]}" --restarts="$restarts" ${nfs:+"--nfs=$nfs"} ${env:+"--env=$env"} \
+    ${extras:+"--extras=$extras"} ${dry_run:+--dry-run} ${command[@]+-- "${command[@]}"}
 }
 
 create() {

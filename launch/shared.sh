@@ -6,6 +6,28 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 action=''
 dry_run=''
 command=()
+extras='' # the flag --extras
+env=''    # the flag --env
+
+# An extra of pyproject.toml, and what asks for it in a command or in a Python file that the command names.
+needs='
+gcs (gs|gcs)://
+s3 s3://
+tfds tfds:
+arrow (\.parquet|parquet:|hf:|\.zst)
+plots --picture
+sweep [[:space:]]sweep[[:space:]]
+serve [[:space:]]serve[[:space:]]
+langid language_filter
+mtdata mtdata:
+hf (hub:|push)
+ctranslate2 ctranslate2
+wandb wandb
+mlflow mlflow
+trackio trackio
+ja (language|directions).{0,80}[^a-z]ja([^a-z]|$)
+ko (language|directions).{0,80}[^a-z]ko([^a-z]|$)
+'
 
 usage_error() { # prints the message and the launcher's usage comment, and exits with 2
   echo "$(basename "$0"): $1" >&2
@@ -41,6 +63,43 @@ parse() {
   if [[ $action == run || $action == resume ]] && [ ${#command[@]} -eq 0 ]; then
     usage_error "no command: give it after --, for example -- python -m t2t_flax train --config=... --workdir=..."
   fi
+}
+
+extras_of() { # extras_of [EXTRA...]: these, those of --extras and those that the command needs, comma-separated
+  local list text word path file extra pattern
+  text=$(printf '\n%s' ${command[@]+"${command[@]}"})$'\n'
+  for word in ${command[@]+"${command[@]}"}; do
+    path=${word#*=} && path=${path%%:*}
+    for file in "$path" "$here/../$path"; do
+      if [[ $file == *.py && -f $file ]]; then text+=$(<"$file") && break; fi
+    done
+  done
+  list=" $* ${extras//,/ } "
+  while read -r extra pattern; do
+    if [[ -n $extra && $text =~ $pattern && $list != *" $extra "* ]]; then list+="$extra "; fi
+  done <<<"$needs"
+  read -ra list <<<"$list"
+  (IFS=, && echo "${list[*]}")
+}
+
+require_extras() { # --extras is a list of names
+  [[ $extras =~ ^([a-z0-9-]+(,[a-z0-9-]+)*)?$ ]] || usage_error "--extras=$extras: expected names of extras, such as gcs,wandb"
+}
+
+# --env names variables of this environment that the command gets. Their values never stand on a command line, which other
+# users of a machine could read, and a dry run does not show them.
+require_env() { # --env is a list of names that are set
+  local variable
+  [[ $env =~ ^([A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*)?$ ]] ||
+    usage_error "--env: expected names of environment variables, such as WANDB_API_KEY,HF_TOKEN; their values are read here"
+  for variable in ${env//,/ }; do
+    printenv "$variable" >/dev/null || usage_error "--env=$variable: this variable is not set"
+  done
+}
+
+exports() { # the variables of --env as commands of a shell
+  local variable
+  for variable in ${env//,/ }; do echo "export $variable=$(quoted "$(printenv "$variable")")"; done
 }
 
 require() { # the flags with these variables must have a value

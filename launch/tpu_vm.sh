@@ -2,17 +2,20 @@
 # One TPU slice of any number of hosts, as a TPU VM.
 # usage: launch/tpu_vm.sh create|run|logs|resume|status|delete --name=NAME --zone=ZONE [--project=PROJECT]
 #   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20]
-#   [--nfs=SERVER:/EXPORT=/PATH] [--dry-run] [-- COMMAND...]
+#   [--nfs=SERVER:/EXPORT=/PATH] [--env=NAME,NAME] [--extras=EXTRA,EXTRA] [--dry-run] [-- COMMAND...]
 # `run` copies the commit HEAD to every host and starts the command there; `resume` is `run` with the same
 # --workdir, which all hosts must share (gs://..., or a folder on the NFS that --nfs mounts). Each host restarts its
-# process (launch/retry.sh).
+# process (launch/retry.sh). The package is installed with the extras that the command needs, and those of --extras.
+# --env: environment variables of this machine, by name, that the command gets, such as WANDB_API_KEY.
 # `status` prints `running`, `never` (nothing was started) or the exit code of the last run, with the prefix `other-` if
 # that run had another command than the one after --.
 source "$(dirname "$0")/shared.sh"
 name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20 nfs=''
-parse "name zone project accelerator version spot restarts nfs" "$@"
+parse "name zone project accelerator version spot restarts nfs env extras" "$@"
 require name zone
 require_number 0 restarts
+require_extras
+require_env
 where=("--zone=$zone" ${project:+"--project=$project"})
 vm=(gcloud compute tpus tpu-vm)
 mark=$(quoted ${command[@]+"${command[@]}"} | cksum | tr ' ' -) # identifies the command
@@ -26,11 +29,16 @@ start() {
   fi
   run git -C "$here/.." archive --format=tar.gz --output="$folder/t2t_flax.tgz" HEAD
   run "${vm[@]}" scp "$folder/t2t_flax.tgz" "$name:t2t_flax.tgz" --worker=all "${where[@]}"
+  if [ -n "$env" ]; then
+    [ -n "$dry_run" ] || (umask 077 && exports >"$folder/t2t.env")
+    run "${vm[@]}" scp "$folder/t2t.env" "$name:t2t.env" --worker=all "${where[@]}"
+  fi
   # A lock per host keeps two runs from sharing the chips; uv, because the image's Python may be older than 3.11.
   remote="touch t2t.lock && { flock -n t2t.lock true || { echo 'a run is in progress on this host' >&2; exit 1; }; } && \
 rm -rf t2t_flax && mkdir t2t_flax && tar -xzf t2t_flax.tgz -C t2t_flax && cd t2t_flax && \
 python3 -m pip install --quiet --user uv && { [ -d ../t2t_venv ] || python3 -m uv venv --python 3.12 ../t2t_venv; } && \
-python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[tpu]' && ${nfs:+launch/mount_nfs.sh $(quoted "$nfs") && }\
+python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[$(extras_of tpu)]' && ${nfs:+launch/mount_nfs.sh $(quoted "$nfs") && }\
+$([ -z "$env" ] || echo 'chmod 600 ../t2t.env && . ../t2t.env && rm ../t2t.env && ')\
 export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && rm -f ../t2t.exit && echo $mark >../t2t.command && \
 { nohup flock -n ../t2t.lock launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") \
 >>../t2t.log 2>&1 </dev/null & }"

@@ -2,8 +2,8 @@
 
 `config` is a preset's name, a config file (`FILE.py[:variant]`, or a run's config.json), an edited
 `t2t_flax.config.default_config()`, or a resolved `Config`; `overrides` is `{"model.dropout": 0.2}`. Mistakes raise
-`t2t_flax.errors.UserError`. Settings of the process (`mesh.cpu_devices`, the allocator, the compile cache) take effect only
-before JAX touches a device: call these functions before other JAX code.
+`t2t_flax.errors.UserError`. Settings of the process (`mesh.cpu_devices`, the allocator) take effect only before JAX touches a
+device: call these functions before other JAX code. `load` and `explain` take the devices that there are.
 """
 
 from __future__ import annotations
@@ -114,15 +114,17 @@ def load(
     `translate(lines, target_language="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
+    from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
+    _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
     return load_run(workdir, step=step, average=average, best=best, overrides=texts, target_language=target_language)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
     """Parameters by group, FLOPs per token, batches, learning rates and memory of a run of this config, as text."""
     resolved = resolve(config, overrides)
-    _prepare_process(resolved)
+    _prepare_process(resolved, devices=False)
     from t2t_flax.training.model_summary import describe
 
     return describe(resolved)
@@ -148,12 +150,17 @@ def _as_text(overrides: Mapping[str, Any] | None) -> dict[str, str]:
     return {key: value if isinstance(value, str) else str(value) for key, value in (overrides or {}).items()}
 
 
-def _prepare_process(config: Config) -> list[str]:
+def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
+    """Applies the settings of the process. devices: whether config.mesh.cpu_devices must be what it says; without it, a process
+    that has begun to use its devices keeps them.
+    """
     from t2t_flax.process_setup import prepare_process
 
     try:
         return prepare_process(config)
     except RuntimeError:  # JAX has begun to use its devices
+        if not devices:
+            return []
         raise UserError(
             f"config.mesh.cpu_devices = {config.mesh.cpu_devices} must be set before JAX touches a device: make this the first "
             "JAX call of the process, or set mesh.cpu_devices = 1."

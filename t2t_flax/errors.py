@@ -1,5 +1,7 @@
 """Exit codes, and the one error that a user's mistake raises."""
 
+import importlib.util
+
 OK, FAILURE, USER_ERROR = 0, 1, 2
 DIVERGED = 3
 """A loss, gradient or parameter was not finite. The run is deterministic: restarting it unchanged cannot help."""
@@ -20,7 +22,10 @@ _OPTIONAL = {
     "s3": "s3fs",
     "hf": "transformers huggingface_hub",
     "ctranslate2": "ctranslate2",
-    "sweep": "optuna submitit",
+    "tfds": "tensorflow-datasets array-record importlib_resources pyarrow",
+    "arrow": "pyarrow",
+    "plots": "matplotlib",
+    "sweep": "optuna submitit matplotlib",
     "serve": "fastapi prometheus-client pydantic python-multipart uvicorn",
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
@@ -29,7 +34,7 @@ _OPTIONAL = {
     "mtdata": "mtdata",
     "torch": "'torch>=2.6'",
     "plan": "'jax[tpu]'",
-    "plan-gpu": "'jax[cuda12]'",
+    "plan-gpu": "'jax[cuda13]'",
 }
 """Packages by the extra of pyproject.toml that installs them."""
 
@@ -43,3 +48,9 @@ def first_line(error: BaseException, *, limit: int = 300) -> str:
 def install_hint(extra: str) -> str:
     """Commands that install an optional part, in a checkout or beside any installation, to end an error message with."""
     return f"pip install -e '.[{extra}]' in the checkout, or pip install {_OPTIONAL[extra]}"
+
+
+def require(module: str, extra: str, what: str) -> None:
+    """Raises UserError, with the command that installs it, if the module of an optional part is missing; what: who needs it."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{what} needs the package {module}: {install_hint(extra)}.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -15,9 +16,10 @@ from etils import epath
 from t2t_flax.errors import UserError, first_line, install_hint
 
 # A cached listing would hide files that another host has written since. fsspec reads this when it is imported.
-os.environ.setdefault("FSSPEC_GCS", '{"use_listings_cache": false}')
-if "fsspec.config" in sys.modules:
-    sys.modules["fsspec.config"].conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+for _store in ("gcs", "s3"):
+    os.environ.setdefault(f"FSSPEC_{_store.upper()}", '{"use_listings_cache": false}')
+    if "fsspec.config" in sys.modules:
+        sys.modules["fsspec.config"].conf.setdefault(_store, {}).setdefault("use_listings_cache", False)
 
 _TRANSIENT = (
     "UNAVAILABLE",
@@ -149,9 +151,12 @@ def _fsync(path: epath.PathLike) -> None:
 
 def read_if_exists(path: epath.PathLike) -> str | None:
     """The text of a file; None if there is none. Raises OSError for a failing disk or network, for which `exists` would
-    return False.
+    return False. One request to an object store, so that the text is whole while another host rewrites the object.
     """
     try:
+        if is_remote(path):
+            store, name = _store_of(path)
+            return store.cat_file(name).decode()
         return epath.Path(path).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -172,13 +177,41 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
         path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     try:
-        partial.write_bytes(data)
-        fsync_file(partial)
-        partial.replace(path)
+        with open(partial, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # says that its writer is alive
+            file.write(data)
+            file.flush()
+            fsync_file(partial)
+            partial.replace(path)
         fsync_folder(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def create_file(path: epath.PathLike, data: bytes) -> bool:
+    """Writes a file if there is none of that name, else returns False. Of any number of processes on any hosts that try at
+    once, one succeeds: O_EXCL on file systems, a conditional request to object stores. Parent folders must exist.
+
+    False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
+    """
+    if is_remote(path):
+        store, name = _store_of(path)
+        try:
+            store.pipe_file(name, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+    try:
+        file = open(path, "xb")  # noqa: SIM115
+    except FileExistsError:
+        return False
+    with file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return True
 
 
 def refuse_existing(path: epath.PathLike, flag: str) -> bool:

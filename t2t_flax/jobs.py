@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, Data, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config import Config, Data, as_resumed, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
 from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
-from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.pretrained import check_writable
-from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
+from t2t_flax.training.workdir import (
+    adopt_config,
+    check_config,
+    check_run_folder,
+    checkpoint_steps,
+    completed,
+    read_config,
+    writing,
+)
 
 if TYPE_CHECKING:
     from t2t_flax.tasks.base import Task
@@ -51,6 +58,10 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
     if the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
     """
+    from t2t_flax.data.dataset import check_sources
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.tasks import task_of
+
     group = supervisor.group
     if group.is_lead:
         check_run_folder(workdir)
@@ -63,11 +74,36 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
         if _completed(workdir, config, group):  # by the process that held the lock until now
             return _stored_result(workdir)
         check_metrics_available(config)
+        config = with_precision(config, workdir, group)
+        mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
         if group.is_lead:
+            check_config(workdir, config)
+            with supervisor.exit_on_signal("looking for the data"):
+                check_sources(task_of(config))
             adopt_config(workdir, config)
-            record_devices(workdir)
         group.barrier("config", group.MINUTES)
         return _train(config, workdir, supervisor, notes)
+
+
+def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
+    """`config` with train.precision = auto decided: as at the run's first start, or for a new run by the devices."""
+    from t2t_flax.training.train_state import compute_dtype
+
+    if config.train.precision != "auto":
+        return config
+    here = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=compute_dtype("auto").name))
+    if not group.is_lead:
+        precision = group.broadcast("train.precision")
+    else:
+        stored = read_config(workdir) if checkpoint_steps(workdir) else None
+        given = here if stored is None or stored.train.precision == "auto" else as_resumed(stored, config)
+        precision = group.broadcast("train.precision", given.train.precision)
+    if precision != here.train.precision:
+        group.say(
+            f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in "
+            f"{here.train.precision}"
+        )
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
 
 
 def prepare(config: Config, workdir: epath.Path) -> Any:
@@ -160,10 +196,10 @@ def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     import jax
 
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.tasks import task_of
-    from t2t_flax.training.divergence import NonFiniteUpdate, mark, unmark
+    from t2t_flax.training.divergence import NonFiniteUpdate, mark
     from t2t_flax.training.loop import train as train_loop
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
@@ -171,8 +207,6 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
 
     task, group, say = task_of(config), supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
-        if group.is_lead:
-            check_sources(task)
         corpus = prepare_corpus(task, workdir, progress if group.is_lead else None, group)
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
@@ -190,8 +224,6 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
         f"devices: {jax.device_count()} x {device.device_kind}{_processes(group)}, mesh {dict(run.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in notes)
     )
-    if group.is_lead:
-        unmark(workdir)
     try:
         outcome = train_loop(run, validation_score(run), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers

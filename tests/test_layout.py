@@ -12,11 +12,12 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "tables": set(),
     "filesystem": {"errors"},
+    "json_file": {"errors"},
     "locks": {"errors", "filesystem"},
-    "config": {"errors", "registry"},
+    "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},
-    "data": {"config", "registry", "errors", "filesystem", "locks", "pretrained"},
+    "data": {"config", "registry", "errors", "filesystem", "json_file", "locks", "pretrained"},
     "models": {"config", "errors", "registry"},
     "distributed": {"config", "errors", "filesystem", "process_setup"},
     "monitoring": {"config", "errors", "filesystem", "models"},
@@ -25,6 +26,7 @@ ALLOWED_IMPORTS = {
         "config",
         "errors",
         "filesystem",
+        "json_file",
         "locks",
         "data",
         "tasks",
@@ -40,6 +42,7 @@ ALLOWED_IMPORTS = {
         "config",
         "errors",
         "filesystem",
+        "json_file",
         "locks",
         "data",
         "models",
@@ -52,7 +55,19 @@ ALLOWED_IMPORTS = {
     },
     "tasks": {"config", "registry", "errors", "filesystem", "data"},
 }
-NO_JAX = ("config", "data", "errors", "filesystem", "locks", "pretrained", "registry", "tables", "tasks", "version")
+NO_JAX = (
+    "config",
+    "data",
+    "errors",
+    "filesystem",
+    "json_file",
+    "locks",
+    "pretrained",
+    "registry",
+    "tables",
+    "tasks",
+    "version",
+)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -17,6 +17,39 @@ def test_files_of_the_tree_exist():
         assert (ROOT / name).is_dir(), name
 
 
+def test_parts_of_the_tree_exist():
+    """In the rows that name nothing but files."""
+    tree = TEXT.split("## The code")[1].split("```")[1]
+    checked = 0
+    for folder, contents in re.findall(r"^  (\w+)/ +(.+)$", tree, re.M):
+        names = [name.strip(" /") for name in re.sub(r"\(.*?\)", "", contents).split(" · ")]
+        if len(names) > 1 and all(re.fullmatch(r"\w+", name) for name in names):
+            checked += 1
+            for name in names:
+                path = ROOT / "t2t_flax" / folder / name
+                assert path.is_dir() or path.with_suffix(".py").exists(), f"{folder}/ has no {name}"
+    assert checked >= 3
+
+
+def test_imports_run_as_it_says():
+    from tests.test_layout import ALLOWED_IMPORTS
+
+    text = re.search(r"Imports run one way.*?:(.*?)\. Four design", TEXT, re.S)[1]
+    level = {name: i for i, layer in enumerate(text.split(", then ")) for name in re.findall(r"`(\w+)`", layer)}
+    assert level.keys() & ALLOWED_IMPORTS.keys() >= {
+        "config",
+        "data",
+        "models",
+        "training",
+        "decoding",
+        "tasks",
+        "evaluation",
+    }
+    for part, others in ALLOWED_IMPORTS.items():
+        for other in others & level.keys() if part in level else ():
+            assert level[other] <= level[part], f"{part} imports {other}"
+
+
 def test_named_records_and_keys_exist():
     from t2t_flax.config.schema import fields
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,8 @@ def built(tmp_path_factory):
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source)
+    for path in (source, *source.rglob("*")):  # of a checkout without the right to write
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", output, cwd=source)
     return next(output.glob("*.whl")), next(output.glob("*.tar.gz"))
 

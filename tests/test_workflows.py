@@ -19,12 +19,13 @@ WRITES = {("release", "github"): {"contents"}, ("release", "pypi"): {"id-token"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_actions_are_pinned_to_a_version(path):
-    """To a major version; what gets the right to publish on PyPI, to an exact one."""
-    for action in re.findall(r"uses: (\S+)", path.read_text()):
+def test_actions_are_pinned_to_a_commit(path):
+    """A tag can be moved to other code. The comment says which release the commit is; PyPI's is an exact release."""
+    for action in re.findall(r"uses: (.+)", path.read_text()):
         if not action.startswith("./"):
-            version = r"v\d+\.\d+\.\d+" if action.startswith("pypa/") else r"v\d+"
-            assert re.fullmatch(rf"[\w-]+/[\w-]+@{version}", action), action
+            version = r"v\d+\.\d+\.\d+"
+            commit = version if action.startswith("pypa/") else rf"[0-9a-f]{{40}}  # {version}"
+            assert re.fullmatch(rf"[\w-]+/[\w-]+@{commit}", action), action
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

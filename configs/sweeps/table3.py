@@ -34,6 +34,7 @@ def get_sweep(size: str = "wmt14") -> Sweep:
         concat(*(named(*row) for row in rows.items())),
         config="configs/sweeps/multi30k_eighth.py",
         baseline="base",
+        score="sacrebleu",
         seeds=2,
     )
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, is_write_refused
+from t2t_flax.pretrained import is_pretrained
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -109,7 +110,7 @@ def add_target_language(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--target-language",
         metavar="CODE",
-        help="language to translate into, with a run of several directions (config.data.directions)",
+        help="language to translate into, with a run of several directions",
     )
 
 
@@ -164,11 +165,6 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
             file.close()
 
 
-def read_lines(name: str) -> list[str]:
-    """All lines of `iterate_lines`."""
-    return list(iterate_lines(name))
-
-
 def check_read_once(*names: str | None) -> None:
     """Raises UserError if two of the files are the same pipe, which can be read only once."""
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
@@ -181,11 +177,13 @@ def check_read_once(*names: str | None) -> None:
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
-    Standard output, pipes, devices, object stores and folders that exist are not checked. Raises OSError for a full disk or
-    a missing permission.
+    Standard output, pipes, devices, object stores, models of the package and folders that exist are not checked. Raises
+    OSError for a full disk or a missing permission.
     """
+    if name == "-" or is_remote(name) or is_pretrained(name):
+        return
     path = Path(name).absolute()
-    if name == "-" or is_remote(name) or (path.exists() and not path.is_file() and folder == path.is_dir()):
+    if path.exists() and not path.is_file() and folder == path.is_dir():
         return
     try:
         if path.exists() and folder != path.is_dir():
@@ -197,6 +195,28 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
         if is_write_refused(error):
             raise
         raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
+
+
+def add_resumable_output(arguments: argparse.ArgumentParser) -> None:
+    """`--output` and `--resume`, of a command that writes a line for each line of its input."""
+    arguments.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="written as FILE.partial, renamed at the end; default: standard output",
+    )
+    arguments.add_argument(
+        "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
+    )
+
+
+def check_resumable_output(args: argparse.Namespace) -> None:
+    """Raises UserError for a --resume that is not possible, and as `check_output`."""
+    from t2t_flax.cli.resumable_output import is_stream
+
+    if args.resume and is_stream(args.output):
+        raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
+    check_output("--output", args.output)
 
 
 def write_text(name: str, text: str) -> None:
@@ -243,10 +263,12 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -> None:
     """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
-    from t2t_flax.config.directions import chosen_language
+    from t2t_flax.data.languages import read_languages
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.pretrained import run_folder
 
-    chosen_language(stored_config(args.workdir, overrides).data, args.target_language)
+    data = stored_config(args.workdir, overrides).data
+    read_languages(run_folder(args.workdir) / "tokenizer").chosen(data, args.target_language)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

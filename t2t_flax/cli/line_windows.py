@@ -15,36 +15,44 @@ PAUSE = 0.05
 
 
 class Line(NamedTuple):
-    """A line of the input, counted from 0, and the forced beginning of its translation."""
+    """A line of the input, counted from 0, and the line beside it: the forced beginning of its translation, or the target
+    that is scored.
+    """
 
     number: int
     text: str
-    prefix: str | None = None
+    beside: str | None = None
 
 
-def paired(lines: Iterator[str], prefixes: Iterator[str] | None, names: tuple[str, str | None]) -> Iterator[Line]:
-    """Each line with the prefix of the same number. Raises UserError with both counts, names[0] first, after the last
-    pair if the counts differ.
+PREFIX_PER_LINE = "expected one prefix (possibly empty) per line"
+
+
+def paired(
+    lines: Iterator[str],
+    beside: Iterator[str] | None,
+    names: tuple[str, str | None],
+    expected: str = PREFIX_PER_LINE,
+) -> Iterator[Line]:
+    """Each line with the one of the same number in `beside`. Raises UserError with both counts, names[0] first, and what is
+    `expected`, after the last pair if the counts differ.
     """
-    if prefixes is None:
+    if beside is None:
         yield from (Line(number, text) for number, text in enumerate(lines))
         return
+
+    def unequal(first: int, second: int) -> UserError:
+        return UserError(f"{names[0]} has {first} lines and {names[1]} {second}: {expected}.")
+
     count = 0
     for text in lines:
-        prefix = next(prefixes, None)
-        if prefix is None:
-            raise _unequal(names, count + 1 + sum(1 for _ in lines), count)
-        yield Line(count, text, prefix)
+        other = next(beside, None)
+        if other is None:
+            raise unequal(count + 1 + sum(1 for _ in lines), count)
+        yield Line(count, text, other)
         count += 1
-    more = sum(1 for _ in prefixes)
+    more = sum(1 for _ in beside)
     if more:
-        raise _unequal(names, count, count + more)
-
-
-def _unequal(names: tuple[str, str | None], first: int, second: int) -> UserError:
-    return UserError(
-        f"{names[0]} has {first} lines and {names[1]} {second}: expected one prefix (possibly empty) per line."
-    )
+        raise unequal(count, count + more)
 
 
 def full_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:

@@ -1,7 +1,8 @@
 """An output file that is written in steps and can be continued after a stop.
 
 The steps go to FILE.partial, which becomes FILE at the end. FILE.partial.json records how many
-bytes of it are complete, for how many input lines, and for which input and settings.
+bytes of it are complete, for how many input lines, and for which input and settings. It says
+something of a FILE.partial alone: without one, it is what a killed process left.
 """
 
 import contextlib
@@ -60,18 +61,26 @@ class StreamOutput:
     def finish(self) -> None:
         """Nothing is left to do."""
 
+    resumable = False
+
+    def how_to_go_on(self) -> str:
+        """Nothing can be resumed."""
+        return ""
+
 
 class ResumableOutput:
     """Writes the output of some input lines at a time to a file.
 
     settings: what the output depends on besides the input, as JSON. With `resume`, goes on after
     the `done` input lines of an earlier `ResumableOutput` that did not finish, which `skip` reads.
-    part: "1-of-4" where four processes write FILE.partial-0-of-4 ... instead. Raises UserError where
-    that one had other settings, where it exists and `resume` is False, and while another process
-    writes it.
+    part: "1-of-4" where four processes write FILE.partial-0-of-4 ... instead. command: the writer,
+    for another one to name. Raises UserError where the earlier one had other settings, where it
+    exists and `resume` is False, and while another process writes it.
     """
 
-    def __init__(self, name: str, settings: dict[str, Any], *, resume: bool = False, part: str = ""):
+    def __init__(
+        self, name: str, settings: dict[str, Any], *, resume: bool = False, part: str = "", command: str = "translate"
+    ):
         if resume and is_remote(name):
             raise UserError(f"--resume needs a file on this machine, not --output={name}.")
         self._name = name
@@ -81,7 +90,7 @@ class ResumableOutput:
         self._record = self.partial.with_name(f"{self.partial.name}.json")
         self._settings = json.loads(json.dumps(settings))
         self._digest = hashlib.blake2b(digest_size=16)
-        self._resume = resume
+        self._resume, self._command = resume, command
         self.done = 0
         _check_same_division(self.partial)
 
@@ -93,7 +102,9 @@ class ResumableOutput:
         from t2t_flax.locks import single_writer
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(single_writer(self.partial, "translate"))
+            stack.enter_context(single_writer(self.partial, self._command))
+            if not self.partial.exists():  # before an empty one is created, which the record would not fit
+                self._record.unlink(missing_ok=True)
             self._file = stack.enter_context(open(self.partial, "ab"))
             record = self._read_record()
             self.done, self._expected = record["lines"], record["digest"]
@@ -110,7 +121,9 @@ class ResumableOutput:
                 self.partial.parent.rmdir()
 
     def remove(self) -> None:
-        """Removes what was written, and what a killed process left of its record."""
+        """Removes what was written, and what a killed process left of its record. The record goes last: without it, nobody
+        would know of which lines the output is.
+        """
         self.partial.unlink(missing_ok=True)
         self._record.unlink(missing_ok=True)
         for path in self._folder.iterdir():
@@ -124,15 +137,17 @@ class ResumableOutput:
             if size:
                 raise UserError(f"{self.partial} exists, but not by this command: remove or rename it.")
             return self._write_record()
-        record = json.loads(text)
-        if not self._resume and record["lines"]:
+        try:
+            record = json.loads(text)
+            theirs, lines, written = record["settings"], int(record["lines"]), int(record["bytes"])
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"{self._record} is damaged: remove {self.partial} to start again.") from None
+        if not self._resume and lines:
             raise UserError(
-                f"{self.partial} holds the output of {record['lines']} lines: go on with --resume, or "
-                "remove it to start again."
+                f"{self.partial} holds the output of {lines} lines: go on with --resume, or remove it to start again."
             )
-        if not self._resume or not record["lines"]:
+        if not lines:
             return self._write_record()
-        theirs = record["settings"]
         for key in sorted(theirs | self._settings):
             before, now = theirs.get(key), self._settings.get(key)
             if before != now:
@@ -140,10 +155,10 @@ class ResumableOutput:
                     f"--resume: {self.partial} was written with {key} = {json.dumps(before)}, now it is "
                     f"{json.dumps(now)}. Use the same settings, or remove the file to start again."
                 )
-        if size < record["bytes"]:
+        if size < written:
             raise UserError(
-                f"--resume: {self.partial} has {size} bytes, fewer than the {record['bytes']} that were "
-                "written. Remove it to start again."
+                f"--resume: {self.partial} has {size} bytes, fewer than the {written} that were written. Remove it to "
+                "start again."
             )
         return record
 
@@ -167,6 +182,18 @@ class ResumableOutput:
         self.done += len(lines)
         self._write_record()
 
+    @property
+    def resumable(self) -> bool:
+        """Whether --resume can go on with it."""
+        return not is_remote(self._name)
+
+    def how_to_go_on(self) -> str:
+        """What an unfinished output holds, and what to do with it; "" without a line."""
+        if not self.done:
+            return ""
+        held = f"{self.partial} holds the output of {self.done} lines"
+        return f" {held}: the same command with --resume goes on." if self.resumable else f" {held}."
+
     def finish(self) -> None:
         """Renames the file; an object store receives it whole."""
         if is_remote(self._name):
@@ -177,7 +204,7 @@ class ResumableOutput:
         self.remove()
 
     def _hash(self, line: Line) -> None:
-        self._digest.update(f"{line.text}\n{'' if line.prefix is None else line.prefix}\n".encode())
+        self._digest.update(f"{line.text}\n{'' if line.beside is None else line.beside}\n".encode())
 
     def _write_record(self) -> dict[str, Any]:
         record = {
@@ -194,10 +221,13 @@ def _check_same_division(partial: Path) -> None:
     """Raises UserError if another number of processes has begun the same output."""
     base, _, part = partial.name.rpartition(".partial")
     count = part.rpartition("-")[2]
+    begun: dict[str, list[str]] = {}
     for path in sorted(partial.parent.iterdir()):
         other = re.fullmatch(re.escape(base) + r"\.partial(-\d+-of-(\d+))?", path.name)
         if other and (other[2] or "") != count and path.stat().st_size:
-            raise UserError(
-                f"{path} was written by a command of {other[2] or 1} processes, this is one of {count or 1}: start as many, "
-                "or remove the file to start again."
-            )
+            begun.setdefault(other[2] or "1", []).append(str(path))
+    for number, paths in begun.items():
+        raise UserError(
+            f"{', '.join(paths)}: written by a command of {number} processes, this is one of {count or 1}. Start as many, or "
+            "remove that to start again."
+        )

@@ -1,18 +1,30 @@
 """`score`: the log-probability of given pairs by forced decoding."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from t2t_flax.cli import arguments
+from t2t_flax.cli.line_loop import Answering, Answers, Note, run_lines, window_size
+from t2t_flax.cli.line_windows import Line, paired
+from t2t_flax.cli.translating import output_settings
 from t2t_flax.errors import UserError
+
+if TYPE_CHECKING:
+    from t2t_flax.decoding.scoring import PairScore
+    from t2t_flax.evaluation.restore import Loaded
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every pair was scored."""
+    """Exit code 0 when every pair has its line; those without a score are named. After a signal as `translate`."""
     parser = arguments.parser(
         "score",
         "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS included),\n"
-        "number of target tokens, and their mean. One line for each pair, TAB between the three.",
+        "number of target tokens, and their mean. One line for each pair, TAB between the three. A pair that\n"
+        "cannot be scored (an empty side, too many tokens) has the line `nan 0 nan`, and is named at the end.",
         epilog="Examples:\n"
         "  python -m t2t_flax score --workdir=runs/toy --source=test.en --target=test.de\n"
-        "  ... --tokens                       adds each target piece with its log-probability",
+        "  ... --tokens                       adds each target piece with its log-probability\n"
+        "  ... --output=scores.tsv --resume   goes on where the same command stopped",
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
@@ -21,25 +33,51 @@ def run(argv: list[str]) -> int:
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
-    parser.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+    arguments.add_resumable_output(parser)
     parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
     args, overrides = arguments.parse(parser, argv)
     arguments.check_read_once(args.source, args.target)
-    arguments.check_output("--output", args.output)
-    sources, targets = arguments.read_lines(args.source), arguments.read_lines(args.target)
-    if len(sources) != len(targets):
-        raise UserError(
-            f"{args.source} has {len(sources)} lines and {args.target} has {len(targets)}: line i of one must be the "
-            "translation of line i of the other."
-        )
-    loaded = arguments.load_run(args, overrides)
-    where = f"{args.source}, {args.target} line {{}}".format
-    scores = loaded.score(list(zip(sources, targets, strict=True)), where=where)
-    arguments.write_text(args.output, "".join(_format(score, args.tokens) + "\n" for score in scores))
-    return 0
+    arguments.check_resumable_output(args)
+    sources, targets = arguments.iterate_lines(args.source), arguments.iterate_lines(args.target)
+    expected = "line i of one must be the translation of line i of the other"
+    pairs = paired(sources, targets, (args.source, args.target), expected)
+
+    def start() -> Scoring:
+        return Scoring(arguments.load_run(args, overrides), tokens=args.tokens, names=(args.source, args.target))
+
+    return run_lines("score", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
 
-def _format(score, tokens: bool) -> str:
+class Scoring(Answering):
+    """Scores pairs. tokens: write each token's log-probability. names: of the two files, for messages."""
+
+    command, verb = "score", "scored"
+
+    def __init__(self, loaded: "Loaded", *, tokens: bool, names: tuple[str, str]):
+        self._loaded, self._tokens, self._names = loaded, tokens, names
+        self.settings = output_settings(loaded, {"--tokens": tokens})
+        self.window = window_size(loaded)
+
+    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> Answers:
+        """A line for each pair, also for one that cannot be scored, which is noted."""
+        first = window[0].number
+
+        def where(number: int) -> str:
+            return f"{', '.join(self._names)} line {first + number}"
+
+        pairs = [(line.text, line.beside or "") for line in window]
+        results = self._loaded.score_each(pairs, where=where, progress=progress)
+        notes = [
+            Note("not scored, their score is nan", line.number, str(result).rstrip("."))
+            for line, result in zip(window, results, strict=True)
+            if isinstance(result, UserError)
+        ]
+        return Answers("".join(_format(result, self._tokens) + "\n" for result in results), notes)
+
+
+def _format(score: "PairScore | UserError", tokens: bool) -> str:
+    if isinstance(score, UserError):
+        return "nan\t0\tnan" + ("\t" if tokens else "")
     line = f"{score.log_prob:.6f}\t{len(score.tokens)}\t{score.per_token:.6f}"
     if tokens:
         pairs = zip(score.tokens, score.token_log_probs, strict=True)

@@ -9,18 +9,21 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.cli import arguments
+from t2t_flax.cli.line_loop import answer_windows
 from t2t_flax.cli.line_windows import Line, arrives_slowly, full_windows, paired
 from t2t_flax.cli.resumable_output import ResumableOutput, is_stream
-from t2t_flax.cli.translation_loop import output_settings, translate_windows, window_size
-from t2t_flax.distributed.coordination import ProcessGroup, check_shared
+from t2t_flax.cli.translating import Translating
+from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import OK, UserError
@@ -29,8 +32,10 @@ from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
 """Consecutive lines that a process takes before the next one's turn."""
-_WAIT = 7 * 24 * 3600.0
-"""Seconds that a process waits for the others to translate their share; heartbeats end the wait for a dead one."""
+_PUBLISHED_EVERY = 1.0
+"""Seconds between the news of how far a process is, and between looks at those of the others."""
+_SAID_EVERY = 60.0
+_ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +87,25 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         choice = dict(step=args.step, average=args.average, best=args.best, target_language=args.target_language)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        settings = output_settings(loaded, args.scores) | {"lines of a turn": share.turn}
+        answering = Translating(loaded, scores=args.scores, more={"lines of a turn": share.turn})
         # Comparing what was read, and not a file written there: a workdir may be read-only.
+        settings = answering.settings
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
+        shares = Shares(group, loaded.config.distributed.hang_timeout, supervisor.say)
+
+        def after_batch() -> None:
+            supervisor.watchdog.alive()
+            shares.go_on()
+
         with output:
             try:
                 own = share.of(counter.count(paired(lines, prefixes, (args.input, args.prefix))))
                 output.skip(own)
-                windows = full_windows(own, window_size(loaded))
-                translate_windows(loaded, windows, output, scores=args.scores, say=supervisor.say)
+                windows = full_windows(own, answering.window)
+                with supervisor.expect_progress():
+                    answer_windows(answering, windows, output, after_batch=after_batch, say=supervisor.say)
+                shares.wait_for_all()
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]
@@ -102,6 +116,54 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
             group.barrier("the outputs are joined")
             output.remove()
     return OK
+
+
+class Shares:
+    """How far each process is with its share.
+
+    limit: seconds without a batch after which a process is given up; 0 = never. Its own hang watchdog ends one that hangs and
+    heartbeats one that is dead, so this is for one that lives and has neither.
+    """
+
+    def __init__(self, group: ProcessGroup, limit: float, say: Callable[[str], None]):
+        self._group, self._limit, self._say = group, limit, say
+        self._batches, self._published = 0, -math.inf
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Tells the others of another batch."""
+        self._batches += 1
+        if time.monotonic() - self._published >= _PUBLISHED_EVERY:
+            self._published = time.monotonic()
+            with contextlib.suppress(ProcessGroupError):  # the next batch tells it too
+                self._put(str(self._batches))
+
+    def wait_for_all(self) -> None:
+        """Returns when all have translated their share, and says for whom it waits. Raises ProcessGroupError, naming those
+        that have not gone on for `limit` seconds.
+        """
+        self._put(_ALL)
+        before, moved = {}, time.monotonic()
+        said = moved
+        while True:
+            reached = self._group.entries("translated")
+            missing = [i for i in range(self._group.count) if reached.get(str(i)) != _ALL]
+            if not missing:
+                return
+            now = time.monotonic()
+            if reached != before:
+                before, moved = reached, now
+            names = ", ".join(map(self._group.name_of, missing))
+            if self._limit and now - moved > self._limit:
+                limit = f"config.distributed.hang_timeout = {self._limit}"
+                raise ProcessGroupError(f"{names} translated nothing for {now - moved:.0f} s ({limit})")
+            if now - said >= _SAID_EVERY:
+                self._say(f"this share is translated; waiting for {names}")
+                said = now
+            time.sleep(min(_PUBLISHED_EVERY, self._limit or _PUBLISHED_EVERY))
+
+    def _put(self, reached: str) -> None:
+        self._group.put(f"translated/{self._group.index}", reached)
 
 
 class _Counter:
@@ -122,7 +184,7 @@ def _check_same(group: ProcessGroup, values: dict[str, Any], form: str, expected
     with its value, as in the message.
     """
     texts = {name: json.dumps(value) for name, value in values.items()}
-    for index, answer in enumerate(group.all_gather("the same values", json.dumps(texts), seconds=_WAIT)):
+    for index, answer in enumerate(group.all_gather("the same values", json.dumps(texts))):
         others = json.loads(answer)
         for name in sorted(texts | others):
             here, there = texts.get(name, "nothing"), others.get(name, "nothing")

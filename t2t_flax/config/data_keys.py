@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key
 
 
 @dataclass(frozen=True)
@@ -10,6 +10,7 @@ class Data:
     task: str = key(
         "translation",
         "translation: pairs of sentences, scored by BLEU; parsing: constituency trees in bracket files, scored by F1 (6.3)",
+        changes=TRANSLATIONS,
     )
     train: str = key(
         "",
@@ -51,13 +52,13 @@ class Data:
     root: str = key(
         "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True
     )
-    source_language: str = key("en", "language code of the source side; see directions")
-    target_language: str = key("de", "language code of the target side; see directions")
+    source_language: str = key("en", "language code of the source side; see directions", changes=SCORES)
+    target_language: str = key("de", "language code of the target side; see directions", changes=SCORES)
     cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
     corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
     pretokenized: bool = key(
-        False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are"
+        False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are", changes=SCORES
     )
     tokenizer: str = key(
         "bpe",
@@ -71,7 +72,9 @@ class Data:
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
     )
-    joint_vocabulary: bool = key(True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all")
+    joint_vocabulary: bool = key(
+        True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all", changes=MODEL
+    )
     bpe_dropout: float = key(
         0.0, "subword regularisation of the training pairs: probability with which a merge of BPE is skipped; 0 = none", low=0.0,
         high=0.999,
@@ -111,7 +114,7 @@ class Data:
         0.0, "training pairs are dropped if a side is identified as another language, at least this probable against the "
         "side's own (0.95 drops few right pairs, even short ones); 0 = none. Needs the extra langid", low=0.0, high=1.0,
     )  # fmt: skip
-    source_eos: bool = key(True, "append EOS to source sentences too")
+    source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,
         "source tokens, and likewise target tokens, per update over all devices (5.1)",

@@ -27,6 +27,7 @@ BY_NAME = "by_name"
 SEVERAL = "mul"
 """ISO 639-2's code of multiple languages."""
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
+_LANGUAGE_TOKEN = re.compile(rf"<2({_LANGUAGE})>|>>([^<>\s]+)<<")
 _DIRECTION = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
 
 
@@ -43,6 +44,12 @@ class Direction(NamedTuple):
 def language_token(language: str) -> str:
     """The token that asks for a translation into this language: `<2de>`."""
     return f"<2{language}>"
+
+
+def language_of_token(token: str) -> str | None:
+    """The language that a token asks for, as `language_token` writes it or as Marian's models do, `>>de<<`; None for another."""
+    match = _LANGUAGE_TOKEN.fullmatch(token)
+    return match and (match[1] or match[2])
 
 
 @functools.lru_cache(128)  # asked for each request and each batch, where there may be hundreds of directions
@@ -128,28 +135,21 @@ def in_direction_of(data: Data, name: str) -> Data:
     return dataclasses.replace(data, source_language=direction.source, target_language=direction.target)
 
 
+def directions_of_training(data: Data) -> list[Direction]:
+    """The direction of each source of data.train; empty without data.directions."""
+    directions = parse_directions(data)
+    return [directions[name] for name in parse_train_sources(data.train) if directions]
+
+
 def trained_directions(data: Data) -> list[Direction]:
     """The directions with training text, in the order of data.train."""
-    directions = parse_directions(data)
-    return list(dict.fromkeys(directions[name] for name in parse_train_sources(data.train) if directions))
+    return list(dict.fromkeys(directions_of_training(data)))
 
 
 def untrained_directions(data: Data) -> list[Direction]:
     """The directions of validation and test sets for which there is no training text (zero-shot)."""
     trained = trained_directions(data)
     return list(dict.fromkeys(d for d in parse_directions(data).values() if d not in trained))
-
-
-def all_directions(data: Data) -> list[Direction]:
-    """The directions of the model, those with training text first; without data.directions the only one."""
-    directions = trained_directions(data) + untrained_directions(data)
-    return directions or [Direction(data.source_language, data.target_language)]
-
-
-def language_pair(data: Data) -> tuple[str, str]:
-    """Codes of the source and the target language of the model; `SEVERAL` where there are several."""
-    sources, targets = (set(codes) for codes in zip(*all_directions(data), strict=True))
-    return (min(sources) if len(sources) == 1 else SEVERAL), (min(targets) if len(targets) == 1 else SEVERAL)
 
 
 def target_languages(data: Data) -> list[str]:
@@ -161,25 +161,3 @@ def control_symbols(data: Data) -> list[str]:
     """The control symbols of a tokenizer for these directions: target languages, and data.tags; empty without directions."""
     languages = [language_token(language) for language in target_languages(data)]
     return [*languages, *sorted(set(parse_tags(data).values()))] if languages else []
-
-
-def chosen_language(data: Data, language: str | None) -> str | None:
-    """The target language of a translation: the requested one, or the only one; None for a model without data.directions.
-
-    Raises UserError if the model does not translate into it, or into several and none was requested.
-    """
-    known = target_languages(data)
-    if not known:
-        if language not in (None, data.target_language):
-            raise UserError(
-                f"the model translates from {data.source_language} into {data.target_language}, not into {language!r}."
-            )
-        return None
-    if language is None and len(known) > 1:
-        raise UserError(
-            f"the model translates into {', '.join(known)}: choose one by target_language, on the command line "
-            f"--target-language={known[0]}."
-        )
-    if language is not None and language not in known:
-        raise UserError(f"the model does not translate into {language!r}, but into {', '.join(known)}.")
-    return language or known[0]

@@ -6,7 +6,7 @@ A new schedule or optimizer is a row here, with the keys that it reads, and a fu
 
 from dataclasses import dataclass
 
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
 
 KEYS_OF_SCHEDULE: dict[str, tuple[str, ...]] = {
@@ -44,19 +44,26 @@ class Optimizer:
         "constant, then linear decay over the last cooldown_steps before decay_steps",
         choices=tuple(KEYS_OF_SCHEDULE),
     )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True)
-    peak_lr: float = key(5e-4, "peak learning rate of every schedule but noam", low=0.0, mutable=True)
-    warmup_steps: int = key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True)
-    warmup_init: float = key(0.0, "learning rate at the start of the warm-up to peak_lr", low=0.0, mutable=True)
+    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True, changes=TRAINING)
+    peak_lr: float = key(5e-4, "peak learning rate of every schedule but noam", low=0.0, mutable=True, changes=TRAINING)
+    warmup_steps: int = key(
+        4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True, changes=TRAINING
+    )
+    warmup_init: float = key(
+        0.0, "learning rate at the start of the warm-up to peak_lr", low=0.0, mutable=True, changes=TRAINING
+    )
     decay_steps: int = key(
         0,
         "update at which cosine, linear and wsd reach min_lr, warm-up included; independent of train.steps",
         unit="updates",
         low=0,
         mutable=True,
+        changes=TRAINING,
     )
-    min_lr: float = key(0.0, "final learning rate of cosine, linear and wsd", low=0.0, mutable=True)
-    cooldown_steps: int = key(0, "updates of the final decay of wsd", unit="updates", low=0, mutable=True)
+    min_lr: float = key(0.0, "final learning rate of cosine, linear and wsd", low=0.0, mutable=True, changes=TRAINING)
+    cooldown_steps: int = key(
+        0, "updates of the final decay of wsd", unit="updates", low=0, mutable=True, changes=TRAINING
+    )
     b1: float = key(0.9, "beta 1 of Adam (5.3) and Lion", low=0.0, high=0.9999)
     b2: float = key(0.98, "beta 2 of Adam (5.3) and Lion", low=0.0, high=0.999999)
     eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
@@ -65,7 +72,7 @@ class Optimizer:
         1, "t of the first update in the schedule: 1, or 0 as in later codebases", low=0, high=1
     )
     max_grad_norm: float = key(
-        0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0, mutable=True
+        0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0, mutable=True, changes=TRAINING
     )
     weight_decay: float = key(
         0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as in the paper", low=0.0

@@ -8,9 +8,11 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys
+from t2t_flax.config.directions import directions_of_training
 from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
 from t2t_flax.registry import absent_extension
 
 NOT_A_CONFIG = (
@@ -104,8 +106,8 @@ def as_json(config: Config) -> dict[str, Any]:
 def from_json(text: str) -> Config:
     """A resolved config from `to_json`'s text. Raises UserError for any other text."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise UserError(f"{NOT_A_CONFIG} (not JSON: {error}).") from None
     if not isinstance(values, dict) or not CORE_GROUPS.keys() <= values.keys():
         raise UserError(f"{NOT_A_CONFIG} (it lacks groups of keys).")
@@ -118,9 +120,20 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def as_resumed(stored: Config, given: Config) -> Config:
+    """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
+    if given.train.precision != "auto":
+        return given
+    return dataclasses.replace(given, train=dataclasses.replace(given.train, precision=stored.train.precision))
+
+
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in keys that a resumed run must not change."""
-    return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
+    """The differences in what a resumed run must not change: immutable keys, and the directions of its training text."""
+    changed = differences(stored, as_resumed(stored, current))
+    found = {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
+    if "data.directions" in changed and directions_of_training(stored.data) != directions_of_training(current.data):
+        found["data.directions"] = changed["data.directions"]
+    return found
 
 
 def format_differences(

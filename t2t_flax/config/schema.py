@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from t2t_flax.config.data_keys import Data
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import SCORES, TRAINING, TRANSLATIONS, key
 from t2t_flax.config.model_keys import Model
 from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
@@ -42,10 +42,12 @@ class Train:
     steps: int = key(100_000, "updates to train (5.2)", unit="updates", low=1, mutable=True)
     precision: str = key(
         "auto",
-        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
-        "float32 on CPU; float32 = full float32 on every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
+        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = at the first start of a "
+        "run bfloat16 on TPU and GPU and float32 on CPU, and then the same wherever it goes on; float32 = full float32 on "
+        "every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
         "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
+        changes=TRANSLATIONS,
     )
     remat: str = key(
         "none",
@@ -59,10 +61,11 @@ class Train:
         "or skips it and continues",
         choices=("stop", "skip"),
         mutable=True,
+        changes=TRAINING,
     )
     max_skipped_updates: int = key(
         10, "with non_finite = skip, consecutive skipped updates beyond which the run stops", unit="updates", low=1,
-        mutable=True,
+        mutable=True, changes=TRAINING,
     )  # fmt: skip
     deterministic: bool = key(
         False,
@@ -134,7 +137,12 @@ class Eval:
         mutable=True,
     )
     bootstrap_samples: int = key(
-        1000, "bootstrap resamples for the confidence intervals of scores; 0 = none", low=0, high=10**5, mutable=True
+        1000,
+        "bootstrap resamples for the confidence intervals of scores; 0 = none",
+        low=0,
+        high=10**5,
+        mutable=True,
+        changes=SCORES,
     )
     sacrebleu_tokenizer: str = key(
         "auto",
@@ -142,45 +150,85 @@ class Eval:
         "flores200 (Thai, Lao, Khmer, Burmese), else 13a",
         choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
         mutable=True,
+        changes=SCORES,
     )
     samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, mutable=True)
 
 
 @dataclass(frozen=True)
 class Decode:
-    strategy: str = key("beam", "how translations are searched for", choices=("beam", "greedy", "sample"), mutable=True)
-    beam_size: int = key(4, "hypotheses in the beam (6.1)", low=1, high=256, mutable=True)
+    strategy: str = key(
+        "beam",
+        "how translations are searched for",
+        choices=("beam", "greedy", "sample"),
+        mutable=True,
+        changes=TRANSLATIONS,
+    )
+    beam_size: int = key(4, "hypotheses in the beam (6.1)", low=1, high=256, mutable=True, changes=TRANSLATIONS)
     length_penalty: str = key(
         "gnmt",
         "divisor of the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or none",
         choices=("gnmt", "power", "none"),
         mutable=True,
+        changes=TRANSLATIONS,
     )
-    alpha: float = key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, mutable=True)
+    alpha: float = key(
+        0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0, mutable=True, changes=TRANSLATIONS
+    )
     early_stopping: str = key(
         "exact",
         "when the search for a sentence ends: once its result can no longer change, once beam_size hypotheses have finished "
         "(fairseq), or once the most likely one has",
         choices=("exact", "beam_full", "top_finished"),
         mutable=True,
+        changes=TRANSLATIONS,
     )
     max_length_offset: int = key(
-        50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5, mutable=True
+        50,
+        "output tokens allowed beyond max_length_ratio * source tokens (6.1)",
+        low=0,
+        high=10**5,
+        mutable=True,
+        changes=TRANSLATIONS,
     )
     max_length_ratio: float = key(
-        1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, mutable=True
+        1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0, mutable=True, changes=TRANSLATIONS
     )
     n_best: int = key(
-        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024, mutable=True
+        1,
+        "translations returned for each sentence, at most beam_size with beam search",
+        low=1,
+        high=1024,
+        mutable=True,
+        changes=TRANSLATIONS,
     )
-    temperature: float = key(1.0, "divides the logits in sampling", low=1e-4, high=1e4, mutable=True)
-    top_k: int = key(0, "sample from the k most likely tokens; 0 = all", low=0, mutable=True)
+    temperature: float = key(
+        1.0, "divides the logits in sampling", low=1e-4, high=1e4, mutable=True, changes=TRANSLATIONS
+    )
+    top_k: int = key(0, "sample from the k most likely tokens; 0 = all", low=0, mutable=True, changes=TRANSLATIONS)
     top_p: float = key(
-        1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0, mutable=True
+        1.0,
+        "sample from the most likely tokens with this total probability",
+        low=1e-6,
+        high=1.0,
+        mutable=True,
+        changes=TRANSLATIONS,
     )
-    seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True)
+    seed: int = key(0, "seed of sampling", low=-(2**63), high=2**63 - 1, mutable=True, changes=TRANSLATIONS)
     engine: str = key(
-        "jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS, mutable=True
+        "jax",
+        "what decodes: the JAX search, or the decoder of an extension",
+        choices=DECODERS,
+        mutable=True,
+        changes=TRANSLATIONS,
+    )
+    precision: str = key(
+        "auto",
+        "precision of matrix products where a trained run translates, scores or is evaluated; auto = train.precision, but "
+        "float32 in place of bfloat16 on a CPU, which has no fast bfloat16",
+        choices=("auto", "float32", "tf32", "bfloat16"),
+        mutable=True,
+        changes=TRANSLATIONS,
     )
     batch_size: int = key(
         32,
@@ -195,6 +243,7 @@ class Decode:
         unit="tokens",
         low=2,
         mutable=True,
+        changes=TRANSLATIONS,
     )
 
 
@@ -351,3 +400,8 @@ def groups() -> dict[str, type]:
 def fields() -> dict[str, dataclasses.Field]:
     """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
     return {f"{name}.{item.name}": item for name, group in groups().items() for item in dataclasses.fields(group)}
+
+
+def keys_that_change(*what: str) -> tuple[str, ...]:
+    """The keys whose other values change one of these in a trained run, see `keys.key`."""
+    return tuple(name for name, item in fields().items() if item.metadata["changes"] in what)

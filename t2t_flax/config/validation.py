@@ -18,6 +18,12 @@ def check_combinations(c: Config) -> None:
     _check_data(c)
     check_optimizer(c.optimizer)
     check_fine_tuning(c.train)
+    if c.train.lora_rank and c.optimizer.name == "muon":
+        raise UserError(
+            f"config.train.lora_rank = {c.train.lora_rank} freezes the kernels, whose updates config.optimizer.name = muon "
+            "orthogonalizes: the adapters would be trained by plain Adam. Say so with config.optimizer.name = adam, or train the "
+            "kernels (lora_rank = 0)."
+        )
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)

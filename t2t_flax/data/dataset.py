@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, control_symbols, direction_of_set, language_token
+from t2t_flax.config.directions import Direction, control_symbols, direction_of_set, language_token, target_languages
 from t2t_flax.config.mixture_keys import parse_limits, parse_tags
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.language_filter import LanguageFilter
+from t2t_flax.data.languages import languages_of_training
 from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, SourcePart
@@ -328,10 +329,18 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, cache, source)
-    pair.start_ids(control_symbols(data))  # an error before anything is written
+    ids = pair.start_ids(control_symbols(data))  # an error before anything is written
+    pair = pair.with_languages(languages_of_training(data, ids[: len(target_languages(data))]))
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
-    elif TokenizerPair.load(folder).digest != pair.digest:
+        return pair
+    stored = TokenizerPair.load(folder)
+    if stored.languages != pair.languages:
+        raise UserError(
+            f"config.data.directions gives other directions to the sources of config.data.train than {folder} has, of the run "
+            "until now. Use another --workdir."
+        )
+    if stored.digest != pair.digest:
         raise UserError(
             f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
             "since the run began. Use another --workdir."

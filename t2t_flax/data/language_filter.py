@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 import re
 from typing import Any
 
@@ -26,6 +27,13 @@ class LanguageFilter:
     def accepts(self, source: str, target: str) -> bool:
         """Whether neither side is in another language."""
         return not any(map(self._is_foreign, (source, target), map(_base, self.languages)))
+
+    def as_stored(self) -> dict[str, Any]:
+        """As part of a store's recipe: with the version of py3langid, whose model decides. Raises UserError without it."""
+        try:
+            return dataclasses.asdict(self) | {"py3langid": importlib.metadata.version("py3langid")}
+        except importlib.metadata.PackageNotFoundError:
+            raise _missing() from None
 
     def check_available(self) -> None:
         """Raises UserError if py3langid is not installed or does not know a language."""
@@ -57,5 +65,9 @@ def _identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError(f"config.data.language_filter needs py3langid: {install_hint('langid')}.") from None
+        raise _missing() from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def _missing() -> UserError:
+    return UserError(f"config.data.language_filter needs py3langid: {install_hint('langid')}.")

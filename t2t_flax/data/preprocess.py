@@ -9,7 +9,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Policies:
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
         } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}
-        filters = [asdict(language_filter) for language_filter in self.language_filters]
+        filters = [language_filter.as_stored() for language_filter in self.language_filters]
         return stored | ({"language_filters": filters} if filters else {})
 
 
@@ -279,7 +279,7 @@ class _Encoder:
             if drop:
                 dropped.append((i, next(reason for reason, applies in reasons.items() if applies)))
                 continue
-            source[:0] = self.start
+            source = self.tokenizers.after_start(self.start, source)
             for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del ids[policies.max_length - 1 :]

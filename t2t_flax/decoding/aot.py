@@ -45,6 +45,16 @@ def compile_search(
         shared = {name: tree for name, tree in cache.items() if name != "self"}
         decode_step = translator.DecodeStep(model)
         stage = search_loop.run_stage.lower(
-            decode_step, beam_search.advance, options, length, params, shared, sentences, position, state, cache["self"]
+            decode_step,
+            beam_search.advance,
+            options,
+            length,
+            params,
+            shared,
+            sentences,
+            position,
+            position,
+            state,
+            cache["self"],
         ).compile()
     return encode, stage

@@ -1,7 +1,6 @@
 """Attention weights of every layer and head for one pair (3.2.3): arrays, statistics per head, a plot."""
 
 import dataclasses
-import importlib.util
 import io
 from typing import Any
 
@@ -11,7 +10,7 @@ from etils import epath
 
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.scoring import PairIds, rows_of
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.models.transformer import Transformer
 
@@ -89,8 +88,7 @@ def check_picture(path: epath.PathLike) -> None:
     """Raises UserError for an unsupported file type, or if matplotlib is not installed."""
     if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("drawing a picture needs matplotlib: run `pip install matplotlib`.")
+    require("matplotlib", "plots", "drawing a picture")
 
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:

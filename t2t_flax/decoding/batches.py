@@ -11,7 +11,8 @@ from t2t_flax.config import Decode
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Sources are padded to one of these lengths, beyond them to a multiple of 256."""
-PREFIX_LENGTHS = (0, 16, 128, 1024)
+PREFIX_LENGTHS = (0, 1024)
+"""Prefixes are padded to one of these lengths: a long one costs nothing beside the search."""
 _ALWAYS_USED = (32, 128, 512, 1024)
 _WORTH_COMPILING = 32
 """A length that is not in `_ALWAYS_USED` is used where it fills this many batches."""

@@ -83,6 +83,7 @@ def beam_search(
     caps_B,
     prefix_BxP=None,
     lengths: Sequence[int] = LENGTHS,
+    rehearse: int = 0,
 ) -> SearchResult:
     """The n-best list of each sentence, best score first, unfinished hypotheses after all finished ones.
 
@@ -90,13 +91,13 @@ def beam_search(
     cap is filled up with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free.
     `options.early_stopping` ends a sentence early, by default once no alive hypothesis can still enter its n-best
     list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
-    id. cache, lengths: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
+    id. cache, lengths, rehearse: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
     """
     beams = hypotheses_of(cache)
     if beams - {options.beam_size}:
         raise ValueError(f"the cache has {sorted(beams)} beams, but options.beam_size = {options.beam_size}")
     sentences = make_sentences(caps_B, prefix_BxP)
-    state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths)
+    state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths, rehearse)
     return _result(options, state, sentences.caps_B)
 
 

@@ -41,9 +41,10 @@ def encode_lines(
     positions = model.max_positions if model.position == "learned" else 2**31 - 1
     limit = min(config.max_source_length, positions) - len(eos)
     encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode
-    sources = [encode(line) if line.strip() else [] for line in lines]
-    if starts is not None:
-        sources = [[*start, *ids] if ids else [] for start, ids in zip(starts, sources, strict=True)]
+    sources = [
+        tokenizers.after_start(start, encode(line)) if line.strip() else []
+        for line, start in zip(lines, [()] * len(lines) if starts is None else starts, strict=True)
+    ]
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]

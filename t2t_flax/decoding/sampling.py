@@ -75,12 +75,13 @@ def sample(
     sentence_ids_B,
     prefix_BxP=None,
     lengths: Sequence[int] = LENGTHS,
+    rehearse: int = 0,
 ) -> SearchResult:
     """`num_samples` outputs per sentence, ordered by sample index, not by score.
 
     The noise is a function of seed, sentence id, sample index and position, so an output does not depend on its
     batch. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal them. Padding is never
-    generated. caps_B, prefix_BxP, cache, lengths: as in `beam_search`. Raises ValueError for a cache of another
+    generated. caps_B, prefix_BxP, cache, lengths, rehearse: as in `beam_search`. Raises ValueError for a cache of another
     number of samples.
     """
     samples = hypotheses_of(cache)
@@ -89,7 +90,7 @@ def sample(
     keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
     sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
     options = dataclasses.replace(options, seed=0)  # already in the keys; a new seed must not recompile
-    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths)
+    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths, rehearse)
     return SearchResult(
         tokens=state.tokens_BxKxT,
         scores=state.log_probs_BxK,

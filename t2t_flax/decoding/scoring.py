@@ -49,33 +49,22 @@ class PairIds:
     target: list[int]
 
 
-def encode_pairs(
-    tokenizers: TokenizerPair,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    source_eos: bool,
-    limit: int,
-    starts: Sequence[Sequence[int]] | None = None,
-    where: Callable[[int], str] = "pair {}".format,
-) -> list[PairIds]:
-    """Token ids of pairs. starts: ids before those of each source. Raises UserError, naming `where(number)` from 1, for a
-    side that is empty or over `limit` ids.
+def encode_pair(
+    tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int, start: Sequence[int] = ()
+) -> PairIds:
+    """Token ids of a pair. start: ids before those of the source. Raises UserError for a side that is empty or over `limit`
+    ids.
     """
-    encoded = []
-    for number, (source, target) in enumerate(pairs, 1):
-        ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode(target))
-        for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
-            if not text.strip() or not tokens:
-                raise UserError(f"{where(number)}: the {side} is empty; both sides must have text.")
-            if side == "source" and starts:
-                tokens[:0] = starts[number - 1]
-            if len(tokens) + 1 > limit:
-                raise UserError(
-                    f"{where(number)}: the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
-                    "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
-                )
-        encoded.append(PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS]))
-    return encoded
+    ids = PairIds(tokenizers.after_start(start, tokenizers.source.encode(source)), tokenizers.target.encode(target))
+    for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
+        if not text.strip() or not tokens:
+            raise UserError(f"the {side} is empty; both sides must have text.")
+        if len(tokens) + 1 > limit:
+            raise UserError(
+                f"the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
+                "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
+            )
+    return PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS])
 
 
 def score_pairs(
@@ -87,8 +76,10 @@ def score_pairs(
     *,
     batch_size: int,
     where: Callable[[int], str] = "pair {}".format,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[PairScore]:
     """One PairScore per pair, in order, independent of the rest of the batch. batch_size: pairs per data shard.
+    progress(pairs done, total) is called after each batch.
 
     Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
     each shard has one row. Raises UserError before scoring anything if memory is too small; a pair that does not fit
@@ -113,6 +104,7 @@ def score_pairs(
         name = f"scoring {rows} pairs of up to {length} tokens"
         memory.check_fits_in_memory(name, memory.program_bytes(program), memory.device_memory(), advice)
         groups.append((program, rows, length, members))
+    done = 0
     for program, rows, length, members in groups:
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
@@ -121,6 +113,9 @@ def score_pairs(
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
                 scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+            done += len(chunk)
+            if progress:
+                progress(done, len(pairs))
     return scores
 
 

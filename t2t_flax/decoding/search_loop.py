@@ -21,6 +21,12 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.slots import Slots
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
+_STEPS = (8, 32)
+_TOKENS_READ = 32 * 32 * 4 * 32
+"""A program returns after 8 to 32 tokens, the more hypotheses and the longer the cache the sooner, so that searches of several
+threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams and
+32 tokens.
+"""
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 Cache = dict[str, Any]
@@ -90,13 +96,15 @@ def run_stages(
     sentences: Sentences,
     start: Callable[[Any, Sentences, int], Any],
     lengths: Sequence[int] = LENGTHS,
+    rehearse: int = 0,
 ) -> Any:
     """Runs a search until every sentence is done and returns the final state.
 
     `start(options, sentences, length)` creates the initial state: a struct of arrays [B, ...] with the fields `done_B`
     and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T]. The state of a done
     sentence no longer changes, so results do not depend on the rest of the batch. The first stage is as long as the
-    given cache; later stages follow `lengths`. Equal shapes, functions and options compile once.
+    given cache; later stages follow `lengths`. Equal shapes, functions and options compile once. rehearse: decodes nothing,
+    but compiles the programs for outputs of so many tokens, of which the state is returned.
     """
     leaves = jax.tree.leaves_with_path(cache["self"], is_leaf=_is_slots)
     first = {leaf.length for _, leaf in leaves if _is_slots(leaf)}
@@ -109,16 +117,30 @@ def run_stages(
         state = jax.device_put(state, sentences.caps_B.sharding)
     shared = {name: tree for name, tree in cache.items() if name != "self"}
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
-    position = jnp.zeros((), jnp.int32)
+    position = length if rehearse else 0
     while True:
+        steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
+        stop = min(position + steps, length)
         state, self_cache, all_done = run_stage(
-            step_fn, advance, options, length, params, shared, sentences, position, state, self_cache
+            step_fn,
+            advance,
+            options,
+            length,
+            params,
+            shared,
+            sentences,
+            jnp.int32(position),
+            jnp.int32(stop),
+            state,
+            self_cache,
         )
-        if all_done:
+        if all_done or 0 < rehearse <= length:
             return state
-        position = jnp.int32(length)
-        length = next_length(length, lengths)
-        state, self_cache = _grow((state, self_cache), length)
+        position = stop
+        if position == length:
+            length = next_length(length, lengths)
+            state, self_cache = _grow((state, self_cache), length)
+            position = length if rehearse else position
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:
@@ -167,19 +189,20 @@ def _start(start, options, sentences, length):
     return start(options, sentences, length)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(8, 9))
-def run_stage(step_fn, advance, options, length, params, shared, sentences, position, state, self_cache):
-    """Decodes from `position` until all sentences are done or the cache of `length` tokens is full.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(9, 10))
+def run_stage(step_fn, advance, options, length, params, shared, sentences, position, stop, state, self_cache):
+    """Decodes from `position` until all sentences are done or have `stop` tokens, at most those that the cache of `length`
+    tokens has room for.
 
     Returns (state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
     self_cache are donated.
     """
 
-    def not_done(carry):
-        position, state, _ = carry
-        return (position < length) & ~jnp.all(state.done_B)
+    def decode(params, shared, sentences, position, stop, state, self_cache):
+        def not_done(carry):
+            position, state, _ = carry
+            return (position < stop) & ~jnp.all(state.done_B)
 
-    def decode(params, shared, sentences, position, state, self_cache):
         def next_token(carry):
             position, state, self_cache = carry
             logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
@@ -191,9 +214,9 @@ def run_stage(step_fn, advance, options, length, params, shared, sentences, posi
 
     rows = _independent_rows()
     if rows is not None:
-        specs = (PartitionSpec(), rows, rows, PartitionSpec(), rows, rows)
+        specs = (PartitionSpec(), rows, rows, PartitionSpec(), PartitionSpec(), rows, rows)
         decode = jax.shard_map(decode, in_specs=specs, out_specs=(rows, rows), check_vma=False)
-    state, self_cache = decode(params, shared, sentences, position, state, self_cache)
+    state, self_cache = decode(params, shared, sentences, position, stop, state, self_cache)
     return state, self_cache, jnp.all(state.done_B)
 
 

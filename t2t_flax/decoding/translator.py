@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from t2t_flax.decoding.batches import Batch, hypotheses_per_sentence, padded, pl
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.encoded_lines import EncodedLines, encode_lines
 from t2t_flax.decoding.sampling import SampleOptions, sample
-from t2t_flax.decoding.search_loop import SearchResult
+from t2t_flax.decoding.search_loop import SearchResult, next_length
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 
@@ -120,7 +121,7 @@ class Translator:
         encoded: EncodedLines,
         first_line: int,
     ) -> list[tuple[Hypothesis, ...]]:
-        c, rows = self._config, batch.rows
+        rows = batch.rows
         source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
         prefix_BxP = padded([encoded.prefixes[i] for i in batch.indices], rows, batch.prefix_length)
         # Rows that fill up the batch: their cap of 1 ends them at once.
@@ -130,12 +131,31 @@ class Translator:
         for row, i in enumerate(batch.indices):
             caps_B[row] = encoded.caps[i]
             ids_B[row] = (first_line + i) % 2**31
-        put = functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
+        result = self._decode(params, source_BxS, prefix_BxP, caps_B, ids_B)
+        return [self._hypotheses(result, b) for b in range(len(batch.indices))]
+
+    def compile(self, params: Any, shape: tuple[int, int, int]) -> None:
+        """Compiles all programs for batches of this `Batch.shape`, of which no sentence is longer than the padded length."""
+        rows, source_length, prefix_length = shape
+        source_BxS = np.full((rows, source_length), EOS, np.int32)
+        prefix_BxP = np.zeros((rows, prefix_length), np.int32)
+        c, model = self._config, self._model.config
+        most = math.floor(c.max_length_ratio * source_length) + c.max_length_offset + prefix_length
+        most = max(1, min(most, model.max_positions) if model.position == "learned" else most)
+        params, caps_B = in_compute_type(self._model, params), np.full(rows, most, np.int32)
+        length = 0
+        while length < most:  # the programs that make the result depend on the length that is reached
+            length = next_length(length, CACHE_LENGTHS)
+            self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), rehearse=length)
+
+    def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, rehearse: int = 0) -> SearchResult:
+        """The result of a search, on the host. rehearse: see `search_loop.run_stages`."""
+        c, put = self._config, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
             width = hypotheses_per_sentence(c)
-            length = CACHE_LENGTHS[0 if batch.source_length <= 64 else 1]
+            length = CACHE_LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
             cache = start_search(self._model, params, put(source_BxS), width, length)
-            inputs = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS)
+            inputs = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS, rehearse=rehearse)
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
                 result = beam_search(self._step, params, cache, options, **inputs)
@@ -144,8 +164,7 @@ class Translator:
                 options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
                 inputs["sentence_ids_B"] = put(ids_B)
                 result = sample(self._step, params, cache, options, **inputs)
-            result = jax.device_get(mesh_lib.replicated(result, self._mesh))
-        return [self._hypotheses(result, b) for b in range(len(batch.indices))]
+            return jax.device_get(mesh_lib.replicated(result, self._mesh))
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []

@@ -70,14 +70,20 @@ class ProcessGroup:
             self._call(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
     def all_gather(self, name: str, value: str = "", seconds: float = MINUTES) -> list[str]:
-        """Each process's `value`, in all processes, which must make the same calls. Raises ProcessGroupError where one has
-        not come after `seconds`. `name`: for the error message.
+        """Each process's `value`, in all processes, which must make the same calls. Raises ProcessGroupError, naming those
+        that have not come, after `seconds`. `name`: for the error message.
         """
         if self.count == 1:
             return [value]
         number = next(self._gathers)
         self.put(f"gather/{number}/{self.index}", value)
-        self.barrier(name, seconds)
+        try:
+            self.barrier(name, seconds)
+        except ProcessGroupError as error:
+            here = self.entries(f"gather/{number}")
+            if absent := [self.name_of(i) for i in range(self.count) if str(i) not in here]:
+                raise ProcessGroupError(f"{', '.join(absent)} did not come to {name}: {error}") from error
+            raise
         values = self.entries(f"gather/{number}")
         return [values[str(i)] for i in range(self.count)]
 

@@ -17,14 +17,13 @@ from t2t_flax.evaluation.records import (
     texts,
     tokenizer_of_record,
 )
+from t2t_flax.evaluation.row_differences import Difference, compare_rows
 from t2t_flax.evaluation.significance import (
     RESAMPLES,
     SEED,
-    add_seed_variance,
+    influence,
     interval,
-    multipliers,
     paired_bootstrap,
-    resamples_for,
     sacrebleu_p,
     two_sided_p,
 )
@@ -40,22 +39,7 @@ METHOD_SACREBLEU = (
     "p_value_sacrebleu is the value that sacreBLEU (PairedTest, test type bs) prints for the same resamples; small values are "
     "effectively one-sided."
 )
-METHOD_SEEDS = (
-    "The difference is the mean over pairs of runs with the same seed. Its distribution is that of a paired bootstrap over "
-    "sentences plus Student's t times the standard error over seeds (Behrens and Fisher), which is estimated from all rows of "
-    "the table together (rows and seeds without interaction); p_value is two-sided, and interval (95 %) excludes zero "
-    "exactly where p_value < 0.05."
-)
-METHOD_ONE_SEED = (
-    "Paired bootstrap resampling over sentences: two-sided p_value and interval (95 %). Neither includes the variation "
-    "between seeds, as no row has two seeds."
-)
-METHOD_SEEDS_ALONE = (
-    "The difference is the mean over pairs of runs with the same seed. Interval (95 %) and two-sided p_value are Student's t "
-    "for the spread over seeds, estimated from all rows of the table together (rows and seeds without interaction); neither "
-    "includes the variation between test sentences."
-)
-COLUMNS = ("run", "checkpoint", "score", "difference", "two-sided p (Holm)", "sentences")
+COLUMNS = ("run", "checkpoint", "score", "difference", "p (whole table)", "sentences")
 
 
 def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
@@ -118,17 +102,28 @@ class PairedSystems:
 
 def paired_systems(path_a: str | os.PathLike, path_b: str | os.PathLike, score: str = "") -> PairedSystems:
     """Two records as a pair. Raises UserError as `compare` does."""
-    a, b = read_record(path_a), read_record(path_b)
-    score = check_comparable(a, b, path_a, path_b, score)
-    (hypotheses_a, references), (hypotheses_b, references_b) = (
-        texts(r, path) for r, path in ((a, path_a), (b, path_b))
-    )
-    if references != references_b:
-        raise UserError(f"{path_a} and {path_b} name the same test set, but their references differ: evaluate again.")
-    task = task_of_record(a)
-    shared = tuple(map(tuple, references))
-    statistics = (_statistics(task.config, score, shared, tuple(lines)) for lines in (hypotheses_a, hypotheses_b))
-    return PairedSystems(task, task.metric(score), *statistics)
+    task, score, (a, b) = systems([path_a, path_b], score)
+    return PairedSystems(task, task.metric(score), a, b)
+
+
+def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, str, list[SentenceStatistics]]:
+    """The task, the metric (default: the primary one) and its sentence statistics for each record, on the same sentences.
+
+    Raises UserError for a file that is missing, changed or not a record, and for records of different test sets or references.
+    """
+    records = [read_record(path) for path in paths]
+    for path, record in zip(paths, records, strict=True):
+        score = check_comparable(records[0], record, paths[0], path, score)
+    task, shared, statistics = task_of_record(records[0]), None, []
+    for path, record in zip(paths, records, strict=True):
+        hypotheses, references = texts(record, path)
+        shared = shared or tuple(map(tuple, references))
+        if tuple(map(tuple, references)) != shared:
+            raise UserError(
+                f"{paths[0]} and {path} name the same test set, but their references differ: evaluate again."
+            )
+        statistics.append(_statistics(task.config, score, shared, tuple(hypotheses)))
+    return task, score, statistics
 
 
 @functools.lru_cache(maxsize=64)  # a table compares one system with many; some metrics take seconds
@@ -202,18 +197,19 @@ def check_runs(configs: Sequence[tuple[str, Config]], split: str, score: str) ->
 
 
 def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], score: str) -> list[list[str]]:
-    """A row of `COLUMNS` for each record: its score, and its paired difference to the first record with
-    95 % interval and two-sided p-value, both corrected for the number of records (Holm).
+    """A row of `COLUMNS` for each record: its score, and its paired difference to the first record with 95 % interval and
+    two-sided p-value, both corrected for the number of records (`row_differences`).
 
     A path is None if a run has no record; without the first record there are no differences.
     Raises UserError for records of different test sets or tasks.
     """
-    compared = [path for path in paths if path is not None and path != paths[0]] if paths[0] is not None else []
-    pairs = {path: paired_systems(path, paths[0], score) for path in compared}
-    resamples = resamples_for(len(compared))
-    differences = {path: paired_bootstrap(pair.a, pair.b, resamples) for path, pair in pairs.items()}
-    p_values = {path: two_sided_p(draws) for path, draws in differences.items()}
-    factors = dict(zip(p_values, multipliers(list(p_values.values()), holm=True), strict=True))
+    evaluated = list(dict.fromkeys(path for path in paths if path is not None))
+    differences: dict[os.PathLike | None, Difference | None] = {}
+    if paths[0] is not None and len(evaluated) > 1:
+        _, _, statistics = systems(evaluated, score)
+        scores = np.array([[each.corpus_score] for each in statistics])
+        influences = np.array([[influence(each)] for each in statistics])
+        differences = dict(zip(evaluated, compare_rows(scores, influences, reference=0).rows, strict=True))
     rows = []
     for path, name in zip(paths, names, strict=True):
         if path is None:
@@ -222,10 +218,10 @@ def compare_runs(paths: Sequence[os.PathLike | None], names: Sequence[str], scor
         record = read_record(path)
         chosen = score or task_of_record(record).primary_metric.name
         difference = p_value = ""
-        if path in pairs:
-            low, high = interval(differences[path], factors[path])
-            difference = f"{pairs[path].difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-            p_value = f"{min(1.0, p_values[path] * factors[path]):.3g}"
+        if found := differences.get(path):
+            low, high = found.low_corrected, found.high_corrected
+            difference = f"{found.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+            p_value = f"{found.p_corrected:.3g}"
         value = f"{record['scores'][chosen]['score']:.2f}"
         rows.append([name, _checkpoint(record), value, difference, p_value, str(record["data"]["sentences"])])
     return rows
@@ -236,77 +232,3 @@ def _checkpoint(record: dict[str, Any]) -> str:
     if "best" in record["checkpoint"]:
         return f"{steps[0]} (best)"
     return str(steps[0]) if len(steps) == 1 else f"mean of {len(steps)} up to {steps[0]}"
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedPairs:
-    """Runs of two recipes on the same sentences, paired by seed.
-
-    scores: [pairs, 2]. differences: [resamples] of the mean difference on resampled sentences; empty for
-    a metric without sentence statistics. sentences, seed: of the bootstrap.
-    """
-
-    score: str
-    scores: np.ndarray
-    differences: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    sentences: int = 0
-    seed: int = SEED
-
-
-def pair_seeds(
-    pairs: Sequence[tuple[str | os.PathLike, str | os.PathLike]],
-    *,
-    score: str = "",
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> SeedPairs:
-    """`score` of pairs of evaluation records, resampled over the same sentences in every record.
-
-    Raises UserError for a record that is missing, changed, or of another test set than the others.
-    """
-    first = read_record(pairs[0][0])
-    for a, _ in pairs:  # `paired_systems` compares the two of each pair
-        score = check_comparable(first, read_record(a), pairs[0][0], a, score)
-    systems = [paired_systems(a, b, score) for a, b in pairs]
-    differences = np.mean([paired_bootstrap(pair.a, pair.b, resamples, seed) for pair in systems], axis=0)
-    scores = np.array([pair.scores for pair in systems])
-    return SeedPairs(score, scores, differences, len(systems[0].a.values), seed)
-
-
-def compare_seeds(pairs: SeedPairs, spread: tuple[float, int], comparisons: float | None = None) -> dict[str, Any]:
-    """The mean difference a - b over the pairs, its 95 % interval and two-sided p-value.
-
-    spread: (variance, degrees of freedom) from `significance.seed_variance`; without degrees of freedom
-    the uncertainty is over sentences alone. comparisons: in a table, this row's factor from `significance.multipliers`;
-    adds `p_corrected` and `interval_corrected`, which are consistent like `p_value` and `interval`.
-    """
-    (a, b), (variance, freedom) = pairs.scores.mean(axis=0).tolist(), spread
-    bootstrap = len(pairs.differences) > 0
-    sampled = pairs.differences if bootstrap else np.array([a - b])
-    differences = add_seed_variance(sampled, 2 * variance / len(pairs.scores), freedom)
-    low, high = interval(differences)
-    p_value = two_sided_p(differences)
-    result = {
-        "score": pairs.score,
-        "a": round(a, 4),
-        "b": round(b, 4),
-        "difference": round(a - b, 4),
-        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
-        "p_value": float(f"{p_value:.4g}"),
-        "pairs": pairs.scores.round(4).tolist(),
-    }
-    if comparisons is not None:
-        low, high = interval(differences, comparisons)
-        result["p_corrected"] = float(f"{min(1.0, p_value * comparisons):.4g}")
-        result["interval_corrected"] = {"level": 0.95, "comparisons": round(comparisons, 4)} | {
-            "low": round(low, 4),
-            "high": round(high, 4),
-        }
-    if bootstrap:
-        result["sentence_spread"] = round(float(pairs.differences.std(ddof=1)), 4)
-        result |= {"sentences": pairs.sentences, "resamples": len(pairs.differences), "seed": pairs.seed}
-    if freedom:
-        result |= {"seed_spread": round(variance**0.5, 4), "freedom": freedom}
-    if not freedom:
-        return result | {"how": METHOD_ONE_SEED}
-    return result | {"how": METHOD_SEEDS if bootstrap else METHOD_SEEDS_ALONE}

@@ -27,13 +27,14 @@ class RestoredRun(Protocol):
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """name: as in decode.engine. version: of its package. type: of its matrices. translate: as `Translator.translate`, with
-    the run's parameters.
+    the run's parameters. compile: as `Translator.compile`, likewise; nothing for an engine that does not compile.
     """
 
     name: str
     version: str
     type: str
     translate: Callable[..., list[Translation]]
+    compile: Callable[[tuple[int, int, int]], None] = lambda shape: None
 
     def as_json(self) -> dict[str, str]:
         """The entry of an evaluation record."""

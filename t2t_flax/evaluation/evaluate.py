@@ -17,7 +17,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set, in_direction_of, trained_directions
+from t2t_flax.config.directions import direction_of_set, in_direction_of
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -87,7 +87,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **_direction(loaded.config, split),
+            **_direction(loaded, split),
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -131,10 +131,10 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
-def _direction(config: Config, split: str) -> dict[str, Any]:
+def _direction(loaded: Loaded, split: str) -> dict[str, Any]:
     """The direction of a set, and whether there was training text for it; empty without data.directions."""
-    direction = direction_of_set(config.data, split)
-    trained = direction in trained_directions(config.data)
+    direction = direction_of_set(loaded.config.data, split)
+    trained = direction not in loaded.languages.zero_shot(loaded.config.data)
     return {"direction": str(direction), "zero_shot": not trained} if direction else {}
 
 

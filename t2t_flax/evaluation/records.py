@@ -16,29 +16,17 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
 from t2t_flax.config.directions import in_direction_of
-from t2t_flax.config.schema import fields
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Task, make_task, task_of
 from t2t_flax.tasks.translation.target_language import tokenizer_of
 
 if TYPE_CHECKING:  # comparing records needs no JAX
     from t2t_flax.evaluation.restore import Loaded
 
-KEYS_WITHOUT_EFFECT = (
-    "decode.batch_size", "eval.every_steps", "eval.every_epochs", "eval.decode_every_steps", "eval.decode_sentences",
-    "eval.metric", "eval.patience", "eval.samples",
-)  # fmt: skip
-"""Keys of `decode` and `eval` that do not affect the scores of a record."""
-_OTHER_KEYS = (
-    "data.task",
-    "data.source_language",
-    "data.target_language",
-    "data.pretokenized",
-    "data.source_eos",
-    "train.precision",
-)
-"""Keys of other groups that affect scores."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
 
@@ -46,11 +34,11 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
     """The identity of a record: test set, checkpoints, and settings that differ from the defaults."""
     checkpoint, config = record["checkpoint"], record["config"]
     settings = {}
-    for name, item in fields().items():
+    for name in keys_that_change(TRANSLATIONS, SCORES):
         group, key = name.split(".")
-        if name in _OTHER_KEYS or group in ("decode", "eval") and name not in KEYS_WITHOUT_EFFECT:
-            value = config.get(group, {}).get(key, item.default)
-            settings |= {} if value == item.default else {name: value}
+        default = fields()[name].default
+        value = config.get(group, {}).get(key, default)
+        settings |= {} if value == default else {name: value}
     return {
         "split": record["split"],
         "data": record["data"]["digest"],
@@ -90,7 +78,7 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
 def _question_in(path: epath.Path) -> dict[str, Any] | None:
     """None for a file that is not a record."""
     try:
-        return question(json.loads(path.read_bytes()))
+        return question(parse_json(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -130,7 +118,7 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
     if not file.exists() or file.is_dir():
         raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
     try:
-        record = json.loads(file.read_bytes())
+        record = parse_json(file.read_bytes())
     except ValueError:
         raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
     required = {"record_version", "data", "hypotheses", "config", "digests"}

@@ -11,7 +11,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import chosen_language, direction_of_set, language_token
+from t2t_flax.config.directions import direction_of_set
+from t2t_flax.data.languages import Languages
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
@@ -25,7 +26,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
 from t2t_flax.training.config_changes import check_same_model
-from t2t_flax.training.train_state import abstract_params, make_model
+from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.attention_weights import AttentionMaps
@@ -42,7 +43,7 @@ class Loaded:
     better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
     checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
     opened: models in CTranslate2, which copies of this object with other settings share. target_language: of a model of
-    several directions (data.directions), that of translations for which no other one is requested.
+    several directions, that of translations for which no other one is requested.
     """
 
     workdir: epath.Path
@@ -80,12 +81,17 @@ class Loaded:
         starts = self._starts(target_language, len(lines))
         return self.engine.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
 
+    @property
+    def languages(self) -> Languages:
+        """The directions of the model, and the tokens of its target languages."""
+        return self.tokenizers.languages
+
     def start_ids(self, target_language: str | None = None) -> tuple[int, ...]:
         """Ids that come before those of a source sentence: the target language's token, for a model of several directions.
         Raises UserError for a language that the model does not know, and for none where it needs one.
         """
-        language = chosen_language(self.config.data, target_language or self.target_language)
-        return tuple(self.tokenizers.start_ids([language_token(language)] if language else []))
+        language = self.languages.chosen(self.config.data, target_language or self.target_language)
+        return (self.languages.target_ids[language],) if language else ()
 
     def _starts(self, target_language: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
         one = target_language is None or isinstance(target_language, str)
@@ -111,11 +117,34 @@ class Loaded:
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
+        encoded = self._encode(pairs, target_language)
+        for number, ids in enumerate(encoded, 1):
+            if isinstance(ids, UserError):
+                raise UserError(f"{where(number)}: {ids}")
+        return self._score(encoded, where)
+
+    def score_each(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        where: Callable[[int], str] = "pair {}".format,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "list[PairScore | UserError]":
+        """As `score`, with an error in the place of each pair that cannot be scored. progress: see `score_pairs`."""
+        encoded = self._encode(pairs, None)
+        numbers = [number for number, ids in enumerate(encoded, 1) if not isinstance(ids, UserError)]
+        valid = [ids for ids in encoded if not isinstance(ids, UserError)]
+        scores = iter(self._score(valid, lambda number: where(numbers[number - 1]), progress))
+        return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
+
+    def _score(
+        self, ids: "list[PairIds]", where: Callable[[int], str], progress: Callable[[int, int], None] | None = None
+    ) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
-        ids = self._encode(pairs, where, target_language)
-        batch_size = self.config.decode.batch_size
-        return score_pairs(self.model, self.params, self.tokenizers, self.mesh, ids, batch_size=batch_size, where=where)
+        size = self.config.decode.batch_size
+        parts = self.model, self.params, self.tokenizers, self.mesh
+        return score_pairs(*parts, ids, batch_size=size, where=where, progress=progress)
 
     def attend(self, source: str, target: str | None = None, *, target_language: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
@@ -125,15 +154,15 @@ class Loaded:
         """
         from t2t_flax.decoding.attention_weights import attention_maps
 
+        start = self.start_ids(target_language)
         if target is None:
-            # Reports a bad source before decoding.
-            self._encode_preprocessed([(source, source)], "source {}".format, target_language)
+            text = task_of(self.config).preprocess_source(source)
+            self._preprocessed_ids(text, text, start)  # reports a bad source before decoding
             (translation,) = self.translate([source], target_language=target_language)
             target = task_of(self.config).postprocess(source, translation.text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
-        (pair,) = self._encode([(source, target)], "pair {}".format, target_language)
-        return attention_maps(self.model, self.params, self.tokenizers, pair)
+        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, start))
 
     def for_set(self, name: str) -> "Loaded":
         """The run as it translates a validation or test set: in the direction that data.directions gives the set."""
@@ -148,31 +177,27 @@ class Loaded:
         return dataclasses.replace(self, config=config, stored=stored, target_language=direction.target)
 
     def _encode(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        where: Callable[[int], str],
-        target_language: str | Sequence[str | None] | None,
-    ) -> "list[PairIds]":
-        task, preprocessed = task_of(self.config), []
-        for number, (source, target) in enumerate(pairs, 1):
+        self, pairs: Sequence[tuple[str, str]], target_language: str | Sequence[str | None] | None
+    ) -> "list[PairIds | UserError]":
+        """Token ids of each pair, or why it has none."""
+        encoded: list[PairIds | UserError] = []
+        for (source, target), start in zip(pairs, self._starts(target_language, len(pairs)), strict=True):
             try:
-                text = task.preprocess_target(source, target) if source.strip() and target.strip() else target
+                encoded.append(self._ids(source, target, start))
             except UserError as error:
-                raise UserError(f"{where(number)}: {error}") from None
-            preprocessed.append((task.preprocess_source(source), text))
-        return self._encode_preprocessed(preprocessed, where, target_language)
+                encoded.append(error)
+        return encoded
 
-    def _encode_preprocessed(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        where: Callable[[int], str],
-        target_language: str | Sequence[str | None] | None,
-    ) -> "list[PairIds]":
-        from t2t_flax.decoding.scoring import encode_pairs
+    def _ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
+        task = task_of(self.config)
+        text = task.preprocess_target(source, target) if source.strip() and target.strip() else target
+        return self._preprocessed_ids(task.preprocess_source(source), text, start)
+
+    def _preprocessed_ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
+        from t2t_flax.decoding.scoring import encode_pair
 
         eos, limit = self.config.data.source_eos, self.max_source_length
-        starts = self._starts(target_language, len(pairs))
-        return encode_pairs(self.tokenizers, pairs, source_eos=eos, limit=limit, starts=starts, where=where)
+        return encode_pair(self.tokenizers, source, target, source_eos=eos, limit=limit, start=start)
 
     @property
     def max_source_length(self) -> int:
@@ -258,7 +283,7 @@ def open_run(
     requested = any(key.startswith("mesh.") for key in overrides or {})
     mesh = _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
-    model = make_model(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    model = make_model(config, *tokenizers.vocab_sizes, precision=decoding_precision(config))
     return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract_params(config.mesh, model, mesh))
 
 
@@ -286,7 +311,7 @@ def load(
     choice = Choice(step, average, best, at_most)
     run = open_run(workdir, overrides, group, local=local)
     if target_language is not None:
-        chosen_language(run.config.data, target_language)
+        run.tokenizers.languages.chosen(run.config.data, target_language)
     part = mean(run.parts(choice, group))
     if best and part.metric is None:
         choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest

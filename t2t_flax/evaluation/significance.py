@@ -1,17 +1,11 @@
-"""Statistical significance of scores: bootstrap resampling, p-values, intervals and their correction.
+"""Uncertainty over test sentences: bootstrap resampling of one score and of two systems' difference (Koehn 2004).
 
-Every comparison is a set of resampled differences. With one run per system they come from a paired
-bootstrap over sentences (Koehn 2004). With several seeds the uncertainty over seeds is added to it
-(`add_seed_variance`). One rule then gives the p-value and the interval, so that p < 0.05 exactly
-where the 95 % interval excludes zero, in a table of several comparisons too.
+Tables of several systems or seeds are compared in `row_differences`.
 """
 
-import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from t2t_flax.tasks.metrics import SentenceStatistics
 
@@ -20,8 +14,6 @@ LEVEL = 0.05
 RESAMPLES = 1000
 SEED = 12345
 """With RESAMPLES the defaults of sacreBLEU's command line."""
-SEED_DRAWS = 100_000
-"""Minimum number of draws with uncertainty over seeds: resolves p-values down to 2e-5."""
 
 
 def draw_sentences(sentences: int, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
@@ -65,45 +57,14 @@ def paired_bootstrap(
     return resampled_scores(a, counts) - resampled_scores(b, counts)
 
 
-def seed_variance(scores: Mapping[tuple[Any, Any], float]) -> tuple[float, int]:
-    """(variance of one run over seeds, degrees of freedom) from the scores of (system, seed).
+def influence(statistics: SentenceStatistics) -> np.ndarray:
+    """float64 [sentences]: how much each sentence moves the score, with mean 0 (Efron's jackknife).
 
-    The residual mean square of the two-way layout without interaction: each system and each seed has
-    its own level, and all systems have the same variance. (0, 0) if no system shares two seeds with another.
+    On another sample of sentences the score changes by about the mean of these values over it.
     """
-    if not scores:
-        return 0.0, 0
-    systems, seeds = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
-    design = [[s == system for system in systems] + [k == seed for seed in seeds] for s, k in scores]
-    design, values = np.array(design, float), np.array(list(scores.values()), float)
-    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    freedom = len(values) - int(rank)
-    if not freedom:
-        return 0.0, 0
-    return float(((values - design @ solution) ** 2).sum()) / freedom, freedom
-
-
-def add_seed_variance(differences: np.ndarray, variance: float, freedom: int) -> np.ndarray:
-    """Resampled differences with the uncertainty over seeds added.
-
-    differences: [resamples] of the mean over pairs of runs; the same number each where sentences are
-    not resampled. variance: of that mean over seeds, estimated with `freedom` degrees of freedom.
-    Each result is a resampled difference plus a draw of Student's t with that many degrees of freedom
-    times the standard error: the distribution of Behrens and Fisher (Fisher 1935) of a sum of two
-    independent errors. Its tests reject a true null hypothesis at most as often as they claim.
-    """
-    if not freedom:
-        return differences
-    repeats = -(-SEED_DRAWS // len(differences))
-    draws = repeats * len(differences)
-    return np.tile(differences, repeats) + np.sqrt(variance) * _student_t(freedom, draws)
-
-
-@functools.lru_cache(maxsize=4)
-def _student_t(freedom: int, draws: int) -> np.ndarray:
-    """Draws of Student's t in random order, one from each of equally likely intervals."""
-    quantiles = special.stdtrit(freedom, (np.arange(draws) + 0.5) / draws)
-    return np.random.default_rng(SEED).permutation(quantiles)
+    count, total = len(statistics.values), statistics.values.sum(0)
+    without = np.array([statistics.score(total - row) for row in statistics.values], np.float64)
+    return (count - 1) * (without.mean() - without)
 
 
 def two_sided_p(differences: np.ndarray) -> float:
@@ -115,14 +76,13 @@ def two_sided_p(differences: np.ndarray) -> float:
     return min(1.0, _tail_p(int(smaller), len(differences)))
 
 
-def interval(differences: np.ndarray, comparisons: float = 1.0) -> tuple[float, float]:
-    """(low, high): the central range of resampled differences that excludes zero exactly where
-    `two_sided_p` times `comparisons` is below LEVEL.
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """(low, high): the central range of resampled differences that excludes zero exactly where `two_sided_p` is below LEVEL.
 
     With too few resamples to reach that level it is their full range, extended to zero.
     """
     ordered = np.sort(differences)
-    outside = int((_tail_p(np.arange(len(ordered)), len(ordered)) * comparisons < LEVEL).sum())
+    outside = int((_tail_p(np.arange(len(ordered)), len(ordered)) < LEVEL).sum())
     if not outside:
         return float(min(ordered[0], 0.0)), float(max(ordered[-1], 0.0))
     return float(ordered[outside - 1]), float(ordered[-outside])
@@ -141,31 +101,6 @@ def sacrebleu_p(differences: np.ndarray, observed: float) -> float:
     if not size.any():
         return 1.0
     return (int((size - size.mean() > abs(observed)).sum()) + 1) / (len(differences) + 1)
-
-
-def multipliers(p_values: Sequence[float], *, holm: bool) -> list[float]:
-    """The factor by which each p-value of a table is corrected for the number of comparisons.
-
-    holm: Holm's step-down, for comparisons with a baseline that was named beforehand. Otherwise
-    Bonferroni over all pairs of rows, for comparisons with the best row, which was chosen after seeing
-    the scores.
-    """
-    count, factors, largest = len(p_values), [1.0] * len(p_values), 0.0
-    for i, n in enumerate(np.argsort(p_values, kind="stable")):
-        factor = count - i if holm else count * (count + 1) // 2
-        largest = max(largest, p_values[n] * factor)  # corrected p-values keep their order
-        factors[n] = max(float(factor), largest / p_values[n]) if p_values[n] else float(factor)
-    return factors
-
-
-def resamples_for(comparisons: int) -> int:
-    """Enough resamples that a corrected p-value can be well below LEVEL."""
-    return max(RESAMPLES, min(20_000, 200 * comparisons))
-
-
-def corrected(p_values: Sequence[float], *, holm: bool) -> list[float]:
-    """p-values times their `multipliers`, at most 1."""
-    return [min(1.0, p * m) for p, m in zip(p_values, multipliers(p_values, holm=holm), strict=True)]
 
 
 def format_difference(difference: float, low: float, high: float, p_value: float, digits: int = 2) -> str:

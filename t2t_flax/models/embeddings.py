@@ -8,9 +8,6 @@ from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.models.products import product_with_float32_result
 
-DEVICE_COPIES = "device_copies"
-"""Collection with a copy of each table for each shard of the batch, see `device_copies` in training/device_copies.py."""
-
 INITS = {
     "normal_rsqrt_d": lambda d_model: nn.initializers.normal(d_model**-0.5),
     "normal_1": lambda d_model: nn.initializers.normal(1.0),
@@ -31,21 +28,12 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [...] int32 -> [..., D] in the compute type."""
-        copies = self.get_variable(DEVICE_COPIES, "table")
-        rows = jnp.take(self.table, ids, axis=0) if copies is None or not ids.ndim else _lookup(copies, ids)
-        return scale(rows.astype(self.dtype), self.config)
+        return scale(jnp.take(self.table, ids, axis=0).astype(self.dtype), self.config)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """x [..., D] -> float32 logits [..., rows], with the table as projection."""
         logits = product_with_float32_result("...d,vd->...v", x, self.table, self.dtype)
         return logits * self.config.d_model**-0.5 if self.config.logit_scale == "rsqrt_d" else logits
-
-
-def _lookup(copies_CxVxD: jax.Array, ids_BxT: jax.Array) -> jax.Array:
-    """[B, T, D]: rows of the first copy for the first B / C of the ids, and so on."""
-    ids_CxN = ids_BxT.reshape(len(copies_CxVxD), -1)
-    rows_CxNxD = jax.vmap(lambda table, ids: jnp.take(table, ids, axis=0))(copies_CxVxD, ids_CxN)
-    return rows_CxNxD.reshape(*ids_BxT.shape, -1)
 
 
 def scale(x: jax.Array, config: Model) -> jax.Array:

@@ -28,11 +28,14 @@ DATA_SHEET_TFLOPS = {
     "TPU v5": 459.0,
     "TPU v6 lite": 918.0,
     "TPU v6e": 918.0,
+    "TPU7x": 1153.5,  # half a chip
     "NVIDIA A100": 312.0,
     "NVIDIA H100 PCIe": 756.0,
     "NVIDIA H100": 989.0,
     "NVIDIA H200": 989.0,
     "NVIDIA B200": 2250.0,
+    "NVIDIA GB200": 2500.0,
+    "NVIDIA B300": 2250.0,
 }
 
 

@@ -1,9 +1,24 @@
-"""Time of a run by named buckets."""
+"""Time of a run by named buckets, and since the start of the process."""
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
+
+import psutil
+
+
+def seconds_since_start() -> float:
+    """The age of this process. On Linux from numbers that count from the boot: psutil adds the time of the boot, which moves
+    when the wall clock is set.
+    """
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return time.time() - psutil.Process().create_time()
+    start = stat.read_text().rpartition(")")[2].split()[19]  # field 22 of proc(5); the name may contain spaces
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
 
 
 class Clock:

@@ -6,12 +6,14 @@ Clients are imported when they are opened. They may take their time and may fail
 import contextlib
 import dataclasses
 import fcntl
+import importlib.abc
 import importlib.util
 import netrc
 import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -105,16 +107,31 @@ class TensorBoard:
         self._writer.close()
 
 
-@contextlib.contextmanager
-def _import_refused(*names: str) -> Iterator[None]:
-    """Within the block these modules seem not to be installed, unless they are imported already."""
-    refused = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(refused))  # None: "import" raises ModuleNotFoundError
-    try:
-        yield
-    finally:
-        for name in refused:
-            sys.modules.pop(name, None)
+class _Refusal(importlib.abc.MetaPathFinder):
+    """Modules that seem not to be installed, in the thread that asks for it alone: others import them meanwhile. It stays where
+    it is put: taking a finder away makes the searches of other threads miss the next one.
+    """
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in getattr(self._of_thread, "names", ()):
+            raise ModuleNotFoundError(f"{fullname} is not needed here", name=fullname)
+
+    @contextlib.contextmanager
+    def __call__(self, *names: str) -> Iterator[None]:
+        """Within the block, this thread cannot import these modules, unless they are imported already."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        self._of_thread.names = names
+        try:
+            yield
+        finally:
+            self._of_thread.names = ()
+
+
+_import_refused = _Refusal()
 
 
 class Wandb:

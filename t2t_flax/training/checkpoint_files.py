@@ -1,8 +1,4 @@
-"""The files of a checkpoint besides its arrays: metadata and metric; moves damaged checkpoints aside.
-
-CHECKPOINTS/STEP/meta/metadata     JSON, with a digest of itself
-CHECKPOINTS/STEP/metrics/metrics   JSON {"metric": value}, where the step was evaluated
-"""
+"""The metadata of a checkpoint, CHECKPOINTS/STEP/meta/metadata: JSON, with a digest of itself. Moves damaged ones aside."""
 
 import contextlib
 import errno
@@ -15,7 +11,8 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, move_folder
-from t2t_flax.training.damage import check_digest, with_digest
+from t2t_flax.training.checkpoint_schedule import was_scheduled
+from t2t_flax.training.damage import DamagedCheckpoint, check_digest, with_digest
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
@@ -26,28 +23,24 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
 def read_scheduled(checkpoint: epath.Path) -> bool | None:
     """Whether the checkpoint was saved on schedule; None where its metadata cannot be read."""
     try:
-        return bool(read_meta(checkpoint).get("scheduled", True))
+        return was_scheduled(read_meta(checkpoint))
     except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
         return None
 
 
 def read_metric(checkpoint: epath.Path) -> float | None:
     """The metric of the evaluation after this step; None where it is missing, unreadable or not finite."""
-    for name, key in (("metrics/metrics", "metric"), ("meta/metadata", "metric")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            value = float(json.loads((checkpoint / name).read_text())[key])
-            if math.isfinite(value):
-                return value
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, DamagedCheckpoint):
+        value = float(read_meta(checkpoint)["metric"])
+        return value if math.isfinite(value) else None
     return None
 
 
-def amend(checkpoint: epath.Path, changes: dict[str, Any], metric: float | None) -> None:
-    """Updates the metadata, and the metric where there is one; Orbax cannot change a checkpoint once it is written."""
-    if metric is not None:
-        changes = changes | {"metric": metric}
-    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(read_meta(checkpoint) | changes)))
-    if metric is not None:
-        atomic_write(checkpoint / "metrics" / "metrics", json.dumps({"metric": metric}))
+def write_evaluation(checkpoint: epath.Path, progress: dict[str, Any], metric: float | None) -> None:
+    """Adds an evaluation to the metadata; Orbax cannot change a checkpoint once it is written."""
+    meta = read_meta(checkpoint)
+    meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
+    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,9 +16,11 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers
+from t2t_flax.training.checkpoint_schedule import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
+from t2t_flax.training.finite import not_finite
 from t2t_flax.training.model_folder import ModelFolder, open_model_folder
 
 log = logging.getLogger("t2t_flax")
@@ -25,8 +28,9 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A selection of checkpoints: the newest; checkpoint `step`; the mean of the last `average` regular ones up to it; or
-    the `best` by eval.metric. at_most: average fewer if there are fewer or some are damaged.
+    """A selection of checkpoints: the newest; checkpoint `step`; the mean of the last `average` regular ones up to it
+    (`checkpoint_schedule`), of which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there
+    are fewer or some are damaged.
     """
 
     step: int | None = None
@@ -85,48 +89,78 @@ def restore_parts(
                 f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
             )
         metrics = checkpoints.metrics() if choice.best else {}
+        candidates, count = [s for s in reversed(steps) if step is None or s <= step], 1
         if choice.best:
             candidates = _best_first(workdir, config, checkpoints, metrics, choice.at_most)
-        else:
-            candidates = [s for s in reversed(steps) if step is None or s <= step]
-        regular, restored = _RegularCheckpoints(config), []
+        elif choice.average:
+            regular = _regular_first(workdir, config, checkpoints, choice)
+            candidates, count = (regular, choice.average) if regular else (candidates, 1)
+        restored: list[int] = []
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
-                if choice.average and s != step and not regular.continues(s, meta):
-                    continue
                 _check_tokenizer(workdir, s, meta["digests"]["tokenizer"], tokenizer)
                 params = checkpoints.restore_params(s, abstract, item)
+                if name := not_finite(params):
+                    raise DamagedCheckpoint(f"{name} holds numbers that are not finite")
             except DamagedCheckpoint as damage:
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
                 log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
-                regular.add_damaged()
                 continue
             restored.append(s)
-            regular.add(meta)
             means = tuple(part for _, part in meta.get("averaged", []))
             part = Part(params, means or (s,), metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield part
             del part  # frees it before the next one is restored
-            if len(restored) == max(1, choice.average):
+            if len(restored) == count:
                 return
     finally:
         checkpoints.close()
-    if restored and choice.at_most:
-        return
-    if not restored and regular.unscheduled and choice.at_most:
-        yield from restore_parts(workdir, config, dataclasses.replace(choice, average=0), abstract, tokenizer, group)
-        return
-    left_out = regular.left_out()
-    if not restored and regular.unscheduled:
-        raise UserError(f"{workdir} has no regular checkpoint yet{left_out}: omit --average, or continue training.")
     if not restored:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
-    raise UserError(
-        f"cannot average {choice.average} checkpoints: {workdir} has {sorted(restored)}{left_out}. Choose a smaller number."
-    )
+
+
+def _regular_first(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: Choice) -> list[int]:
+    """The regular steps without a gap, newest first: those to average, and older ones in case some of these are damaged.
+
+    Where some of those to average are missing or not yet written, raises UserError; with `at_most` warns of missing ones.
+    """
+    steps, meta = checkpoints.steps(), _newest_meta(workdir, checkpoints)
+    if meta.get("params_only"):
+        regular = steps[::-1]
+    else:
+        last = choice.step - 1 if choice.step else steps[-1]
+        regular = [choice.step] if choice.step else []
+        regular += regular_steps(config, meta["updates_per_epoch"], last)
+    wanted = regular[: choice.average]
+    missing = sorted(set(wanted) - set(steps))
+    if missing:
+        why = (
+            f"of the regular checkpoints {sorted(wanted)} {workdir} lacks {missing} (config.checkpoint.every_steps = "
+            f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last})"
+        )
+        if choice.at_most:
+            log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
+    elif len(wanted) < choice.average:
+        others = (
+            f"; {left} were written at a stop or an evaluation" if (left := sorted(set(steps) - set(wanted))) else ""
+        )
+        why = f"{workdir} has {sorted(wanted) or 'no regular one'} so far{others}"
+    if len(set(wanted) & set(steps)) < choice.average and not choice.at_most:
+        raise UserError(
+            f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, or continue training."
+        )
+    return list(itertools.takewhile(set(steps).__contains__, regular))
+
+
+def _newest_meta(workdir: epath.Path, checkpoints: Checkpoints) -> dict[str, Any]:
+    """The metadata of the newest checkpoint whose metadata is intact. Raises UserError if there is none."""
+    for step in reversed(checkpoints.steps()):
+        with contextlib.suppress(DamagedCheckpoint):
+            return checkpoints.meta(step)
+    raise UserError(f"all checkpoints in {workdir} are damaged.")
 
 
 def _exported(model: ModelFolder, choice: Choice, abstract: Any, tokenizer: str) -> Part:
@@ -142,44 +176,6 @@ def _exported(model: ModelFolder, choice: Choice, abstract: Any, tokenizer: str)
             f"{model.tokenizer[:12]}): export the model again."
         )
     return Part(model.params(abstract), model.steps, dtype=model.dtype)
-
-
-class _RegularCheckpoints:
-    """Finds the last regular checkpoints without a gap, visiting a run's checkpoints from the newest to the oldest."""
-
-    def __init__(self, config: Config):
-        self._max_kept = max(config.checkpoint.keep_last, config.checkpoint.average_last)
-        self._before: int | None = None
-        self._count = 0
-        self.unscheduled: list[int] = []
-        self.only_best: list[int] = []
-
-    def continues(self, step: int, meta: dict[str, Any]) -> bool:
-        """False for a checkpoint written only because of a stop or an evaluation, and for a regular one after a gap: its
-        neighbours were deleted, and it was kept only as one of the best.
-        """
-        if not meta.get("scheduled", True):
-            self.unscheduled.append(step)
-            return False
-        # Checkpoints of older versions do not record the previous regular one.
-        gap = self._count >= self._max_kept if self._before is None else step < self._before
-        if gap and self._count:
-            self.only_best.append(step)
-        return not (gap and self._count)
-
-    def add(self, meta: dict[str, Any]) -> None:
-        self._count += 1
-        self._before = meta.get("regular_before")
-
-    def add_damaged(self) -> None:
-        """A damaged checkpoint does not say which regular one came before it."""
-        self._before = None
-
-    def left_out(self) -> str:
-        """The skipped checkpoints with reasons, for an error message."""
-        reasons = {"written at a stop or an evaluation": self.unscheduled, "kept only as best": self.only_best}
-        text = "; ".join(f"{reason}: {steps}" for reason, steps in reasons.items() if steps)
-        return f" (left out, {text})" if text else ""
 
 
 def _best_first(
@@ -200,6 +196,8 @@ def _best_first(
         progress = checkpoints.meta(steps[-1]).get("progress", {})
     best = progress.get("best_metric")
     if best is not None and best > metrics[ranked[0]]:
+        if progress["best_step"] in steps and not at_most:
+            raise UserError(f"checkpoint {progress['best_step']} in {workdir}, the best one, is damaged.")
         log.warning(
             "%s had its best %s at step %d, whose checkpoint no longer exists (config.checkpoint.keep_best = %d): using "
             "step %d, the best of the remaining ones.",

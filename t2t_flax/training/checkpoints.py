@@ -5,15 +5,15 @@ tokenizer and data, shape and checksum of every array, training progress, a dige
 parameters alone.
 """
 
-import datetime
 import json
 import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -25,13 +25,14 @@ from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
 from t2t_flax.training.checkpoint_files import (
-    amend,
     read_meta,
     read_metric,
     read_scheduled,
     remove_unfinished,
     set_aside,
+    write_evaluation,
 )
+from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config
 from t2t_flax.training.damage import (
@@ -50,6 +51,8 @@ from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
 _ITEMS = ("params", "opt_state", "ema")
+_DELETED = "deleted"
+"""Folder of the checkpoints that are being deleted: a kill in between leaves no half of one under its number."""
 log = logging.getLogger("t2t_flax")
 
 
@@ -71,6 +74,7 @@ class Checkpoints:
         self._retention = Retention(keep_last, keep_best)
         self._manager: ocp.CheckpointManager | None = None
         self._unconfirmed = False
+        self._emptying: threading.Thread | None = None
         self._steps = self._list()
 
     def _list(self) -> list[int]:
@@ -108,19 +112,16 @@ class Checkpoints:
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
                     log.info("removing %s, which was never finished", path)
                     remove_unfinished(path)
+            remove_unfinished(self._folder / _DELETED)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
         """Starts writing `state` and returns once its arrays are copied. Shapes and checksums are added to `meta`.
 
-        If this step has a checkpoint already (the run stopped before its evaluation), only its progress and metric are
-        updated. A metric that is not finite is dropped. Raises the error of an earlier save.
+        A metric that is not finite is dropped. Raises the error of an earlier save.
         """
         self._drain()
         metric = metric if metric is not None and math.isfinite(metric) else None
-        if int(meta["step"]) in self._steps:
-            self._amend(int(meta["step"]), meta, metric)
-            return
         items = {name: getattr(state, name) for name in _ITEMS if getattr(state, name) is not None}
         self._start(items, meta, metric)
 
@@ -145,28 +146,49 @@ class Checkpoints:
         meta |= {} if metric is None else {"metric": metric}
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         manager = self._writer()
-        self._retention.facts[step] = meta.get("scheduled", True), metric
-        manager.save(
-            step,
-            args=ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **args),
-            metrics=None if metric is None else {"metric": metric},
-        )
+        self._retention.facts[step] = was_scheduled(meta), metric
+        manager.save(step, args=ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **args))
         self._steps = [*self._steps, step]
         self._unconfirmed = True
 
-    def _amend(self, step: int, meta: dict[str, Any], metric: float | None) -> None:
-        """Updates an existing checkpoint after the evaluation that was missing."""
+    def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
+        """Adds to an existing checkpoint what its evaluation changed: the entries `progress`, and the metric if it is
+        finite. From then on it is what it would be if it had been saved after the evaluation.
+        """
+        self._drain()
+        metric = metric if metric is not None and math.isfinite(metric) else None
         if self.group.is_lead:
-            changes = {name: meta[name] for name in ("scheduled", "regular_before", "progress") if name in meta}
-            amend(self._folder / str(step), changes, metric)
-        self.group.barrier("a checkpoint is amended", self.group.MINUTES)
-        if step in self._retention.facts:
-            scheduled, known = self._retention.facts[step]
-            self._retention.facts[step] = meta.get("scheduled", scheduled), known if metric is None else metric
+            write_evaluation(self._folder / str(step), progress, metric)
+        self.group.barrier("an evaluation is added", self.group.MINUTES)
+        scheduled, known = self._retention.facts[step]
+        self._retention.facts[step] = scheduled, known if metric is None else metric
+        self._delete_old()
 
     def prepare_to_save(self) -> None:
-        """Opens Orbax's manager, which all processes must do together, before the first save. Call it after restoring."""
+        """Opens Orbax's manager, which all processes must do together, before the first save, and finishes what a kill may
+        have prevented after the last one. Call it after restoring.
+        """
         self._writer()
+        self._delete_old()
+        self._unconfirmed = bool(self._steps)
+        self._confirm()
+
+    def _delete_old(self) -> None:
+        """Deletes what the retention policy does not keep, as Orbax does after each save. Process 0 decides for all."""
+        infos = [_Step(step) for step in self._list()]
+        keep = self._retention.should_preserve(infos, context=None)
+        old = json.dumps([info.step for info, kept in zip(infos, keep, strict=True) if not kept])
+        deleted = json.loads(self.group.broadcast("old checkpoints", old))
+        for step in deleted:
+            self._writer().delete(step)
+        self._empty_deleted()
+        self._steps = [info.step for info in infos if info.step not in deleted]
+
+    def _empty_deleted(self) -> None:
+        """Removes the files of deleted checkpoints in a thread, so that training does not wait."""
+        if self.group.is_lead:
+            self._emptying = threading.Thread(target=remove_unfinished, args=(self._folder / _DELETED,), daemon=True)
+            self._emptying.start()
 
     def _writer(self) -> ocp.CheckpointManager:
         """Orbax's manager, opened on first use, which creates the folder."""
@@ -180,8 +202,8 @@ class Checkpoints:
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=self._retention,
                     save_decision_policy=policies.AnySavePolicy([_Always()]),
-                    best_fn=lambda metrics: metrics["metric"],  # without it Orbax writes no metrics
-                    lightweight_initialize=True,  # else one unreadable metrics file is fatal
+                    lightweight_initialize=True,  # reads nothing of older checkpoints
+                    todelete_subdir=_DELETED,
                     async_options=ocp.AsyncOptions(
                         timeout_secs=3600, barrier_sync_fn=self._meet, post_finalization_callback=self._sync
                     ),
@@ -208,6 +230,8 @@ class Checkpoints:
             self.check_for_errors()
             time.sleep(0.01)
         self.check_for_errors()
+        if self._emptying:
+            self._emptying.join()
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
         """The barrier of Orbax's threads. Orbax enters it after a failed write too, where a host with a full disk would
@@ -230,11 +254,13 @@ class Checkpoints:
             self._confirm()
 
     def _confirm(self) -> None:
-        """Marks the workdir after the first finished save: if its checkpoints vanish, it must not restart silently."""
+        """Marks the workdir after the first finished save: if its checkpoints vanish, it must not restart silently. Empties
+        the folder of deleted checkpoints.
+        """
         if self._unconfirmed and self.group.is_lead and not (self._workdir / TRAINED).exists():
-            now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            marker = {"first_checkpoint": min(self._steps), "written": now}
-            atomic_write(self._workdir / TRAINED, json.dumps(marker) + "\n")
+            atomic_write(self._workdir / TRAINED, json.dumps({"trained": True}) + "\n")
+        if self._unconfirmed:
+            self._empty_deleted()
         self._unconfirmed = False
 
     def close(self) -> None:
@@ -242,6 +268,8 @@ class Checkpoints:
         if self._manager:
             self._manager.close()
             self._confirm()
+        if self._emptying:
+            self._emptying.join()
 
     def restore_latest(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
@@ -307,7 +335,7 @@ class Checkpoints:
         """
         meta = self.meta(step)
         train = stored_config(meta).train
-        if any(path.startswith(f"{LORA}.") for path in meta.get("arrays", {}).get(item, ())):  # none in averages
+        if any(path.startswith(f"{LORA}.") for path in meta["arrays"].get(item, ())):  # none in averages
             abstract_params = with_adapters(train, abstract_params)
         params = self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
         return merge_on_devices(train, params)
@@ -332,14 +360,7 @@ class Checkpoints:
 
     def _restore(self, step: int, abstract: TrainState, meta: dict[str, Any]) -> TrainState:
         items = {name: getattr(abstract, name) for name in _ITEMS if getattr(abstract, name) is not None}
-        clip_first = not any(path.startswith("[0]") for path in meta["checksums"]["opt_state"])
-        if clip_first:  # older versions had clipping, with an empty state, before Adam
-            import optax
-
-            items["opt_state"] = (optax.EmptyState(), *items["opt_state"])
         trees = self._restore_items(step, items, meta)
-        if clip_first:
-            trees["opt_state"] = trees["opt_state"][1:]
         counter = jax.device_put(jax.numpy.int32(meta["step"]), abstract.step.sharding)
         return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema"))
 
@@ -357,8 +378,7 @@ class Checkpoints:
     def _read(self, step: int, name: str, tree: Any, meta: dict[str, Any]) -> Any:
         # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
         handler, path = ocp.StandardCheckpointHandler(), self._folder / str(step) / name
-        stored = meta["arrays"].get(name, {}) if "arrays" in meta else array_shapes(handler.metadata(path))
-        differ = shape_differences(stored, array_shapes(tree))
+        differ = shape_differences(meta["arrays"].get(name, {}), array_shapes(tree))
         if differ:
             raise UserError(
                 f"checkpoint {step} in {self._folder} does not fit this program: {name}: {differ}. It was made by "
@@ -376,6 +396,12 @@ class Checkpoints:
         if self.group.count > 1:  # Orbax lists the folder on every host
             for step in damaged:
                 appears(self._folder / str(step), exists=False)
+
+
+class _Step(NamedTuple):
+    """A checkpoint as `Retention` wants it."""
+
+    step: int
 
 
 class _Always(policies.SaveDecisionPolicy):

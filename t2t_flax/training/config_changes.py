@@ -5,20 +5,18 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.keys import MODEL, TRAINING
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
-
-_RECORDED = ("train.non_finite", "train.max_skipped_updates")
 
 
 def config_changes(stored: Config, given: Config, step: int) -> list[dict[str, Any]]:
-    """`[{"step": step, "changed": {key: [stored value, given value]}}]` for the mutable keys that change updates;
+    """`[{"step": step, "changed": {key: [stored value, given value]}}]` for the mutable keys that change the training;
     empty if none differs. `step`: of the checkpoint that the run resumes from.
     """
-    changed = {
-        key: list(values)
-        for key, values in config_lib.differences(stored, given).items()
-        if key.startswith("optimizer.") or key in _RECORDED
-    }
+    recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
+    differ = config_lib.differences(stored, given).items()
+    changed = {key: list(values) for key, values in differ if key in recorded}
     return [{"step": step, "changed": changed}] if changed else []
 
 
@@ -39,11 +37,8 @@ def stored_config(meta: dict[str, Any]) -> Config:
 
 def check_same_model(stored: Config, given: Config, what: str) -> None:
     """Raises UserError naming the model keys in which `stored` and `given` differ. `what`: the stored run, for messages."""
-    differ = {k: v for k, v in config_lib.differences(stored, given).items() if _changes_model(k)}
+    of_model = keys_that_change(MODEL)
+    differ = {k: v for k, v in config_lib.differences(stored, given).items() if k in of_model}
     if differ:
         lines = config_lib.format_differences(differ, "there", "here")
         raise UserError(f"{what} is of another model:\n{lines}")
-
-
-def _changes_model(name: str) -> bool:
-    return name.startswith("model.") and "dropout" not in name or name == "data.joint_vocabulary"

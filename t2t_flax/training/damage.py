@@ -55,11 +55,11 @@ def with_digest(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_digest(meta: Any) -> dict[str, Any]:
-    """The metadata without its digest. Raises DamagedCheckpoint where they disagree; older checkpoints have none."""
+    """The metadata without its digest. Raises DamagedCheckpoint where they disagree."""
     if not isinstance(meta, dict):
         raise DamagedCheckpoint("meta/metadata is not a JSON object")
     content = {name: value for name, value in meta.items() if name != "digest"}
-    if "digest" in meta and meta["digest"] != _digest(content):
+    if meta.get("digest") != _digest(content):
         raise DamagedCheckpoint("meta/metadata is not what was saved")
     return content
 

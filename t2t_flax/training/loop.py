@@ -5,16 +5,14 @@ It trains a list of runs, of which one is the ordinary case. Several differ in s
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import jax
-import psutil
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.monitoring.stragglers import StragglerDetector
-from t2t_flax.monitoring.timers import split_time
+from t2t_flax.monitoring.timers import seconds_since_start, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.prefetch import Prefetcher
 from t2t_flax.training.resume import finish_saves_on_error
@@ -22,6 +20,7 @@ from t2t_flax.training.run_tracker import Outcome, RunTracker, ValidationScore, 
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_logger import DelayedMetrics
 from t2t_flax.training.vectorized import SingleProgram, VectorizedProgram
+from t2t_flax.training.workdir import begin
 
 
 def train(
@@ -66,6 +65,8 @@ def train_runs(
             for tracker in trackers:
                 tracker.compile(program.state_of(state, tracker.index))
         for tracker in trackers:
+            if group.is_lead:
+                begin(tracker.run.workdir, tracker.run.config)
             tracker.open_logs()
         stragglers = StragglerDetector(group, config.distributed.straggler_share)
         group.barrier("compiled")  # a process that compiles longer than the others is not hanging
@@ -98,8 +99,7 @@ def train_runs(
                     trackers[0].bar.say_if(stragglers.compare(trackers[0].clock.seconds))
                 if step == start + 1:
                     metrics.flush()
-                    seconds = time.time() - psutil.Process().create_time()
-                    say(f"first update {seconds:.1f} s after the start of the process")
+                    say(f"first update {seconds_since_start():.1f} s after the start of the process")
                 to_evaluate = running
             for tracker in running:
                 tracker.check_saves()
@@ -121,7 +121,7 @@ def train_runs(
             for tracker in active:
                 best = tracker.metric is not None and config.checkpoint.keep_best
                 if any(reasons.values()) or due.checkpoint or best:
-                    tracker.save(step, program.state_of(state, tracker.index), due, reasons[tracker], supervisor)
+                    tracker.save(step, program.state_of(state, tracker.index), supervisor)
             if any(reasons.values()):
                 for tracker in running:  # save all first: the process may be killed during the final evaluation of one
                     tracker.wait_for_saves(supervisor)

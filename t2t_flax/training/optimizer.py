@@ -8,6 +8,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from t2t_flax.config import Config, Optimizer
+from t2t_flax.errors import UserError
 from t2t_flax.training.matrix_axes import matrix_axes_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import path_names
@@ -98,14 +99,20 @@ def decayed(params: Any) -> Any:
 
 def matrix_axes(params: Any) -> Any:
     """The input and output axes by which Muon reads each kernel as a matrix; None for what Adam trains. Raises ValueError
-    for a kernel of unknown axes.
+    for a kernel of unknown axes, UserError where no kernel is trained.
     """
 
     def axes(path, leaf):
         of_kernel = matrix_axes_of(path_names(path), leaf.shape)
         return of_kernel and MuonDimensionNumbers(*of_kernel)
 
-    return jax.tree_util.tree_map_with_path(axes, params)
+    found = jax.tree_util.tree_map_with_path(axes, params)
+    if not jax.tree.leaves(found):
+        raise UserError(
+            "config.optimizer.name = muon has nothing to orthogonalize: config.train.freeze leaves no kernel to train. Use "
+            "config.optimizer.name = adam, by which all else is trained anyway."
+        )
+    return found
 
 
 def _clip_before(inner: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:

@@ -36,7 +36,6 @@ def write_params_run(
     """
     folder = epath.Path(folder)
     meta = {
-        "scheduled": True,
         **origin,
         "config": config_lib.as_json(config),
         "digests": {"tokenizer": tokenizers.digest},

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from t2t_flax.config.directions import target_languages
 from t2t_flax.config.fine_tuning import parse_init_checkpoint
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -40,7 +39,7 @@ def pretrained_params(
         f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
     say(f"parameters start from {workdir}, {steps}")
-    if (languages := target_languages(stored.data)) and not config.data.directions:
+    if (languages := old.languages.targets) and not config.data.directions:
         say(
             f"warning: {workdir} translates into {', '.join(languages)} by a token before the source; without "
             "config.data.directions this run is trained and used without one"

@@ -22,9 +22,8 @@ from t2t_flax.training.train_state import TrainState, init_state
 
 @dataclasses.dataclass
 class TrainProgress:
-    """Host-side training state, stored in the checkpoint's metadata.
-
-    Every field needs a default, which checkpoints of older versions get; fields that they have in addition are ignored.
+    """Host-side training state, stored in the checkpoint's metadata: all that a resumed run cannot derive from the config
+    and the step.
     """
 
     step: int = 0
@@ -33,19 +32,17 @@ class TrainProgress:
     evaluations_without_better: int = 0
     evaluation_due: bool = False
     """The run stopped before or during the evaluation of `step`; the resumed run starts with it."""
-    scheduled: bool = True
-    """False for a checkpoint saved only because of a signal or an evaluation: averages skip it."""
-    newest_regular: int | None = None
-    """Step of the newest scheduled checkpoint; None without one, and in checkpoints of older versions."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """From `config_changes.config_changes`: one entry per resume with other optimization keys, oldest first."""
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "TrainProgress":
-        """From the output of `dataclasses.asdict` in this or another version."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
+    def of_evaluation(self) -> dict[str, Any]:
+        """What an evaluation changes."""
+        changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds")
+        return {name: getattr(self, name) for name in changed}
 
 
 def open_checkpoints(setup: TrainingSetup, group: ProcessGroup | None = None) -> Checkpoints:
@@ -65,7 +62,7 @@ def restore_or_init(
     restored = checkpoints.restore_latest(setup.abstract, setup.config, digests)
     if restored:
         state, meta = restored
-        progress = TrainProgress.from_json(meta["progress"])
+        progress = TrainProgress(**meta["progress"])
         changes = config_changes(stored_config(meta), setup.config, meta["step"])
         progress.config_changes += changes
         changed = "".join(f", with {format_changes(change['changed'])}" for change in changes)
@@ -83,13 +80,16 @@ def restore_or_init(
 def save(
     setup: TrainingSetup, checkpoints: Checkpoints, state: TrainState, progress: TrainProgress, metric: float | None
 ) -> None:
-    """Starts writing a checkpoint of `progress.step`. Raises UserError where the disk is full."""
-    before = progress.newest_regular
-    progress.newest_regular = progress.step if progress.scheduled else before
+    """Starts writing a checkpoint of `progress.step`. If there is one already, written when the run stopped before its
+    evaluation, adds the evaluation to it. Raises UserError where the disk is full.
+    """
+    if progress.step in checkpoints.steps():
+        evaluation = progress.of_evaluation()
+        report_full_disk(checkpoints, lambda: checkpoints.add_evaluation(progress.step, evaluation, metric))
+        return
     meta = {
         "step": progress.step,
-        "scheduled": progress.scheduled,
-        "regular_before": before,  # so that an average of the last n detects a missing one
+        "updates_per_epoch": setup.batches.updates_per_epoch,
         "config": config_lib.as_json(setup.config),
         "digests": {"tokenizer": setup.corpus.tokenizers.digest, "training data": setup.corpus.train.digest},
         "progress": dataclasses.asdict(progress),

@@ -8,7 +8,7 @@ from typing import Any
 @dataclasses.dataclass
 class Retention:
     """An Orbax preservation policy: keeps the newest checkpoint, the `last` scheduled ones, and the `best` by metric (the
-    earlier of two equal ones).
+    earlier of two equal ones). It does not depend on what was deleted before, so it may be applied at any time.
 
     facts: {step: (scheduled, metric)}. A checkpoint whose `scheduled` is unknown (None) is kept and not counted.
     """

@@ -16,6 +16,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
 from t2t_flax.tasks import lower_is_better
+from t2t_flax.training.checkpoint_schedule import is_scheduled
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.lora import merge_on_devices, without_adapters
@@ -39,8 +40,7 @@ class Due(NamedTuple):
 
 def due_after(run: TrainingSetup, step: int) -> Due:
     """What the config wants after update `step`, a function of the step alone. An epoch is the number of updates that the
-    batch sampler gives it. The last update is always saved; where checkpoints go by epochs, that checkpoint is a regular
-    one only at the end of an epoch.
+    batch sampler gives it.
     """
     c, epoch = run.config, run.batches.updates_per_epoch
 
@@ -50,8 +50,7 @@ def due_after(run: TrainingSetup, step: int) -> Due:
     return Due(
         loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
         decoding=every(c.eval.decode_every_steps),
-        checkpoint=every(c.checkpoint.every_steps, c.checkpoint.every_epochs * epoch)
-        or (step == c.train.steps and not c.checkpoint.every_epochs),
+        checkpoint=is_scheduled(c, epoch, step),
     )
 
 
@@ -156,12 +155,13 @@ class RunTracker:
         self.logger.write(step, values)
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
-    def save(self, step: int, state: TrainState, due: Due, end: str, supervisor: RunSupervisor) -> None:
-        """Starts a checkpoint. May wait for the previous one, up to Orbax's timeout of an hour; compiles the first time."""
+    def save(self, step: int, state: TrainState, supervisor: RunSupervisor) -> None:
+        """Starts a checkpoint, or adds the evaluation to the one that was saved before it. May wait for the previous save, up to
+        Orbax's timeout of an hour; compiles the first time.
+        """
         self.logger.send()
         with self.clock.measure("save"), supervisor.suspend_hang_timeout():
             self.progress.step, self.progress.seconds = step, self.clock.seconds
-            self.progress.scheduled = due.checkpoint or end == "patience"
             save(self.run, self.checkpoints, state, self.progress, self.metric)
 
     def check_saves(self) -> None:

@@ -9,6 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
+from t2t_flax.training.finite import check_finite
 
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"
@@ -77,6 +79,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
     metadata, arrays = _read(path, with_arrays=True)
+    check_finite(arrays, path)
     try:
         return unflatten(arrays), _object(path, metadata, "config")
     except ValueError as error:
@@ -92,8 +95,8 @@ def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
     """The JSON object of that key."""
     try:
-        value = json.loads(metadata[key])
-    except (KeyError, ValueError, RecursionError):
+        value = parse_json(metadata[key])
+    except (KeyError, ValueError):
         value = None
     if not isinstance(value, dict):
         raise UserError(f"{path} has no JSON object as the {key} of its metadata: export it again.")

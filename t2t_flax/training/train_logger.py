@@ -53,7 +53,6 @@ class TrainLogger:
 
     def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress):
         self._run, self._clock, self._progress, config = run, clock, progress, run.config
-        self._skipped_in_a_row = 0
         self._writer = None
         if jax.process_index() == 0:
             self._writer = MetricsWriter(
@@ -88,7 +87,7 @@ class TrainLogger:
             self._skip(step, values, bar)
             values = {name: value for name, value in values.items() if math.isfinite(value)}
         else:
-            self._skipped_in_a_row = 0
+            self._progress.skipped_in_a_row = 0
         model, vocab = self._run.config.model, self._run.model.target_vocab
         self._tokens += batch.real.target
         self._slots += batch.padded.target
@@ -110,7 +109,7 @@ class TrainLogger:
                 "source_tokens": batch.batch.source_tokens,
                 "target_tokens": batch.batch.target_tokens,
                 "target_tokens_per_second": self._tokens / seconds,
-                "fill": self._tokens / self._slots,
+                "fill": batch.real.target / batch.padded.target,
             }
             values |= flops.mfu(self._hardware, self._useful, seconds, self._peaks)
             values["seconds"] = self._clock.rounded()
@@ -120,13 +119,13 @@ class TrainLogger:
 
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
-        self._skipped_in_a_row += 1
+        self._progress.skipped_in_a_row += 1
         scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
         why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
         train = self._run.config.train
         if train.non_finite == "stop":
             raise NonFiniteUpdate(step, f"{why}.")
-        if self._skipped_in_a_row > train.max_skipped_updates:
+        if self._progress.skipped_in_a_row > train.max_skipped_updates:
             raise NonFiniteUpdate(
                 step, f"{why}; more than config.train.max_skipped_updates = {train.max_skipped_updates} in a row."
             )

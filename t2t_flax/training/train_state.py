@@ -50,11 +50,24 @@ def compute_dtype(precision: str) -> jnp.dtype:
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
-def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform: str = "") -> Transformer:
-    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", for which it is compiled;
-    default JAX's own. It chooses the kernel of attention.
+def decoding_precision(config: Config, platform: str = "") -> str:
+    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPU. `platform`: as
+    in `make_model`.
     """
-    dtype = compute_dtype(config.train.precision)
+    if config.decode.precision != "auto":
+        return config.decode.precision
+    slow = config.train.precision == "bfloat16" and (platform or jax.default_backend()) == "cpu"
+    return "float32" if slow else config.train.precision
+
+
+def make_model(
+    config: Config, source_vocab: int, target_vocab: int, *, platform: str = "", precision: str = ""
+) -> Transformer:
+    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", for which it is compiled;
+    default JAX's own. It chooses the kernel of attention. `precision`: of its products; default train.precision.
+    """
+    precision = precision or config.train.precision
+    dtype = compute_dtype(precision)
     kernel = config.model.attention_kernel
     if kernel != "einsum":  # nothing else here starts a backend
         kernel = _kernel_here(kernel, platform or jax.default_backend(), dtype)
@@ -65,7 +78,7 @@ def make_model(config: Config, source_vocab: int, target_vocab: int, *, platform
         dtype=dtype,
         remat=config.train.remat,
         packed_decoder_start=config.data.packed_decoder_start,
-        matmul_precision=MATMUL_PRECISION.get(config.train.precision),
+        matmul_precision=MATMUL_PRECISION.get(precision),
     )
 
 

@@ -11,13 +11,12 @@ import optax
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.embeddings import DEVICE_COPIES
 from t2t_flax.models.transformer import Transformer, products
-from t2t_flax.training.device_copies import device_copies
 from t2t_flax.training.lora import merge
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.shards import over_shards, sum_over_shards, zeros_of_shards
 from t2t_flax.training.train_state import TrainState, run_params
 from t2t_flax.training.trainable import join, split
 
@@ -25,29 +24,19 @@ _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
 
 
 def loss_sums(
-    config: Config,
-    model: Transformer,
-    params: Any,
-    batch: dict[str, jax.Array],
-    noise: Noise | None,
-    shards: int = 1,
+    config: Config, model: Transformer, params: Any, batch: dict[str, jax.Array], noise: Noise | None
 ) -> tuple[jax.Array, Sums]:
-    """(smoothed loss, all other sums) of rows [B, L]; float32. `shards`: of the batch axis."""
+    """(smoothed loss, all other sums) of rows [B, L]; float32."""
 
     def sums(params, hidden, targets, weights):
         logits = model.apply({"params": params}, hidden, method="logits")
         return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
 
-    variables, output = {"params": params}, {name: params[name] for name in model.output_params}
-    copied = model.dtype == jnp.bfloat16
-    if copied:
-        copies = device_copies({name: params[name] for name in {*model.table_params, *model.output_params}}, shards)
-        variables, output = variables | {DEVICE_COPIES: copies}, {name: copies[name] for name in output}
-    hidden = model.apply(variables, batch, noise, method="hidden")
+    hidden = model.apply({"params": params}, batch, noise, method="hidden")
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
-    tokens = output, hidden, batch["target"], weights
-    chunk = config.loss.logits_chunk_size or (weights.size // shards if copied else 0)
-    loss, others = chunked_sums(sums, *tokens, chunk=chunk, shards=shards, copied=copied) if chunk else sums(*tokens)
+    tokens = {name: params[name] for name in model.output_params}, hidden, batch["target"], weights
+    chunk = config.loss.logits_chunk_size
+    loss, others = chunked_sums(sums, *tokens, chunk=chunk) if chunk else sums(*tokens)
     return loss, others | {"tokens": weights.sum()}
 
 
@@ -56,10 +45,11 @@ def train_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, batch) -> (state, metrics), a pure function.
 
-    batch: int32 [A, B, L] arrays. Gradients and sums are added up over the A microbatches and divided once by the real
-    target tokens of the update. metrics: float32 scalars: loss, nll and token metrics per token, tokens, grad_norm,
-    learning_rate, finite. Frozen parameters have no gradient, also not in grad_norm. moments: shardings of the optimizer's
-    moments of the trained parameters; with ZeRO-1 the gradients are divided like them.
+    batch: int32 [A, B, L] arrays. Gradients and sums are added up over the A microbatches on each device, in float32, then
+    over the `shards` of the batch axis, once, and divided by the real target tokens of the update. With bfloat16 products
+    the gradients of matrices are rounded to bfloat16 for that, where there are shards. metrics: float32 scalars: loss, nll
+    and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen parameters have no gradient, also not in
+    grad_norm. moments: shardings of the optimizer's moments of the trained parameters; the gradients are divided like them.
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
@@ -74,22 +64,27 @@ def train_step(
         count, rows, _ = batch["target"].shape
         trained, frozen = split(config, state.params)
 
-        def micro(part, a):
-            noise = Noise(key, (a * rows + jnp.arange(rows)).astype(jnp.uint32))
+        def micro(trained, part):
+            rows, numbers = part
 
             def loss(trained):
-                return loss_sums(config, model, merge(config.train, join(trained, frozen)), part, noise, shards)
+                return loss_sums(config, model, merge(config.train, join(trained, frozen)), rows, Noise(key, numbers))
 
             with products(model.matmul_precision):  # its custom_vjp is traced here
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
             return grads, {"loss": loss} | others
 
+        of_shards = over_shards(micro, shards)
+        parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
         if count == 1:  # a loop over one microbatch costs a tenth of the step
-            grads, sums = micro(jax.tree.map(lambda x: x[0], batch), 0)
+            grads, sums = of_shards(trained, jax.tree.map(lambda x: x[0], parts))
         else:
-            zeros = jax.tree.map(jnp.zeros_like, trained), zero_sums()
-            add = lambda total, xs: (jax.tree.map(jnp.add, total, micro(*xs)), None)  # noqa: E731
-            (grads, sums), _ = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))
+            add = lambda total, part: (jax.tree.map(jnp.add, total, of_shards(trained, part)), None)  # noqa: E731
+            (grads, sums), _ = jax.lax.scan(add, zeros_of_shards((trained, zero_sums()), shards), parts)
+        if shards > 1:
+            exchanged = lambda g, to=None: sum_over_shards(g, model.dtype if g.ndim > 2 else g.dtype, to)  # noqa: E731
+            grads = jax.tree.map(exchanged, grads, *(() if moments is None else (moments,)))
+            sums = jax.tree.map(lambda x: x.sum(0), sums)
         loss, tokens = sums["loss"], sums["tokens"]
         grads = jax.tree.map(lambda g: g / tokens, grads)
         grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
@@ -140,7 +135,7 @@ def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
     """jitted (params, rows [B, L]) -> the sums, "loss" among them, without dropout."""
 
     def step(params, batch):
-        loss, others = loss_sums(config, model, params, batch, None, mesh_lib.batch_shards(mesh))
+        loss, others = loss_sums(config, model, params, batch, None)
         return {"loss": loss} | others
 
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)

@@ -1,18 +1,17 @@
 """The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
-tokenizer/        tokenizer.model, or source.model and target.model
+tokenizer/        tokenizer.model, or source.model and target.model; languages.json of a model of several directions
 checkpoints/N/    the state after update N
 trackers/         what the experiment trackers have got
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
-.lock             held by the writing process
+.lock             held by the writing process; .lock-N where the storage has no locks
 """
 
 import contextlib
 import fnmatch
-import json
 import logging
 import math
 import os
@@ -27,18 +26,20 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
+from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import lock_folder
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.locks import holder_of, lock_folder
+from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.pretrained import check_writable
+from t2t_flax.training.divergence import unmark
 from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
-_TOKENIZER = ("tokenizer.model", "source.model", "target.model")
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "languages.json")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
-_UNOWNED = (LOCK, ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
+_UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
 
@@ -97,20 +98,29 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """`evaluate` writes records without the lock: of those only files older than an hour are removed."""
-    for folder, age in ((workdir, 0.0), (workdir / "tokenizer", 0.0), (workdir / "eval", 3600.0)):
+    """`evaluate` writes records without the lock of the workdir: of those, files of living writers are kept."""
+    for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
         for name in list_names(folder):
             path = folder / name
             with contextlib.suppress(FileNotFoundError):  # its writer has finished it
-                if _UNFINISHED.fullmatch(name) and time.time() - os.path.getmtime(path) >= age:
+                if _UNFINISHED.fullmatch(name) and (folder.name != "eval" or _is_abandoned(path)):
                     path.rmtree() if path.is_dir() else path.unlink()
 
 
-def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Stores the resolved config in the workdir. `train` False: only to prepare its data.
+def _is_abandoned(path: epath.Path) -> bool:
+    """Whether nobody writes a file of `atomic_write`, which holds a lock on it from its first moment on. On a file system
+    without locks, whether it is older than an hour.
+    """
+    age = time.time() - os.path.getmtime(path)
+    try:
+        return age > 1.0 and holder_of(path) is None
+    except OSError:
+        return age > 3600.0
 
-    Before the first checkpoint any config replaces the stored one. Raises UserError for a folder that is not a run, a
-    run with another config, and a run whose checkpoints are gone.
+
+def check_config(workdir: epath.Path, config: Config) -> None:
+    """Raises UserError for a folder that is not a run, a run with another config, and a run whose checkpoints are gone. Before
+    the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
     if checkpoint_steps(workdir):
@@ -120,18 +130,33 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
             )
-        if not train:
-            return
     else:
         _check_nothing_lost(workdir, stored)
-        _remove_tokenizer(workdir / "tokenizer")
-        if train:  # from an attempt without a checkpoint, whose updates are repeated
-            (workdir / "metrics.jsonl").unlink(missing_ok=True)
-            for name in list_names(workdir / "trackers"):
-                (workdir / "trackers" / name).unlink(missing_ok=True)
-    # A resumed run is not complete, wherever it stops next.
+
+
+def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
+    """Stores the resolved config in the workdir if there is no checkpoint yet. A run with one keeps what it has until `begin`,
+    because something may still refuse the change. `train` False: only to prepare its data. Raises as `check_config`.
+    """
+    check_config(workdir, config)
+    if checkpoint_steps(workdir):
+        return
+    _remove_tokenizer(workdir / "tokenizer")
+    if train:  # from an attempt without a checkpoint, whose updates are repeated
+        (workdir / "metrics.jsonl").unlink(missing_ok=True)
+        for name in list_names(workdir / "trackers"):
+            (workdir / "trackers" / name).unlink(missing_ok=True)
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
+
+
+def begin(workdir: epath.Path, config: Config) -> None:
+    """Stores that the run now goes on with `config`, on these devices: it is restored and compiled, nothing refuses it any
+    more. It is no longer complete or diverged, wherever it stops next.
+    """
     (workdir / "complete.json").unlink(missing_ok=True)
-    atomic_write(path, config_lib.to_json(config))
+    unmark(workdir)
+    record_devices(workdir)
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
 def checkpoint_steps(workdir: epath.Path) -> list[int]:
@@ -152,21 +177,12 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
     aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
     signs += [path for path in aside if list_names(path)]
-    signs += [workdir / "metrics.jsonl"] if _logged_beyond_first(workdir, stored) else []
     if signs:
         raise UserError(
             f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
             "checkpoint. Nothing was changed. Restore the checkpoints (from a backup, a disk that is not mounted, damaged/), or "
             f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
         )
-
-
-def _logged_beyond_first(workdir: epath.Path, stored: Config) -> bool:
-    """Whether metrics.jsonl reaches the second checkpoint, so that the first must have been finished. For runs of versions
-    that wrote no trained.json.
-    """
-    every = stored.checkpoint.every_steps
-    return bool(every) and max((line["step"] for line in read_metrics(workdir)), default=0) > 2 * every
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:
@@ -189,7 +205,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     if stored is None:
         return None
     try:
-        marker = json.loads(text)
+        marker = parse_json(text)
         reason, step, summary = (marker[key] for key in ("reason", "step", "summary"))
         records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
     except (ValueError, LookupError, TypeError) as error:

@@ -17,7 +17,7 @@ from helpers.processes import environment
 
 import t2t_flax
 from t2t_flax.__main__ import main
-from t2t_flax.cli import evaluate, translation_loop
+from t2t_flax.cli import evaluate, line_loop
 from t2t_flax.config import Data
 from t2t_flax.config.schema import fields
 from t2t_flax.data.sources import toy
@@ -122,7 +122,7 @@ def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("search", [["--n-best=2", "--scores"], ["--config.decode.strategy=sample"]])
 def test_translate_resumes_to_the_same_file(workdir, t2t, tmp_path, monkeypatch, search):
-    monkeypatch.setattr(translation_loop, "WINDOW_BATCHES", 1)  # 8 lines on 8 devices
+    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 1)  # 8 lines on 8 devices
     (tmp_path / "in").write_text("".join(f"{s}\n" for s, _ in toy.pairs("test", 20)))
     command = ["translate", f"--workdir={workdir}", "--input=in", "--config.decode.batch_size=1", *search]
     t2t(*command, "--output=whole")

@@ -18,7 +18,7 @@ from t2t_flax.evaluation.compare import read_record
 from t2t_flax.monitoring.trackers import TRACKERS, Kind
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.workdir import adopt_config, completed
+from t2t_flax.training.workdir import adopt_config, begin, completed
 
 QUICK = dict(log=dict(every_steps=10, trackers=""), decode=dict(beam_size=1, max_length_offset=2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
@@ -52,7 +52,7 @@ def copy(early_stopped_run, tmp_path, monkeypatch):
 
 def finish_run(config, workdir, reason="patience"):
     """complete.json and the records it lists."""
-    adopt_config(workdir, config)
+    begin(workdir, config)
     with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
         jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())

@@ -1,16 +1,25 @@
 """`score`, `attend` and `average` on the command line: output, files and error messages."""
 
+import dataclasses
 import os
+import signal
 
 import numpy as np
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.other_values import with_other_value
+from helpers.runs import SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.cli import arguments, line_loop
+from t2t_flax.cli.translating import output_settings
+from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
+from t2t_flax.evaluation.restore import Loaded, load
 from t2t_flax.training import loop
 
 PAIRS = list(toy.pairs("test", 3))
+LINES = [source for source, _ in PAIRS]
 DEVICES = "--config.mesh.data=-1"
 
 
@@ -55,21 +64,95 @@ def test_score_writes_a_line_for_each_pair(workdir, files, tmp_path, capsys):
 
 
 def test_score_refuses_wrong_input(workdir, files, tmp_path, capsys):
-    source, target = files("b.en", ["One.", "Two."]), files("b.de", ["Eins.", ""])
+    source, target = files("b.en", ["One.", "Two."]), files("b.de", ["Eins.", "Zwei."])
     score = ["score", f"--workdir={workdir}", DEVICES]
     assert "no file" in error_of(capsys, *score, f"--source={tmp_path / 'none'}", f"--target={target}")
     three = files("c.de", ["Eins.", "Zwei.", "Drei."])
-    error = error_of(capsys, *score, f"--source={source}", f"--target={three}")
-    assert "b.en has 2 lines" in error and "c.de has 3" in error and "line i" in error
-    error = error_of(capsys, *score, f"--source={source}", f"--target={target}")
-    assert "b.de line 2: the target is empty" in error
-    long = files("d.de", ["Eins.", "Wort " * 2000])
-    error = error_of(capsys, *score, f"--source={source}", f"--target={long}", f"--output={tmp_path / 'no'}")
-    assert "d.de line 2: the target has" in error and "decode.max_source_length" in error
+    error = error_of(capsys, *score, f"--source={source}", f"--target={three}", f"--output={tmp_path / 'no'}")
+    assert "b.en has 2 lines" in error and "c.de 3: line i" in error and "no.partial holds the output of 2" in error
     assert not (tmp_path / "no").exists()
     assert "--source" in error_of(capsys, *score)
     error = error_of(capsys, "score", f"--workdir={tmp_path}", f"--source={source}", f"--target={target}")
     assert "holds no run" in error
+
+
+def test_pairs_that_cannot_be_scored_have_a_line_and_are_named(workdir, files, tmp_path, capsys):
+    sources = ["One.", "Two.", "", "Four.", "wörd " * 2000, "Six."]
+    targets = ["Eins.", "", "Drei.", "Wort " * 2000, "Fünf.", "Sechs."]
+    command = ["score", f"--workdir={workdir}", DEVICES, f"--source={files('s', sources)}"]
+    assert main([*command, f"--target={files('t', targets)}", "--tokens"]) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [i for i, row in enumerate(rows, 1) if row == ["nan", "0", "nan", ""]] == [2, 3, 4, 5]
+    assert all(np.isfinite(float(rows[i][0])) for i in (0, 5)) and {len(row) for row in rows} == {4}
+    assert "warning: 4 of 6 lines not scored, their score is nan: line 2 (the target is empty" in err
+    assert "3 (the source is empty" in err and "4 (the target has" in err and "5 (the source has" in err
+    good = ["score", f"--workdir={workdir}", DEVICES, f"--source={files('s', ['One.', 'Six.'])}"]
+    assert main([*good, f"--target={files('t', ['Eins.', 'Sechs.'])}", "--tokens"]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [rows[0][0], rows[5][0]]
+
+
+def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_path, capsys, monkeypatch):
+    pairs = list(toy.pairs("train", 200))
+    source, target = files("w.en", [s for s, _ in pairs]), files("w.de", [t for _, t in pairs])
+    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 2)
+    command = ["score", f"--workdir={workdir}", DEVICES, "--config.decode.batch_size=2", f"--target={target}"]
+    window = 2 * 2 * 8
+    assert main([*command, f"--source={source}", f"--output={tmp_path / 'whole'}"]) == 0
+    read, real, stop_after, scored = [], arguments.iterate_lines, 2, []
+
+    def iterate_lines(name):
+        for line in real(name):
+            read.append(name)
+            yield line
+
+    def score_each(self, pairs, **more):
+        scored.append(len(pairs))
+        assert len(read) <= 2 * (len(scored) * window + 1)
+        if len(scored) > stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(self, pairs, **more)
+
+    score = Loaded.score_each
+    monkeypatch.setattr(arguments, "iterate_lines", iterate_lines)
+    monkeypatch.setattr(Loaded, "score_each", score_each)
+    capsys.readouterr()
+    assert main([*command, f"--source={source}", f"--output={tmp_path / 'out'}"]) == 75
+    assert f"output of {2 * window} lines: the same command with --resume goes on" in capsys.readouterr().err
+    stop_after, scored, read = 1000, [], []
+    resume = [*command, f"--source={source}", f"--output={tmp_path / 'out'}", "--resume"]
+    assert "--tokens = false, now it is true" in error_of(capsys, *resume, "--tokens")
+    monkeypatch.setattr(arguments, "iterate_lines", real)
+    monkeypatch.setattr(
+        Loaded, "score_each", lambda self, pairs, **more: scored.append(len(pairs)) or score(self, pairs, **more)
+    )
+    assert main(resume) == 0 and sum(scored) == len(pairs) - 2 * window
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_what_changes_a_translation_is_a_setting_of_the_output(workdir):
+    """Of all keys of data and decode: those that are no setting change nothing. Two settings do."""
+
+    def output(config):
+        translations = dataclasses.replace(run, config=config).translate(LINES)
+        return [(h.text, h.score) for t in translations for h in t.hypotheses]
+
+    def settings(config):
+        return output_settings(dataclasses.replace(run, config=config), {})
+
+    run = load(workdir, overrides=SHORT_SEARCH | {"mesh.data": "-1"})
+    config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, train="en-de=toy:train:300"))
+    expected, names = output(config), settings(config)
+    assert set(keys_that_change(TRANSLATIONS)) <= set(names) and names["type of the products"] == "float32"
+    for key in ("data.source_eos", "decode.n_best"):
+        assert output(with_other_value(config, key)) != expected and settings(with_other_value(config, key)) != names
+    assert settings(with_other_value(config, "train.precision")) != names
+    by_language = "data.directions"  # acts by the target language, which is a setting
+    for key in fields():
+        if key.startswith(("data.", "decode.")) and key not in (*keys_that_change(TRANSLATIONS), by_language):
+            other = with_other_value(config, key, check=False)
+            other = dataclasses.replace(other, data=dataclasses.replace(other.data, directions=""))
+            assert output(other) == expected, key
 
 
 def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import os
 import re
+import threading
+import time
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -14,10 +16,12 @@ from helpers.thread_groups import run_processes
 from t2t_flax.__main__ import main
 from t2t_flax.cli import shared_translation
 from t2t_flax.cli.line_windows import full_windows, paired
-from t2t_flax.cli.shared_translation import Share, join
-from t2t_flax.cli.translation_loop import output_settings
+from t2t_flax.cli.shared_translation import Share, Shares, join
+from t2t_flax.cli.translating import output_settings
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.distributed.coordination import ProcessGroupError
+from t2t_flax.distributed.hang_watchdog import HangWatchdog
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 
@@ -44,15 +48,19 @@ class CapitalsRun:
 
     fail_at = ""
     target_language = None
+    before_batch = staticmethod(lambda: None)
 
-    def __init__(self, n_best):
-        self.config = resolve(override(to_config_dict(Config()), {"decode.batch_size": "1", "decode.n_best": n_best}))
+    def __init__(self, n_best, more=None):
+        keys = {"decode.batch_size": "1", "decode.n_best": n_best} | (more or {})
+        self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax")
+        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:
             raise UserError(f"failed at {self.fail_at}")
+        self.before_batch()
+        progress(len(lines), len(lines))
         starts = prefixes or [""] * len(lines)
         texts = [
             f"{start}{line.upper()}#{i}" for i, (start, line) in enumerate(zip(starts, lines, strict=True), first_line)
@@ -63,12 +71,17 @@ class CapitalsRun:
 
 class Supervisor:
     def __init__(self, group):
-        self.group, self.said = group, []
+        self.group, self.said, self.watchdog = group, [], HangWatchdog(900)
         self.say = self.said.append
 
     @contextlib.contextmanager
     def exit_on_signal(self, what, *, advice):
         yield
+
+    @contextlib.contextmanager
+    def expect_progress(self):
+        with self.watchdog.watch(True):
+            yield
 
 
 @pytest.fixture
@@ -78,10 +91,25 @@ def translate(monkeypatch, tmp_path):
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
 
-    def run(count, *, n_best=1, prefix=None, resume=False, fail_at="", weights=(0.0,) * 3):
+    def run(
+        count,
+        *,
+        n_best=1,
+        prefix=None,
+        resume=False,
+        fail_at="",
+        weights=(0.0,) * 3,
+        before_batch=None,
+        hang_timeout="900",
+    ):
+        """before_batch: called with the process's supervisor."""
+        supervisors = {}
+
         def load(workdir, *, local, group, **choice):
             assert local
-            run = CapitalsRun(str(n_best))
+            run = CapitalsRun(str(n_best), {"distributed.hang_timeout": hang_timeout})
+            if before_batch:
+                run.before_batch = lambda: before_batch(supervisors[group.index])
             run.fail_at, run.params = fail_at, {"w": jnp.float32(weights[group.index])}
             return run
 
@@ -98,7 +126,16 @@ def translate(monkeypatch, tmp_path):
             best=False,
             target_language=None,
         )
-        return run_processes(count, lambda group: shared_translation._job(args, {}, Supervisor(group)))
+
+        def job(group):
+            supervisors[group.index] = Supervisor(group)
+            try:
+                return shared_translation._job(args, {}, supervisors[group.index])
+            except Exception:
+                group._client.available = False  # as where a process ends: nobody waits for it
+                raise
+
+        return run_processes(count, job)
 
     return run
 
@@ -126,7 +163,7 @@ def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translat
     assert all("go on with --resume, or remove it" in str(each) for each in translate(2) if isinstance(each, UserError))
     refused = translate(3, resume=True)
     assert all(isinstance(each, Exception) for each in refused)
-    assert any("was written by a command of 2 processes, this is one of 3" in str(each) for each in refused)
+    assert any("written by a command of 2 processes, this is one of 3" in str(each) for each in refused)
     assert "of 2 processes, this is one of 1" in str(translate(1, resume=True)[0])
     assert translate(2, resume=True) == [0, 0]
     assert (tmp_path / "out").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(23))
@@ -140,7 +177,7 @@ def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, tr
     translate(2, fail_at="line 16")
     monkeypatch.setattr(arguments, "load_run", lambda *a: CapitalsRun("1"))
     assert main(["translate", "--workdir=w", "--input=in", "--output=out", "--resume"]) == 2
-    assert "was written by a command of 2 processes, this is one of 1" in capsys.readouterr().err
+    assert "written by a command of 2 processes, this is one of 1" in capsys.readouterr().err
 
 
 def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(translate, tmp_path):
@@ -175,9 +212,9 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
 def test_the_only_target_language_may_be_named_when_resuming(data, language, shown):
     run = CapitalsRun("1")
     run.config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, **data))
-    unnamed = output_settings(run, False)
+    unnamed = output_settings(run, {})
     run.target_language = language
-    assert output_settings(run, False) == unnamed and unnamed.get("--target-language") == shown
+    assert output_settings(run, {}) == unnamed and unnamed.get("--target-language") == shown
 
 
 @pytest.mark.parametrize(
@@ -205,3 +242,61 @@ def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, secon
     parts[1].write_text("c\nd\n")
     join(parts, tmp_path / "out", 2, 4)
     assert (tmp_path / "out").read_text() == "a\nb\nc\nd\n"
+
+
+def test_hang_watchdog_watches_the_translation_but_not_the_wait_for_others(translate, tmp_path):
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
+    watched = []
+
+    def before_batch(supervisor):
+        if supervisor.group.index == 1:
+            time.sleep(0.05)
+        watched.append(supervisor.watchdog.quiet_seconds() > 0)
+        if supervisor.group.index == 0:
+            waiting.append(supervisor)
+
+    waiting = []
+    assert translate(2, before_batch=before_batch) == [0, 0]
+    assert watched and all(watched) and waiting[0].watchdog.quiet_seconds() == 0
+
+
+def test_process_that_makes_no_progress_is_named(translate, tmp_path, monkeypatch):
+    """It neither ends nor translates, and its heartbeats go on."""
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
+    monkeypatch.setattr(shared_translation, "_SAID_EVERY", 0.2)
+    monkeypatch.setattr(shared_translation, "_PUBLISHED_EVERY", 0.1)
+    over, said = threading.Event(), {}
+
+    def before_batch(supervisor):
+        said[supervisor.group.index] = supervisor.said
+        if supervisor.group.index == 1 and not over.wait(60):
+            raise AssertionError("nobody gave it up")
+
+    try:
+        real = Shares.wait_for_all
+
+        def wait_for_all(self):
+            try:
+                real(self)
+            finally:
+                over.set()
+
+        monkeypatch.setattr(Shares, "wait_for_all", wait_for_all)
+        answers = translate(2, before_batch=before_batch, hang_timeout="1")
+    finally:
+        over.set()
+    pattern = r"process 1 on .* translated nothing for \d+ s \(config.distributed.hang_timeout = 1\)"
+    assert isinstance(answers[0], ProcessGroupError) and re.match(pattern, str(answers[0])), answers
+    assert any(re.match("this share is translated; waiting for process 1 on ", line) for line in said[0])
+
+
+def test_absent_process_is_named():
+    def work(group):
+        if group.index == 0:
+            return group.all_gather("the same values", "here", seconds=0.3)
+        return None
+
+    absent, _ = run_processes(2, work)
+    assert isinstance(absent, ProcessGroupError) and re.match(
+        r"process 1 on \S+ did not come to the same values", str(absent)
+    )

@@ -1,6 +1,7 @@
 """`translate` reads windows, writes them in order, and resumes; the model is a stand-in that answers in capitals."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli import arguments, translation_loop
+from t2t_flax.cli import arguments, line_loop
 from t2t_flax.cli.line_windows import arriving_windows, full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
@@ -36,7 +37,7 @@ class CapitalsRun:
 
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax")
+        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
 
@@ -56,7 +57,7 @@ class CapitalsRun:
 def run(monkeypatch, tmp_path):
     """The stand-in run. It is used in place of any --workdir, with windows of 4 lines."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(translation_loop, "WINDOW_BATCHES", 4)
+    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 4)
     run = CapitalsRun(None)
 
     def load_run(args, overrides):
@@ -110,7 +111,7 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
     def lines():
         for line in ("one", "two", "three"):
             yield line
-            assert answered.acquire(timeout=30)  # the next line is typed after the answer
+            assert answered.acquire(timeout=120)  # the next line is typed after the answer
 
     for window in arriving_windows(numbered(lines()), 100):
         seen.append(window)
@@ -229,7 +230,7 @@ def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, sta
 
 
 def test_long_runs_report_progress(run, t2t, monkeypatch):
-    monkeypatch.setattr(translation_loop, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(line_loop, "PROGRESS_SECONDS", 0.0)
     _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
     assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
 
@@ -240,7 +241,7 @@ def test_pipe_as_output_receives_each_window(run, t2t, tmp_path):
     reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
     reader.start()
     t2t("--output=pipe", stdin=b"a\nb\n")
-    reader.join(30)
+    reader.join(120)
     assert received == ["A\nB\n"]
 
 
@@ -273,3 +274,89 @@ def test_output_in_a_folder_that_does_not_exist_creates_it(run, t2t, tmp_path):
     t2t("--output=new/folder/out", stdin=b"a\n")
     assert (tmp_path / "new/folder/out").read_text() == "A\n"
     assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["out"]
+
+
+@pytest.fixture
+def states_after_kills(tmp_path):
+    """Runs a function; returns the different contents of `tmp_path` between its steps, as a kill at each would leave them."""
+
+    def record(function):
+        states = []
+
+        def look(frame, event, argument):
+            files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+            if not states or states[-1] != files:
+                states.append(files)
+            return look
+
+        def trace(frame, event, argument):
+            return look if frame.f_code.co_filename.endswith(("resumable_output.py", "filesystem.py")) else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+        look(None, "end", None)
+        return states
+
+    return record
+
+
+def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, states_after_kills):
+    """--resume ends with the whole output, and what the error without it says leads there too."""
+    command = ["--input=in", "--output=out"]
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
+    whole = "".join(f"LINE {i}\n" for i in range(10))
+    states = states_after_kills(lambda: t2t(*command))
+    assert len(states) > 12 and any("out" in state and "out.partial.json" in state for state in states)
+    written = [(before, after) for before, after in itertools.pairwise(states) if len(after.get("out.partial", "")) > 3]
+    torn = [
+        after | {"out.partial": after["out.partial"][:-3]}
+        for before, after in written
+        if before.get("out.partial") != after["out.partial"]
+    ]
+    for state in states + torn:
+        for flags in (["--resume"], []):
+            for path in tmp_path.iterdir():
+                path.unlink()
+            for name, data in state.items():
+                (tmp_path / name).write_bytes(data)
+            code = main(["translate", "--workdir=w", *command, *flags])
+            if code == 2 and not flags:  # follow the advice
+                (tmp_path / "out.partial").unlink()
+                code = main(["translate", "--workdir=w", *command])
+            assert code == 0 and (tmp_path / "out").read_text() == whole, (sorted(state), flags)
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (sorted(state), flags)
+
+
+def test_record_without_its_output_counts_as_absent(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    stop_at_window(run, 1)
+    t2t("--input=in", "--output=out", code=75)
+    run.before_window = lambda n: None
+    (tmp_path / "out.partial").unlink()  # "remove it to start again"
+    t2t("--input=in", "--output=out")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}'])
+def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
+    (tmp_path / "in").write_text("a\n")
+    (tmp_path / "out.partial").write_text("A\n")
+    (tmp_path / "out.partial.json").write_text(text)
+    _, err = t2t("--input=in", "--output=out", "--resume", code=2)
+    assert "out.partial.json is damaged: remove" in err
+    (tmp_path / "out.partial").unlink()
+    t2t("--input=in", "--output=out", "--resume")
+    assert (tmp_path / "out").read_text() == "A\n"
+
+
+def test_advice_for_an_object_store_names_what_is_there(run, t2t, monkeypatch):
+    """There is no --resume for it."""
+    stop_at_window(run, 1)
+    monkeypatch.setattr(arguments, "check_output", lambda *a, **k: None)
+    _, err = t2t("--output=memory://bucket/out", stdin=b"a\nb\nc\nd\ne\n", code=128 + signal.SIGTERM)
+    assert "holds the output of 4 lines." in err and "--resume" not in err

@@ -5,11 +5,10 @@ import pytest
 from t2t_flax.config import Data, resolve
 from t2t_flax.config.directions import (
     Direction,
-    all_directions,
-    chosen_language,
     control_symbols,
     direction_of_set,
-    language_pair,
+    language_of_token,
+    language_token,
     parse_directions,
     target_languages,
     trained_directions,
@@ -41,7 +40,6 @@ def test_directions_come_from_names_and_entries():
     assert untrained_directions(DATA) == [Direction("de", "zh_Hans")]
     assert target_languages(DATA) == ["de", "en", "zh_Hans"]
     assert control_symbols(DATA) == ["<2de>", "<2en>", "<2zh_Hans>", "<bt>"]
-    assert language_pair(DATA) == ("mul", "mul")
     assert direction_of_set(DATA, "valid.bt") == direction_of_set(DATA, "bt") == ("de", "en")
 
 
@@ -50,14 +48,11 @@ def test_sources_without_names_are_named_after_their_split():
         train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv", directions="x=de-en,y=fr-en,valid=de-en,test=fr-en"
     )
     assert direction_of_set(data, "test") == ("fr", "en") and direction_of_set(data, "valid") == ("de", "en")
-    assert language_pair(data) == ("mul", "en")
 
 
 def test_without_directions_there_is_one():
     data = Data(train="clean=a.tsv; bt=b.tsv", tags="bt=<bt>")
     assert not parse_directions(data) and not control_symbols(data) and not target_languages(data)
-    assert all_directions(data) == [("en", "de")] and language_pair(data) == ("en", "de")
-    assert chosen_language(data, None) is None and chosen_language(data, "de") is None
 
 
 @pytest.mark.parametrize(
@@ -86,16 +81,11 @@ def test_wrong_directions_are_refused_by_key(keys, message):
         resolve({"data": values})
 
 
-def test_the_target_language_is_chosen_where_there_are_several():
-    assert chosen_language(DATA, "zh_Hans") == "zh_Hans"
-    with pytest.raises(UserError, match="into de, en, zh_Hans: choose one by target_language.*--target-language=de"):
-        chosen_language(DATA, None)
-    with pytest.raises(UserError, match="does not translate into 'fr', but into de, en, zh_Hans"):
-        chosen_language(DATA, "fr")
-    one = Data(train="x=a.tsv; y=b.tsv", directions="x=de-en, y=fr-en")
-    assert chosen_language(one, None) == "en"
-    with pytest.raises(UserError, match="translates from en into de, not into 'fr'"):
-        chosen_language(Data(), "fr")
+@pytest.mark.parametrize("language", ["de", "zh_Hans", "cmn_Hans"])
+def test_a_token_names_its_language(language):
+    assert language_of_token(language_token(language)) == language_of_token(f">>{language}<<") == language
+    for other in (language, f"<2{language}", f"\u2581<2{language}>", f">>{language}<< x", ">><<", "<2>", "<2 de>"):
+        assert language_of_token(other) is None
 
 
 def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():

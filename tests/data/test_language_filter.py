@@ -1,6 +1,7 @@
 """data.language_filter drops pairs with a side in another language, counted and listed like the other filters."""
 
 import dataclasses
+import importlib.metadata
 import pickle
 import sys
 from importlib.util import find_spec
@@ -93,6 +94,7 @@ def test_worker_processes_get_the_filter_without_the_model():
     assert len(copied) < 300 and pickle.loads(copied) == FILTER and not pickle.loads(copied).accepts(GERMAN, GERMAN)
 
 
+@needs_py3langid
 def test_without_the_filter_digests_are_those_of_earlier_versions():
     tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
     plain, digest = recipe_of("f", tokenizers, POLICIES)
@@ -100,6 +102,18 @@ def test_without_the_filter_digests_are_those_of_earlier_versions():
     others = [FILTER, LanguageFilter(("en", "de"), 0.9), LanguageFilter(("en", "fr"), 0.95)]
     digests = {recipe_of("f", tokenizers, dataclasses.replace(POLICIES, language_filters=(f,)))[1] for f in others}
     assert len(digests | {digest}) == 4
+
+
+@needs_py3langid
+def test_recipe_names_the_version_that_decided(monkeypatch):
+    def recipe():
+        tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
+        return recipe_of("f", tokenizers, dataclasses.replace(POLICIES, language_filters=(FILTER,)))
+
+    (stored, digest), installed = recipe(), importlib.metadata.version("py3langid")
+    assert [each["py3langid"] for each in stored["language_filters"]] == [installed]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"py3langid": "99.0"}[name])
+    assert recipe()[1] != digest, "what another version accepts is another store"
 
 
 def config_of(**keys):

@@ -257,7 +257,7 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     assert 1 <= len(workers) <= 2
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, workers)), "the workers ended with their parent"

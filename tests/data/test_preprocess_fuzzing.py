@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.cli.arguments import read_lines
+from t2t_flax.cli.arguments import iterate_lines
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.preprocess import Policies, prepare_split
@@ -71,6 +71,7 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
         assert not (folder / "store").exists()
         return
     source = corpus(folder, spec)
+    expected = [tuple(side.replace("\r", " ") for side in pair) for pair in expected]
     assert list(source.pairs()) == expected
     nonempty = [pair for pair in expected if all(side.strip() for side in pair)]
     if not nonempty:
@@ -168,9 +169,9 @@ def test_translation_input_of_random_bytes(content, standard_input):
             bad = first_invalid(expected_lines(content))
             if bad:
                 with pytest.raises(UserError, match=f"line {bad}, byte"):
-                    read_lines(name)
+                    list(iterate_lines(name))
             else:
-                assert read_lines(name) == [text.decode() for text in expected_lines(content)]
+                assert list(iterate_lines(name)) == [text.decode() for text in expected_lines(content)]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

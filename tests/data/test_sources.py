@@ -14,14 +14,15 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import files_of, open_source
+from t2t_flax.data.sources import base, files_of, open_source
+from t2t_flax.data.sources.joined import JoinedSource, SourcePart
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
 PAIRS = [
     ("a house", "ein Haus"),
     ("", "leer"),
-    ("next\u2028line \u0085 \x0b \x0c \r here", "Straße 😀"),
+    ("next\u2028line \u0085 \x0b \x0c here", "Straße 😀"),
     ("end", "Ende"),
 ]
 
@@ -71,7 +72,7 @@ def test_absolute_paths_ignore_root(corpora):
 def test_crlf_and_missing_final_newline(tmp_path):
     (tmp_path / "t.en").write_bytes(b"one\r\ntwo\r\r\nthree")
     (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
-    assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [("one", "eins"), ("two\r", "zwei"), ("three", "drei")]
+    assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [("one", "eins"), ("two ", "zwei"), ("three", "drei")]
 
 
 def test_reading_streams(tmp_path):
@@ -256,6 +257,25 @@ def test_documented_source_works(monkeypatch, tmp_path):
         open_en_de("squares:x", key="config.data.train")
 
 
+def test_every_source_yields_texts_of_one_line():
+    """Whatever it reads: the rule is not each source's own."""
+
+    class Letters(base.Source):
+        def read(self):
+            yield "Dear Sir,\r\nyes\u2028", "Ja\n", "Doch\r"
+
+        def fingerprint(self):
+            return ""
+
+        def where(self, i):
+            return ""
+
+    for source in (Letters("letters"), SourcePart(Letters("letters"), limit=1)):
+        assert list(source.pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+        assert list(source.references()) == [("Ja ", "Doch ")]
+    assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+
+
 def test_errors_name_the_config_key(tmp_path):
     with pytest.raises(UserError, match=r"data\.valid = 'no\.tsv': there is no file"):
         open_en_de("no.tsv", tmp_path, key="data.valid")
@@ -278,7 +298,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, count):
         for i in range(count):
-            yield i, {"de": f"Satz {i} ß", "en": f"sentence {i} of {count}"}
+            yield i, {"de": f"Satz {i} ß", "en": f"sentence {i}\\r\\nof\\r{count}"}
 """
 
 
@@ -300,7 +320,7 @@ def tfds_dir(tmp_path_factory):
 def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     source = open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir)
     pairs = list(source.pairs())
-    assert sorted(pairs) == sorted((f"sentence {i} of 30", f"Satz {i} ß") for i in range(30))
+    assert sorted(pairs) == sorted((f"sentence {i}  of 30", f"Satz {i} ß") for i in range(30))
     assert source.count == 30 and list(source.pairs()) == pairs
     assert source.where(2) == "tfds:t2t_pairs/de-en:train example 3"
     assert list(tfds_dir.rglob("*.array_record-*"))

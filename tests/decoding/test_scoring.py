@@ -1,7 +1,5 @@
 """Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
 from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
-from t2t_flax.training.damage import check_digest, with_digest
 
 ALL = {"mesh.data": "-1"}
 PAIRS = list(toy.pairs("test", 9))
@@ -193,32 +190,6 @@ def test_average_cannot_be_resumed(workdir, tmp_path, cache):
     )
     with pytest.raises(UserError, match="train.init_from"):
         loop.train(start(config, tmp_path / "mean", cache), score=None)
-
-
-def test_averages_skip_checkpoints_written_at_a_stop(workdir, loaded, tmp_path):
-    """A checkpoint written only because of a signal is not a regular one."""
-    import shutil
-
-    copy = tmp_path / "copy"
-    shutil.copytree(workdir, copy)
-
-    def change(step, **values):
-        path = copy / "checkpoints" / str(step) / "meta" / "metadata"
-        path.write_text(json.dumps(with_digest(check_digest(json.loads(path.read_text())) | values)))
-
-    change(4, scheduled=False)
-    change(6, regular_before=2)
-    assert load(copy, average=2, overrides=ALL).steps == (6, 2)
-    with pytest.raises(UserError, match="cannot average 3 checkpoints"):
-        load(copy, average=3, overrides=ALL)
-    assert load(copy, average=3, at_most=True, overrides=ALL).steps == (6, 2)
-    for step in (2, 6):
-        change(step, scheduled=False)
-    with pytest.raises(
-        UserError, match=r"no regular checkpoint yet .left out, written at a stop or an evaluation: \[6, 4, 2\]"
-    ):
-        load(copy, average=2, overrides=ALL)
-    assert load(copy, average=2, at_most=True, overrides=ALL).steps == (6,)
 
 
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):

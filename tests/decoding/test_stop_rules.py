@@ -9,6 +9,7 @@ from helpers.configs import devices_mesh, model_and_state, small_config
 from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.config import Decode
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding import translator as translator_module
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
 
@@ -69,11 +70,11 @@ def test_length_penalties_equal_their_formulas():
 def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     """decode.length_penalty, decode.early_stopping and decode.alpha become the beam search's options."""
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
-    tokenizer = SimpleNamespace(encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
+    tokenizer = SimpleNamespace(digest="fixed", encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
     options = []
     real = translator_module.beam_search
     monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
     config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
-    pair = SimpleNamespace(source=tokenizer, target=tokenizer)
+    pair = TokenizerPair(tokenizer, tokenizer)
     translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])
     assert (options[0].length_penalty, options[0].early_stopping, options[0].alpha) == ("power", "beam_full", 1.0)

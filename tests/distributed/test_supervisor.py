@@ -4,6 +4,7 @@ import contextlib
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers.thread_groups import run_threads, thread_groups, wait_until
@@ -153,7 +154,8 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
 
 
 def test_late_processes_are_reported(monkeypatch):
-    monkeypatch.setattr(heartbeats, "INTERVAL", 0.02)
+    now = [100.0]
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
     _, groups = thread_groups(3)
     beats = [Heartbeats(group) for group in groups]
 
@@ -166,8 +168,10 @@ def test_late_processes_are_reported(monkeypatch):
 
     assert exchange(4, 4, 4) == "No process is behind another: all wait in the same place."
     assert exchange(6, 5, 6).startswith("Late: process 1 on")
-    time.sleep(0.06)
-    assert exchange(6, 6, None).startswith("Late: process 2 on") and beats[0].silent_processes(0.05) == [2]
+    now[0] += 3 * heartbeats.INTERVAL
+    assert exchange(6, 6, None).startswith("Late: process 2 on") and beats[0].silent_processes(heartbeats.INTERVAL) == [
+        2
+    ]
     assert Heartbeats(ProcessGroup()).describe_late(1) == "There is one process."
 
 

@@ -123,7 +123,7 @@ def test_a_literal_token_does_not_steer(run):
     starts = {language: list(run.start_ids(language)) for language in ("de", "en")}
     (score,) = run.score([("<2en> It is late.", "x")], target_language="de")
     ids = [*starts["de"], *run.tokenizers.source.encode("<2en> It is late.")]
-    assert starts["en"][0] not in ids and run._encode([("<2en> It is late.", "x")], str, "de")[0].source[:-1] == ids
+    assert starts["en"][0] not in ids and run._encode([("<2en> It is late.", "x")], "de")[0].source[:-1] == ids
     assert score.log_prob != run.score([("It is late.", "x")], target_language="en")[0].log_prob
 
 

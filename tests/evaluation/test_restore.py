@@ -147,3 +147,22 @@ def test_overrides_change_the_config_and_reject_unknown_keys(finished):
         load(finished[0], overrides={"decode.beamsize": "3"})
     assert load(finished[0], overrides=ONE_DEVICE | {"decode.beam_size": "3"}).config.decode.beam_size == 3
     assert dataclasses.asdict(load(finished[0], overrides=ONE_DEVICE).config)["decode"]["beam_size"] == 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_parameters_that_are_not_finite_are_not_restored(bad, tmp_path):
+    """Of a diverged run, or a checkpoint that another program wrote: whatever its checksums say."""
+    from t2t_flax.training.params_run import write_params_run
+
+    toy = load("pretrained:toy", overrides={"mesh.data": "-1"})
+    params = jax.tree.map(np.array, toy.params)
+    params["decoder_1"]["feed_forward"]["Einsum_0"]["kernel"][0, 3] = bad
+    folder = tmp_path / "run"
+    write_params_run(folder, toy.stored, toy.tokenizers, params, {"step": 7}, flag="--workdir", command="test")
+    message = (
+        r"checkpoint 7 in .*run is damaged: decoder_1/feed_forward/Einsum_0/kernel holds numbers that are not finite"
+    )
+    with pytest.raises(UserError, match=message):
+        load(folder, step=7)
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+        load(folder)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 
@@ -16,15 +17,29 @@ from t2t_flax.extensions.serving.service import Limits
 
 
 @contextlib.contextmanager
-def serving(runs, *, limits=None, max_batch=4, wait=0.02, max_queue=64, ready=True):
-    """A running server of `{name: run}`; with `ready`, once its models are warmed up."""
+def serving(
+    runs,
+    *,
+    limits=None,
+    max_batch=4,
+    wait=0.02,
+    max_queue=64,
+    ready=True,
+    health_limit=60.0,
+    warm_up="usual",
+    max_connections=512,
+    **keys,
+):
+    """A running server of `{name: run}`; with `ready`, once its models are warmed up. keys: of `create_app`."""
     metrics, failed, all_ready = Metrics(), threading.Event(), threading.Semaphore(0)
+    make_batcher = functools.partial(Batcher, max_batch, wait, max_queue)
+    more = dict(health_limit=health_limit, warm_up=warm_up)
     models = [
-        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, Batcher(max_batch, wait, max_queue), 1, metrics)
+        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, make_batcher, 1, metrics, **more)
         for name, loaded in runs.items()
     ]
     limits = limits or Limits(timeout=50)
-    server = make_server(create_app(models, limits, metrics), limits.timeout)
+    server = make_server(create_app(models, limits, metrics, **keys), limits.timeout, max_connections)
     listening = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     running = Running(url(listening), server, thread, models, failed)
@@ -51,7 +66,7 @@ class Running:
     failed: threading.Event
 
     def end(self):
-        self.server.should_exit = True
+        self.server.end()
 
     def get(self, path, **keys):
         return httpx.get(self.url + path, timeout=60, **keys)

@@ -91,7 +91,7 @@ class Processes:
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"still running after {seconds} s\n{self.outputs()}") from None
         for log in self.tees:
-            log.wait(10.0)
+            log.wait(60.0)
         return [process.returncode for process in self.all]
 
     def outputs(self) -> str:

@@ -85,7 +85,7 @@ def run_processes(count: int, work) -> list:
     return run_threads(run, [(group,) for group in groups])
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -65,9 +65,9 @@ CASES = {
         "kubectl apply --server-side --filename=https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
     ],
     ("gke", "logs", "--name=n"): [f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"],
-    ("gke", "delete", "--name=n"): ["kubectl delete jobset n --ignore-not-found --wait"],
+    ("gke", "delete", "--name=n"): ["kubectl delete jobset/n secret/n-env --ignore-not-found --wait"],
     ("gke", "delete", "--name=n", "--nodes=yes", "--cluster=c", "--zone=z"): [
-        "kubectl delete jobset n --ignore-not-found --wait",
+        "kubectl delete jobset/n secret/n-env --ignore-not-found --wait",
         "gcloud container node-pools delete n-0 --cluster=c --location=z --quiet",
     ],
     ("skypilot", "create", "--name=n"): ["sky check"],
@@ -119,10 +119,10 @@ def test_skypilot_run(tmp_path):
     line.remove(command)
     assert line == shlex.split(
         "sky jobs launch launch/skypilot.yaml --name=n --gpus=H100:8 --num-nodes=4 --no-use-spot --infra=gcp/x "
-        "--env=T2T_EXTRA=cuda --env=T2T_RESTARTS=20 --yes --detach-run"
+        "--env=T2T_EXTRAS=cuda,gcs --env=T2T_RESTARTS=20 --yes --detach-run"
     )
     cancel, again = dry("skypilot", "resume", "--name=n", "--", *TRAIN, cwd=tmp_path)
-    assert cancel == ["sky", "jobs", "cancel", "--name=n", "--yes"] and "--env=T2T_EXTRA=tpu" in again
+    assert cancel == ["sky", "jobs", "cancel", "--name=n", "--yes"] and "--env=T2T_EXTRAS=tpu,gcs" in again
 
 
 def test_xpk_run(tmp_path):

@@ -55,7 +55,7 @@ def jobset(tmp_path_factory):
          "--restarts=7", "--volume=claim-1:/sweeps", "--dry-run", "--", *COMMAND],
         cwd=tmp_path_factory.mktemp("gke"), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    first, _, text = result.stdout.partition("\n")
+    _, first, text = result.stdout.split("\n", 2)
     assert first == "kubectl apply --filename=-" and not re.search(r": __\w+__", text)
     return yaml.safe_load(text)
 
@@ -153,6 +153,6 @@ def run_skypilot(tmp_path, **env) -> list[str]:
 def test_skypilot_sets_the_rank_of_gpu_nodes_only(tmp_path):
     node = {"SKYPILOT_NUM_NODES": "4", "SKYPILOT_NODE_RANK": "2", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
     command = ["--restarts=7", "--", "python", "x", "a b"]
-    assert run_skypilot(tmp_path, T2T_EXTRA="cuda", **node) == ["4", "2", "10.0.0.7:8476", *command]
-    assert run_skypilot(tmp_path, T2T_EXTRA="tpu", **node) == ["", "", "", *command]
-    assert run_skypilot(tmp_path, T2T_EXTRA="cuda", **node | {"SKYPILOT_NUM_NODES": "1"}) == ["", "", "", *command]
+    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node) == ["4", "2", "10.0.0.7:8476", *command]
+    assert run_skypilot(tmp_path, T2T_EXTRAS="tpu,gcs", **node) == ["", "", "", *command]
+    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node | {"SKYPILOT_NUM_NODES": "1"}) == ["", "", "", *command]

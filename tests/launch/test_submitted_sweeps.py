@@ -59,7 +59,9 @@ def test_skypilot_starts_a_managed_job_for_each_worker(programs, capfd):
 
 def test_gke_applies_a_jobset_for_each_worker(programs):
     assert submit("gke:2", "name=d", "image=i", "hosts=8", "topology=4x8", "volume=sweeps:/sweeps") == 0
-    assert recorded_calls(programs) == [["kubectl", "apply", "--filename=-"]] * 2
+    assert [call[:3] for call in recorded_calls(programs)] == [
+        ["kubectl", "get", "jobset"], ["kubectl", "apply", "--filename=-"]
+    ] * 2  # fmt: skip
     jobsets = [each for each in yaml.safe_load_all((programs / "manifests").read_text()) if each]
     assert [each["metadata"]["name"] for each in jobsets] == ["d-1", "d-2"]
     for jobset in jobsets:

@@ -85,14 +85,16 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     command = [
         "bash",
         "-c",
-        'printf "%s\n" "$@"; until [ -e "$CLOUD/go" ]; do sleep 0.1; done; exit 2',
+        'printf "%s\n" "$TOKEN" "$@"; until [ -e "$CLOUD/go" ]; do sleep 0.1; done; exit 2',
         "x",
         "a b",
         "it's",
         "$HOME",
     ]
-    result = launch("tpu_vm", "run", "--", *command, cloud=cloud)
+    cloud[1]["TOKEN"] = "it's $HOME"
+    result = launch("tpu_vm", "run", "--env=TOKEN", "--", *command, cloud=cloud)
     assert result.returncode == 0, result.stderr
+    assert not (folder / "host" / "t2t.env").exists()
     wait_for(lambda: status(cloud) == "running", "the command runs")
     again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # two runs never share the chips
     assert again.returncode != 0 and "a run is in progress on this host" in again.stderr
@@ -101,7 +103,7 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     ).read_text()
     (folder / "go").touch()
     wait_for(lambda: status(cloud) == "2", "the command has ended")
-    assert (folder / "host" / "t2t.log").read_text().splitlines()[-3:] == ["a b", "it's", "$HOME"]
+    assert (folder / "host" / "t2t.log").read_text().splitlines()[-4:] == ["it's $HOME", "a b", "it's", "$HOME"]
     assert launch("tpu_vm", "resume", "--", "true", cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == "0", "the second run has ended")
 

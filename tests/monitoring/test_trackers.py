@@ -1,5 +1,6 @@
 """Experiment trackers: each client in its real offline mode, resuming, groups, and clients that fail."""
 
+import importlib
 import json
 import os
 import struct
@@ -201,6 +202,23 @@ import torch
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["then", "imported torch"]
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_module_is_refused_to_one_thread_alone(tmp_path, monkeypatch):
+    """What one tracker leaves out, another thread imports at the same time."""
+    names = [f"only_here_{i}" for i in range(3)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    with trackers._import_refused(*names[:2]):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(names[0])
+        other = threading.Thread(target=lambda: found.append(importlib.import_module(names[1])))
+        other.start()
+        other.join(60)
+        assert found and importlib.import_module(names[2])
+    assert importlib.import_module(names[0])
 
 
 def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch):

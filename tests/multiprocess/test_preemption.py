@@ -44,7 +44,7 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
         processes.wait_for_step(workdir, 4)
         start = time.monotonic()
         processes.all[signalled].send_signal(signal.SIGTERM)
-        assert processes.wait(60) == [75, 75], processes.outputs()
+        assert processes.wait(180) == [75, 75], processes.outputs()
         seconds = time.monotonic() - start
     step = checkpoints(workdir)[-1]
     assert f"stopped by SIGTERM after update {step}, saved" in processes.output(0)
@@ -74,7 +74,7 @@ def test_signal_interrupts_an_evaluation(tmp_path, cache):
         processes.wait_for_step(workdir, 5)
         processes.all[1].send_signal(signal.SIGTERM)
         start = time.monotonic()
-        assert processes.wait(60) == [75, 75], processes.outputs()
+        assert processes.wait(180) == [75, 75], processes.outputs()
         seconds = time.monotonic() - start
         assert seconds < 30
     note(f"SIGTERM during an evaluation: both ended after {seconds:.1f} s")
@@ -95,7 +95,7 @@ def test_signal_during_a_compilation_ends_all_at_once(undisturbed, tmp_path, cac
         processes.wait_for_output(0, "resuming")
         processes.all[1].send_signal(signal.SIGTERM)
         start = time.monotonic()
-        codes = processes.wait(30)
+        codes = processes.wait(120)
         seconds = time.monotonic() - start
         assert seconds < 20 and set(codes) == {75}, processes.outputs()
     note(f"SIGTERM during restoring and compiling: both ended after {seconds:.1f} s")

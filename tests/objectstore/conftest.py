@@ -1,6 +1,8 @@
-"""A bucket for the tests of this folder."""
+"""Buckets for the tests of this folder."""
 
 import importlib.util
+import threading
+import urllib.request
 
 import pytest
 from objectstore.fake_gcs import FakeGcs
@@ -10,13 +12,15 @@ needs_gcsfs = pytest.mark.skipif(importlib.util.find_spec("gcsfs") is None, reas
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "objectstore" in str(item.path) and item.path.name != "test_s3.py":
+        if "objectstore" in str(item.path) and item.path.name not in ("test_s3.py", "test_leases.py"):
             item.add_marker(needs_gcsfs)
 
 
 @pytest.fixture
 def gcs(monkeypatch, tmp_path):
     """The server, which gcsfs in this process uses; local copies are under tmp_path/home."""
+    if importlib.util.find_spec("gcsfs") is None:  # not imported here: it reads its settings then
+        pytest.skip("gcsfs is not installed (extra gcs)")
     import fsspec
     from etils.epath import backend
 
@@ -31,3 +35,38 @@ def gcs(monkeypatch, tmp_path):
         yield server
         backend.fsspec_backend._get_filesystem.cache_clear()
         kind.clear_instance_cache()
+
+
+@pytest.fixture
+def s3(monkeypatch, tmp_path):
+    """A bucket in moto's server; local copies of stores are under tmp_path/home."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
+    server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
+    from moto.s3.responses import S3Response
+
+    one_at_a_time, put = threading.Lock(), S3Response.put_object
+
+    def put_object(self):  # moto looks for the object and writes it in two steps; S3 does in one
+        with one_at_a_time:
+            return put(self)
+
+    monkeypatch.setattr(S3Response, "put_object", put_object)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://127.0.0.1:{port}"
+    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    import s3fs
+    from etils.epath import backend
+
+    def forget():
+        s3fs.S3FileSystem.clear_instance_cache()
+        backend.fsspec_backend._get_filesystem.cache_clear()
+
+    forget()
+    yield s3fs.S3FileSystem().mkdir("bucket")
+    forget()
+    server.stop()

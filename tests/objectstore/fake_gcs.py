@@ -89,6 +89,7 @@ class FakeGcs:
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # clients that start at once
 
     def handle_error(self, request, address) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # clients drop requests whose answer they no longer need

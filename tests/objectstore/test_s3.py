@@ -1,7 +1,5 @@
 """Text and token stores in S3, against moto's server. Orbax cannot write checkpoints to S3, so workdirs are refused."""
 
-import urllib.request
-
 import pytest
 from etils import epath
 
@@ -15,32 +13,6 @@ from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 
 CACHE = "s3://bucket/cache"
-
-
-@pytest.fixture
-def s3(monkeypatch, tmp_path):
-    """A bucket; local copies of stores are under tmp_path/home."""
-    pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
-    server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://127.0.0.1:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    import s3fs
-    from etils.epath import backend
-
-    def forget():
-        s3fs.S3FileSystem.clear_instance_cache()
-        backend.fsspec_backend._get_filesystem.cache_clear()
-
-    forget()
-    yield s3fs.S3FileSystem().mkdir("bucket")
-    forget()
-    server.stop()
 
 
 def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Selection of checkpoints, and their mean with at most two parameter trees in memory."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.runs import start, tiny_run
 
+from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
@@ -119,17 +121,20 @@ def test_best_checkpoint_has_the_best_validation_metric(best_at_4):
 
 
 def test_average_skips_checkpoints_kept_only_as_best(best_at_4, tmp_path):
-    with pytest.raises(UserError, match=r"cannot average 2 .* has \[10\] \(left out, kept only as best: \[4\]\)"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot average 2 .*of the regular checkpoints \[8, 10\] .* lacks \[8\] .*every_steps = 2, keep_last = 1",
+    ):
         load(best_at_4, average=2, overrides=HERE)
     assert load(best_at_4, average=2, at_most=True, overrides=HERE).steps == (10,)
-    with pytest.raises(UserError, match="kept only as best"):
+    with pytest.raises(UserError, match=r"lacks \[8\]"):
         average([best_at_4], tmp_path / "mean", last=2, overrides=HERE)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_average_stops_at_a_gap_after_keep_last_grows(best_at_4, tmp_path, cache):
-    """If keep_last grows on resume, only the checkpoints record which ones were deleted before."""
+    """keep_last grows on resume: what was deleted before is known from the schedule."""
     copy = shutil.copytree(best_at_4, tmp_path / "copy")
     config = tiny_run(
         copy,
@@ -140,18 +145,25 @@ def test_average_stops_at_a_gap_after_keep_last_grows(best_at_4, tmp_path, cache
     loop.train(start(config, copy, cache), score=lambda *_: {"valid_bleu": 1.0})
     assert Checkpoints(copy / "checkpoints", keep_last=9).steps() == [4, 10, 12, 14]
     assert load(copy, average=3, overrides=HERE).steps == (14, 12, 10)
-    with pytest.raises(UserError, match=r"has \[10, 12, 14\] \(left out, kept only as best: \[4\]\)"):
+    with pytest.raises(UserError, match=r"lacks \[8\]"):
         load(copy, average=4, overrides=HERE)
     assert load(copy, average=2, step=12, overrides=HERE).steps == (12, 10)
 
 
-def test_average_of_old_checkpoints_is_limited_by_keep_last(best_at_4, tmp_path, monkeypatch):
-    """Older versions did not record the previous regular checkpoint."""
-    original = Checkpoints.meta
-    without = lambda self, step: {k: v for k, v in original(self, step).items() if k != "regular_before"}  # noqa: E731
-    monkeypatch.setattr(Checkpoints, "meta", without)
-    with pytest.raises(UserError, match="kept only as best"):
-        load(best_at_4, average=2, overrides=HERE)
+@pytest.mark.slow
+def test_average_skips_checkpoints_written_at_a_stop(tmp_path, cache):
+    """Stopped before its first regular checkpoint, and after it."""
+    config = tiny_run(tmp_path, steps=9, checkpoint=dict(every_steps=3, keep_last=3))
+    for stop, expected, message in ((2, (2,), "has no regular one so far"), (5, (3,), r"has \[3\] so far")):
+        loop.train(
+            start(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=stop)), tmp_path, cache),
+            score=None,
+        )
+        (tmp_path / "config.json").write_text(config_lib.to_json(config))
+        with pytest.raises(UserError, match=f"{message}; .{stop}. were written at a stop"):
+            load(tmp_path, average=2, overrides=HERE)
+        assert load(tmp_path, average=2, at_most=True, overrides=HERE).steps == expected
+    assert load(tmp_path, average=2, step=5, overrides=HERE).steps == (5, 3)
 
 
 def test_best_without_metric_or_with_damage_is_refused(six, best_at_4, tmp_path, caplog):

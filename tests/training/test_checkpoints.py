@@ -28,7 +28,7 @@ from t2t_flax.training.train_state import init_state
 
 @pytest.fixture(scope="module")
 def training_setup():
-    config = small_config(optimizer=dict(ema_decay=0.9))
+    config = small_config(optimizer=dict(ema_decay=0.9), checkpoint=dict(every_steps=1))
     return config, *model_and_state(config)
 
 
@@ -44,7 +44,8 @@ def three(tmp_path_factory, training_setup):
 
 
 def meta_of(config, step):
-    return {"step": step, "config": json.loads(config_lib.to_json(config)), "digests": {}, "progress": {}}
+    values = json.loads(config_lib.to_json(config))
+    return {"step": step, "updates_per_epoch": 1, "config": values, "digests": {}, "progress": {}}
 
 
 def state_at(training_setup, step):
@@ -95,18 +96,23 @@ def test_newest_and_best_are_kept(tmp_path, training_setup):
 
 
 def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setup):
-    """The run was stopped before its evaluation; the best checkpoint is the same as without the stop."""
-    stopped = Checkpoints(tmp_path / "checkpoints", keep_best=1)
-    save(stopped, training_setup, 1)
-    stopped.close()
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_best=1)
-    before = checkpoints.meta(1)
-    for step, metric in enumerate([9.0, 3.0, None, 2.0], 1):
-        save(checkpoints, training_setup, step, metric)
-    checkpoints.close()
-    assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 4]
-    after = Checkpoints(tmp_path / "checkpoints").meta(1)
-    assert after["metric"] == 9.0 and after["checksums"] == before["checksums"] and "metric" not in before
+    """The run was stopped before its evaluation: metadata and deletions are the same as without the stop."""
+    for metrics, kept in (([9.0, None, 2.0], [1, 3]), ([1.0, None, 4.0], [3])):
+        metas = []
+        for late in (False, True):
+            folder = tmp_path / f"{metrics[0]} {late}" / "checkpoints"
+            checkpoints = Checkpoints(folder, keep_best=1)
+            for step, metric in enumerate(metrics, 1):
+                save(checkpoints, training_setup, step, None if late else metric)
+                if late:  # by the run that resumes
+                    checkpoints.close()
+                    checkpoints = Checkpoints(folder, keep_best=1)
+                    checkpoints.prepare_to_save()
+                    checkpoints.add_evaluation(step, {}, metric)
+            checkpoints.close()
+            left = Checkpoints(folder)
+            metas.append({step: left.meta(step) for step in left.steps()})
+        assert metas[0] == metas[1] and list(metas[0]) == kept
 
 
 def damage_flip(folder):

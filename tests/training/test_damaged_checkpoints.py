@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
-from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import init_state
 
@@ -34,13 +34,15 @@ DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
 
 @pytest.fixture(scope="module")
 def training_setup():
-    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2), optimizer=dict(ema_decay=0.9))
+    keys = dict(model=dict(d_model=8, d_ff=8, num_heads=2), optimizer=dict(ema_decay=0.9))
+    config = small_config(**keys, checkpoint=dict(every_steps=1))
     model, tx, state, _ = model_and_state(config)
     return config, state, init_state(config, model, tx, devices_mesh(), abstract=True)[0]
 
 
 def meta_of(config, step, **more):
-    return {"step": step, "config": config_lib.as_json(config), "digests": DIGESTS, "progress": {}} | more
+    values = {"step": step, "updates_per_epoch": 1, "config": config_lib.as_json(config)}
+    return values | {"digests": DIGESTS, "progress": {}} | more
 
 
 def state_at(training_setup, step):
@@ -141,17 +143,6 @@ def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpo
         check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, WAYS[damage])
 
 
-@pytest.mark.parametrize("damage", ["empty", "zero", "truncate", "delete"])
-def test_damaged_metric_is_ignored(three_checkpoints, training_setup, tmp_path, damage):
-    shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
-    for step in (1, 2, 3):
-        WAYS[damage](tmp_path / "checkpoints" / str(step) / "metrics" / "metrics")
-    assert restored(tmp_path / "checkpoints", training_setup)[1] == 3
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert equal(checkpoints.restore_params(3, training_setup[2].params), state_at(training_setup, 3).params)
-    assert checkpoints.metric(3) == 3.0, "the metric is in the metadata too"
-
-
 @pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
 def test_changed_metadata_is_detected(three_checkpoints, training_setup, tmp_path, word, caplog):
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
@@ -201,16 +192,8 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three_checkpoints, t
             r"params: .* is float32\[.*\] there, float32\[2, .*\] here",
         ),
     ):
-        for old in (False, True):
-            if old:  # checkpoints from before shapes were stored
-                for step in (1, 2, 3):
-                    path = tmp_path / "checkpoints" / str(step) / "meta" / "metadata"
-                    meta = json.loads(path.read_text())
-                    path.write_text(json.dumps({k: v for k, v in meta.items() if k not in ("digest", "arrays")}))
-            with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {message}"):
-                Checkpoints(tmp_path / "checkpoints").restore_latest(other, config, DIGESTS)
-        shutil.rmtree(tmp_path / "checkpoints")
-        shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
+        with pytest.raises(UserError, match=f"checkpoint 3 in .* does not fit this program: {message}"):
+            Checkpoints(tmp_path / "checkpoints").restore_latest(other, config, DIGESTS)
     assert content(tmp_path) == before
 
 
@@ -290,13 +273,11 @@ def test_retention_keeps_newest_scheduled_and_best(about, last, best):
 
 
 def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(training_setup, tmp_path):
-    """Whether a checkpoint is scheduled is stored with it: every 10 updates until 40, then every 25 until 50."""
-    write(
-        tmp_path / "checkpoints", training_setup, range(10, 41, 10), metric=lambda step: None, keep_last=4, keep_best=0
-    )
+    """Whether a checkpoint is scheduled follows from its own config: every 10 updates until 40, then every 25 until 50."""
+    every = lambda n: dataclasses.replace(training_setup[0], checkpoint=Checkpoint(every_steps=n))  # noqa: E731
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=4)
-    for step, scheduled in ((43, False), (47, False), (50, True)):
-        checkpoints.save(state_at(training_setup, step), meta_of(training_setup[0], step, scheduled=scheduled))
+    for step, interval in ((10, 10), (20, 10), (30, 10), (40, 10), (43, 25), (47, 25), (50, 25)):
+        checkpoints.save(state_at(training_setup, step), meta_of(every(interval), step))
     checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 30, 40, 50]
 
@@ -306,16 +287,6 @@ def test_metric_that_is_not_finite_is_not_the_best(training_setup, tmp_path, bad
     metrics = dict(enumerate((-3.0, -1.0, bad, -2.0, None), 1))
     write(tmp_path / "checkpoints", training_setup, metrics, metric=metrics.get, keep_last=1)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
-
-
-def test_progress_of_other_versions_is_read():
-    """Unknown fields are ignored; missing ones get their defaults."""
-    old = {"step": 7, "best_metric": -2.5, "best_step": 5, "evaluations_without_better": 1, "seconds": {"step": 3.5}}
-    progress = TrainProgress.from_json(old)
-    assert dataclasses.asdict(progress).items() >= old.items()
-    assert progress.scheduled and not progress.evaluation_due and progress.config_changes == []
-    assert TrainProgress.from_json(old | {"of_a_later_version": 1}) == progress
-    assert TrainProgress.from_json(json.loads(json.dumps(dataclasses.asdict(progress)))) == progress
 
 
 @pytest.mark.parametrize(

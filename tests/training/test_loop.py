@@ -30,7 +30,7 @@ from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.pretrained import pretrained_params
-from t2t_flax.training.workdir import adopt_config
+from t2t_flax.training.workdir import adopt_config, begin
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,8 +153,8 @@ def nan_loss_at(*updates):
     """A loss that is NaN at these updates."""
     real = step.loss_sums
 
-    def diverge(config, model, params, batch, noise, shards):
-        loss, sums = real(config, model, params, batch, noise, shards)
+    def diverge(config, model, params, batch, noise):
+        loss, sums = real(config, model, params, batch, noise)
         keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
         return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
@@ -348,6 +348,8 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
     assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     adopt_config(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
+    assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored  # the start may still be refused
+    begin(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 99
     with pytest.raises(UserError, match="model.dropout: 0.1 in the workdir, 0.2 now"):
         adopt_config(workdir, small_config(model=dict(dropout=0.2)))

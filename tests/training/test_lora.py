@@ -130,7 +130,7 @@ def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
     assert query["a"].sharding.spec[0] == "fsdp" and query["b"].sharding.spec[1] == "tensor"
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
 def test_every_optimizer_trains_adapters(name):
     config = small_config(train=KEYS["train"], optimizer=dict(name=name, weight_decay=0.1))
     model, tx = make_model(config, 37, 37), make_optimizer(config)
@@ -208,3 +208,19 @@ def test_adapters_are_added_in_the_order_of_their_paths():
     leaves = {id(x): path for path, x in flatten_dict(without_adapters(state.params), sep="/").items()}
     paths = [leaves[one] for one in added]
     assert len(paths) > 5 and paths == sorted(paths)
+
+
+def test_muon_says_that_it_cannot_train_adapters():
+    """It orthogonalizes the updates of kernels, which are frozen: adapters would be trained by Adam without a word."""
+    keys = {"optimizer.name": "muon", "train.lora_rank": "4"}
+    with pytest.raises(UserError, match=r"(?s)config\.train\.lora_rank = 4 .*config\.optimizer\.name = muon"):
+        config_lib.resolve(config_lib.override(config_lib.default_config(), keys))
+
+
+@pytest.mark.parametrize("freeze", ["*/kernel", "encoder_* decoder_*"])
+def test_muon_needs_a_kernel_to_train(freeze):
+    config = small_config(optimizer=dict(name="muon"), train=dict(freeze=freeze))
+    with pytest.raises(
+        UserError, match="config.optimizer.name = muon has nothing to orthogonalize: config.train.freeze"
+    ):
+        init_state(config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), abstract=True)

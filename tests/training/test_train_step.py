@@ -117,8 +117,8 @@ def test_training_is_bit_reproducible(store, reference):
 def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, what):
     from t2t_flax.training import train_step as step_module
 
-    def broken(config, model, params, batch, noise, shards=1):
-        loss, sums = loss_sums(config, model, params, batch, noise, shards)
+    def broken(config, model, params, batch, noise):
+        loss, sums = loss_sums(config, model, params, batch, noise)
         zero = 0.0 * jnp.sum(params["shared_embedding"]["table"])
         return loss + (jnp.nan if what == "loss" else jnp.sqrt(zero)), sums  # the root's slope at 0 is infinite
 

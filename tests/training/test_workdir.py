@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.params_run import write_params_run
-from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, read_config, writing
+from t2t_flax.training.workdir import adopt_config, begin, check_run_folder, completed, read_config, writing
 
 
 def content(folder):
@@ -96,10 +97,6 @@ SIGNS = {
     "trained.json": lambda folder: None,
     "complete.json": lambda folder: ((folder / "trained.json").unlink(), (folder / "complete.json").write_text("{}")),
     "damaged": lambda folder: ((folder / "trained.json").unlink(), (folder / "damaged" / "10-0").mkdir(parents=True)),
-    "metrics.jsonl": lambda folder: (
-        (folder / "trained.json").unlink(),
-        (folder / "metrics.jsonl").write_text('{"step": 21}\n'),
-    ),
 }
 
 
@@ -141,7 +138,9 @@ def test_prepare_does_not_change_a_trained_run(tmp_path):
     with pytest.raises(UserError, match="another config .*config.json"):
         adopt_config(epath.Path(tmp_path), small_config(model=dict(d_model=32)), train=False)
     adopt_config(epath.Path(tmp_path), more)
-    assert not (tmp_path / "complete.json").exists()
+    assert content(tmp_path) == before  # the start may still be refused
+    begin(epath.Path(tmp_path), more)
+    assert not (tmp_path / "complete.json").exists() and read_config(tmp_path) == more
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00"])
@@ -172,10 +171,13 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path):
     for name in (f"config.json{unfinished}", f"tokenizer/tokenizer.model{unfinished}", f"eval/old.json{unfinished}",
                  f"eval/new.json{unfinished}"):  # fmt: skip
         (workdir / name).write_text("{")
-    os.utime(workdir / f"eval/old.json{unfinished}", (0, 0))
+    for name in ("old", "new"):
+        os.utime(workdir / f"eval/{name}.json{unfinished}", (0, 0))
     (workdir / f"tokenizer{unfinished}").mkdir()
-    with writing(epath.Path(workdir), "train"):
-        pass
+    with open(workdir / f"eval/new.json{unfinished}") as file:  # as `evaluate` does while it writes
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with writing(epath.Path(workdir), "train"):
+            pass
     new_files = content(workdir).keys() - before.keys()
     assert new_files == {".lock", "eval", "tokenizer", f"eval/new.json{unfinished}"}
 

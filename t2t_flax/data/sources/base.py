@@ -23,8 +23,10 @@ class Source(abc.ABC):
         """Number of pairs; None until it is known (a text file is counted by its first full reading)."""
 
     @abc.abstractmethod
-    def read(self) -> Iterator[tuple[str, str]]:
-        """The pairs, streamed in order; may be empty. Raises UserError with the location."""
+    def read(self) -> Iterator[tuple[str, ...]]:
+        """The sentences as they are stored, streamed in order: source, target, further references. May be empty. Raises
+        UserError with the location.
+        """
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -35,11 +37,13 @@ class Source(abc.ABC):
         """The location of pair i (from 0), for error messages: 'train.en line 17'."""
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """The pairs in order, in constant memory; each call starts over. Raises UserError if there are none."""
+        """The pairs in order, each text on one line, in constant memory; each call starts over. Raises UserError if there
+        are none.
+        """
         count = 0
-        for pair in self.read():
+        for source, target, *_ in self.read():
             count += 1
-            yield pair
+            yield one_line(source), one_line(target)
         if not count:
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
@@ -51,7 +55,7 @@ class Source(abc.ABC):
 
     def references(self) -> Iterator[tuple[str, ...]]:
         """All target sides of each pair, in order."""
-        return ((target,) for _, target in self.pairs())
+        return (tuple(map(one_line, targets)) for _, *targets in self.read())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import IO
 
 from etils import epath
 
+from t2t_flax.errors import require
 from t2t_flax.filesystem import is_transient
 
 SUFFIXES = (".gz", ".xz", ".zst")
@@ -35,6 +36,7 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".xz":
         return lzma.open(raw)
     if suffix == ".zst":
+        require("pyarrow", "arrow", "a .zst file")
         import pyarrow  # 0.1 s
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))

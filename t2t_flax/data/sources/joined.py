@@ -21,10 +21,7 @@ class SourcePart(Source):
     def read(self):
         pairs = itertools.islice(self._source.read(), self._limit or None)
         # An empty side stays empty, so that it is counted as such.
-        return ((f"{self.tag} {s}" if self.tag and s.strip() else s, t) for s, t in pairs)
-
-    def references(self):
-        return itertools.islice(self._source.references(), self._limit or None)
+        return ((f"{self.tag} {s}" if self.tag and s.strip() else s, *targets) for s, *targets in pairs)
 
     def fingerprint(self):
         if not (self.tag or self._limit):

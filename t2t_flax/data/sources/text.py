@@ -31,12 +31,6 @@ class TextSource(Source):
         return len(self._paths) - 1
 
     def read(self):
-        return ((source, target) for source, target, *_ in self._lines())
-
-    def references(self):
-        return (tuple(targets) for _, *targets in self._lines())
-
-    def _lines(self) -> Iterator[tuple[str, ...]]:
         streams = [lines(path) for path in self._paths]
         for i, line in enumerate(itertools.zip_longest(*streams)):
             if None in line:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from t2t_flax.data.sources.base import Context, Source
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, require
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
 _PART = r"\w+(?:\[[^\]]*\])?"
@@ -114,6 +114,7 @@ def _prepared(name: str, data_dir: str | None, label: str):
     alternative = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
     if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
         raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
+    require("tensorflow_datasets", "tfds", label)
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 

@@ -9,6 +9,7 @@ from etils import epath
 
 from t2t_flax.config import Data
 from t2t_flax.config.directions import control_symbols
+from t2t_flax.data.languages import Languages, read_languages, symbols_of, write_languages
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
@@ -40,10 +41,12 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
 
 
 class TokenizerPair:
-    """The tokenizers of both sides; with a joint vocabulary they are the same object."""
+    """The tokenizers of both sides; with a joint vocabulary they are the same object. languages: of the model that they belong
+    to, which are stored with them; a tokenizer that was not yet used has none.
+    """
 
-    def __init__(self, source: Tokenizer, target: Tokenizer):
-        self.source, self.target = source, target
+    def __init__(self, source: Tokenizer, target: Tokenizer, languages: Languages | None = None):
+        self.source, self.target, self.languages = source, target, languages or Languages()
         self.digest = hashlib.sha256(f"{source.digest}\n{target.digest}".encode()).hexdigest()
 
     @property
@@ -54,7 +57,8 @@ class TokenizerPair:
         """Ids of control symbols, which are put before those of a source sentence. Raises UserError for one that the source
         tokenizer does not have.
         """
-        ids = [self.source.control_id(symbol) for symbol in symbols]
+        known = symbols_of(self.languages)
+        ids = [known.get(symbol) or self.source.control_id(symbol) for symbol in symbols]
         for symbol, i in zip(symbols, ids, strict=True):
             if i is None:
                 raise UserError(
@@ -66,14 +70,25 @@ class TokenizerPair:
                 )
         return ids
 
+    def after_start(self, start: Sequence[int], ids: list[int]) -> list[int]:
+        """Ids of a source text after those of `start`. A text that itself begins with the token of a target language, as one
+        for Marian's multilingual models may, keeps that one and gets no other.
+        """
+        own = ids and ids[0] in self.languages.target_ids.values()
+        return ids if own or not ids else [*start, *ids]
+
+    def with_languages(self, languages: Languages) -> "TokenizerPair":
+        """The same tokenizers for a model of these languages."""
+        return TokenizerPair(self.source, self.target, languages)
+
     @property
     def vocab_sizes(self) -> tuple[int, int]:
         """(source, target)."""
         return self.source.vocab_size, self.target.vocab_size
 
     def save(self, folder: epath.PathLike) -> None:
-        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object
-        store it is complete (`is_complete`) once its last file is there.
+        """Writes tokenizer.model if joint, else source.model and target.model, and languages.json of several directions. A new
+        folder appears complete; in an object store it is complete (`is_complete`) once its last file is there.
         """
         folder = epath.Path(folder)
         files = {"tokenizer.model": self.source}
@@ -82,6 +97,7 @@ class TokenizerPair:
         with contextlib.ExitStack() as stack:
             new = not is_remote(folder) and not folder.exists()
             target = stack.enter_context(atomic_directory(folder)) if new else folder
+            write_languages(target, self.languages)
             for name, tokenizer in files.items():
                 tokenizer.save(target / name)
             for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
@@ -101,11 +117,12 @@ class TokenizerPair:
         joint = path / "tokenizer.model" if path.is_dir() else path
         if joint.exists():
             tokenizer = load_tokenizer(joint)
-            return TokenizerPair(tokenizer, tokenizer)
+            return TokenizerPair(tokenizer, tokenizer, read_languages(joint.parent, tokenizer.vocab_size))
         sides = path / "source.model", path / "target.model"
         if not all(side.exists() for side in sides):
             raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
-        return TokenizerPair(*map(load_tokenizer, sides))
+        source, target = map(load_tokenizer, sides)
+        return TokenizerPair(source, target, read_languages(path, source.vocab_size))
 
 
 def train_tokenizers(source: Source, data: Data) -> TokenizerPair:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.json_file import parse_json
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 
@@ -18,7 +19,7 @@ class ListTokenizer(Tokenizer):
 
     def __init__(self, data: bytes):
         super().__init__(data)
-        self.content = json.loads(data)
+        self.content = parse_json(data)
         self._pieces = [*SPECIAL, *self.content[self.PIECES]]
         self.ids = {piece: i for i, piece in enumerate(self._pieces)}
 
@@ -43,7 +44,7 @@ class ListTokenizer(Tokenizer):
     @classmethod
     def recognizes(cls, data):
         try:
-            return json.loads(data).get("kind") == cls.KIND
+            return parse_json(data).get("kind") == cls.KIND
         except (ValueError, AttributeError):
             return False
 

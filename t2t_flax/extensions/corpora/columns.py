@@ -9,7 +9,6 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import one_line
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import is_transient
 
@@ -35,7 +34,7 @@ def text_columns(schema: Any, languages: tuple[str, str], path: epath.Path) -> l
     )
 
 
-def read_pairs(batches: Iterator[Any], languages: tuple[str, str], path: epath.Path) -> Iterator[tuple[str, str]]:
+def read_pairs(batches: Iterator[Any], languages: tuple[str, str], path: epath.Path) -> Iterator[tuple[str, ...]]:
     """The pairs of a file's record batches, which have the columns of `text_columns`. Raises UserError for damaged data and for
     a row without both texts.
     """
@@ -47,8 +46,7 @@ def read_pairs(batches: Iterator[Any], languages: tuple[str, str], path: epath.P
                 texts = [item.get(language) for language in languages]
                 if not all(isinstance(text, str) for text in texts):
                     raise UserError(f"{path} row {row + 1}: expected a text for each language, found {texts}")
-                source, target = map(one_line, texts)
-                yield source, target
+                yield tuple(texts)
                 row += 1
 
 

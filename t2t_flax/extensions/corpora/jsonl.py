@@ -9,7 +9,7 @@ import json
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source, one_line
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 
@@ -27,7 +27,7 @@ class JsonLinesSource(Source):
         for i, line in enumerate(lines(self._path)):
             try:
                 item = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
             if isinstance(item, dict):
                 item = item.get("translation", item)
@@ -38,8 +38,7 @@ class JsonLinesSource(Source):
                     f'{self.where(i)}: expected an object with texts under "{source}" and "{target}" '
                     "(config.data.source_language and config.data.target_language)"
                 )
-            source, target = map(one_line, texts)
-            yield source, target
+            yield tuple(texts)
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, file_sha256(self._path)]

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import importlib.metadata
 import logging
 import lzma
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from t2t_flax.data.sources.base import Context, Source, one_line
+from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 
@@ -28,8 +29,8 @@ _HUGGING_FACE = "huggingface.co"
 class MtdataSource(Source):
     """The segments of one corpus, in the order of its files.
 
-    entry: of mtdata's index. paths: what mtdata parses. files: the downloads, which the fingerprint covers. swap: the corpus
-    has the target language first.
+    entry: of mtdata's index. paths: what mtdata parses. files: the downloads, which the fingerprint covers, with the version
+    of mtdata, whose parser reads them. swap: the corpus has the target language first.
     """
 
     def __init__(self, spec: str, entry: Any, paths: Any, files: list[Path], swap: bool):
@@ -52,8 +53,7 @@ class MtdataSource(Source):
             texts = list(record[:2])
             if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
                 raise UserError(f"{self.where(i)}: expected two texts, found {texts}")
-            source, target = map(one_line, texts[::-1] if self._swap else texts)
-            yield source, target
+            yield tuple(texts[::-1] if self._swap else texts)
             i += 1
 
     def _records(self) -> Iterator[Any]:
@@ -61,7 +61,8 @@ class MtdataSource(Source):
             return _import().Parser(self._paths, ext=self._entry.in_ext or None, ent=self._entry).read_segs(False)
 
     def fingerprint(self):
-        parts = [_PREFIX, str(self._entry.did), str(self._swap), *map(file_sha256, self._files)]
+        parser = importlib.metadata.version("mtdata")
+        parts = [_PREFIX, parser, str(self._entry.did), str(self._swap), *map(file_sha256, self._files)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def where(self, i):

@@ -10,7 +10,7 @@ from etils import epath
 
 from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import existing_file, file_sha256
-from t2t_flax.errors import UserError, first_line
+from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import ROWS, read_pairs, text_columns
 from t2t_flax.filesystem import is_remote
 
@@ -67,6 +67,7 @@ def files_of(spec: str) -> list[str]:
 
 def open_spec(spec: str, context: Context) -> ParquetSource:
     """Opens the corpus. Raises UserError if it cannot be read."""
+    require("pyarrow", "arrow", context.label)
     (pattern,) = files_of(spec)
     names = [pattern]
     if glob.has_magic(pattern) and not is_remote(context.root or "."):

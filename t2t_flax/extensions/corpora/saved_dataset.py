@@ -4,7 +4,6 @@ The folder holds Arrow streams, which pyarrow reads without `datasets`, with the
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -12,8 +11,9 @@ from etils import epath
 
 from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import file_sha256
-from t2t_flax.errors import UserError, first_line
+from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns
+from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -77,7 +77,7 @@ def _stream(file: IO[bytes], path: epath.Path) -> Any:
 
 def _json_of(path: epath.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is damaged: it is not JSON ({error}); save or copy the dataset again") from None
     if not isinstance(content, dict):
@@ -131,6 +131,7 @@ def _parts(spec: str) -> tuple[str, str]:
 
 def open_spec(spec: str, context: Context) -> SavedDatasetSource:
     """Opens the corpus. Raises UserError if it cannot be read."""
+    require("pyarrow", "arrow", context.label)
     name, split = _parts(spec)
     path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
     folder = _split_folder(path, split, context.label)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Model
+from t2t_flax.config import Config, Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop.supported_keys import require_supported
@@ -20,7 +20,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16
 POSITIONS = 2048
 """Rows of the table of sinusoids: the longest source or translation in tokens."""
 START = "<s>"
-_NEVER = -1e9  # bias of a class that is not one of the model's
+_NEVER = -1e4  # bias of a class that is not one of the model's; float16 has it
 
 
 def check_exportable(config: Model) -> None:
@@ -35,6 +35,36 @@ def check_exportable(config: Model) -> None:
     require_supported(config, supported, "CTranslate2", "--format=safetensors exports every model.")
 
 
+def not_carried(config: Config) -> list[str]:
+    """What the files of CTranslate2 cannot hold of a model, its decoding included, each as one sentence."""
+    m, d = config.model, config.decode
+    notes = [
+        "decode.*: CTranslate2's files have no rules of decoding; the options of translate_batch above are those of the run."
+    ]
+    if d.strategy == "beam" and d.beam_size > 1:
+        if d.length_penalty == "gnmt" and d.alpha:
+            notes.append(
+                f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2 divides by "
+                "length^length_penalty, which favours longer translations."
+            )
+        if d.early_stopping != "beam_full":
+            notes.append(
+                f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size hypotheses have finished "
+                "(beam_full)."
+            )
+    if d.max_length_ratio:
+        notes.append(
+            f"decode.max_length_ratio = {d.max_length_ratio:g}: max_decoding_length does not depend on the length of the source."
+        )
+    rates = {"dropout": m.dropout, "dropout_attention": m.dropout_attention, "dropout_ffn": m.dropout_ffn}
+    if any(rates.values()):
+        shown = ", ".join(f"model.{name} = {rate:g}" for name, rate in rates.items())
+        notes.append(
+            f"{shown}: CTranslate2 has no dropout; fine-tuning of an import of this folder begins with the defaults."
+        )
+    return notes
+
+
 def write_ctranslate2(
     folder: Path,
     config: Model,
@@ -43,12 +73,12 @@ def write_ctranslate2(
     *,
     source_eos: bool,
     quantization: str | None = None,
-    languages: tuple[str, str] | None = None,
+    languages: dict[str, Any] | None = None,
 ) -> None:
     """Writes model.bin, config.json and the vocabularies to an existing folder.
 
     params: float32 arrays. vocabularies: the token of each source and target id, without the rows that pad the tables.
-    languages: codes for config.json, which CTranslate2 does not read but `import` does.
+    languages: keys for config.json, which CTranslate2 does not read but `import` does.
     Raises UserError if CTranslate2 is not installed or the model is not of its kind.
     """
     check_exportable(config)
@@ -73,8 +103,8 @@ def write_ctranslate2(
     spec.config.add_source_eos = source_eos
     spec.config.bos_token, spec.config.unk_token = START, vocabularies[1][UNK]
     spec.config.eos_token = vocabularies[1][EOS]
-    for key, code in zip(("source_language", "target_language"), languages or (), strict=bool(languages)):
-        spec.config.add_attribute(key, code)
+    for key, value in (languages or {}).items():
+        spec.config.add_attribute(key, value)
     target = _set_tables(spec, config, params, *vocabularies)
     for side, stack in (("source", spec.encoder), ("target", spec.decoder)):
         stack.scale_embeddings = config.embed_scale == "sqrt_d"

@@ -1,6 +1,5 @@
 """CTranslate2's own files: the arrays of `model.bin` (binary versions 2 to 6), and the lists of tokens beside it."""
 
-import json
 import math
 import struct
 import zipfile
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from t2t_flax.errors import UserError, first_line
+from t2t_flax.json_file import parse_json
 
 NEWEST_VERSION = 6
 _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)
@@ -149,7 +149,7 @@ def read_tokens(path: Path) -> list[str]:
     """The tokens of a vocabulary, JSON or one on each line. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
-        tokens = json.loads(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        tokens = parse_json(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
     except (UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path} is not a list of tokens: {error}") from None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):

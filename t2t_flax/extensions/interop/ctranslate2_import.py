@@ -5,7 +5,6 @@ that 0, 1 and 2 are padding, EOS and unknown.
 """
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +24,12 @@ from t2t_flax.extensions.interop.ctranslate2_file import (
     vocabulary_file,
 )
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.extensions.interop.imported import ImportedModel, import_config, json_file, sentencepiece_pair
+from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair, with_languages
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
+from t2t_flax.json_file import read_json
 
 NAME = "CTranslate2"
+WEIGHTS = ("model.bin", "weights.npz")
 PADDING = ("<pad>", "<blank>")
 """The token of padding, if the model has one."""
 _STACKS = {"source": "encoder", "target": "decoder"}
@@ -37,30 +38,31 @@ _HEADS = {"TransformerBase": 8, "TransformerBig": 16}
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
 _TEXTS = ("unk_token", "eos_token", "decoder_start_token", "source_language", "target_language")
-_SETTING_TYPES = dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": (int, float, type(None))}
-_NEVER_PREDICTED = -1e8
+_FLAGS = ("add_source_bos", "add_source_eos")
+_SETTING_TYPES = (
+    dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": float} | dict.fromkeys(_FLAGS, bool) | {"directions": list}
+)
+_NEVER_PREDICTED = -1e3
 _EXPECTED = "an encoder-decoder Transformer with biases in dense feed-forward layers and an output projection"
 
 
-def find(folder: Path) -> Path | None:
-    """The file of weights in a folder; None if it has none of CTranslate2's."""
-    return next((folder / name for name in ("model.bin", "weights.npz") if (folder / name).is_file()), None)
-
-
-def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
-    """The model with the tokenizers beside it: a folder `tokenizer` of `export`, or source.spm and target.spm; without them
-    its tokens are separated by spaces. num_heads, languages: 0 and "" if the files say it. Raises UserError.
+def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
+    """The model of a file of `WEIGHTS` with the tokenizers beside it: a folder `tokenizer` of `export`, or source.spm and
+    target.spm; without them its tokens are separated by spaces. num_heads, languages: 0 and "" if the files say it. Raises
+    UserError.
     """
+    folder = weights.parent
     settings = _settings(folder)
-    model, params, *vocabularies, marian = read_ctranslate2(folder, num_heads)
+    model, params, *vocabularies, marian = read_ctranslate2(weights, num_heads)
     notes = ["vmap.txt is not used"] if (folder / "vmap.txt").exists() else []
     tokenizers = _tokenizers(folder, vocabularies, notes)
-    languages = tuple(
-        given or settings.get(f"{side}_language", "") for side, given in zip(_STACKS, languages, strict=True)
+    pair = tuple(
+        given or settings.get(f"{side}_language") or "" for side, given in zip(_STACKS, languages, strict=True)
     )
+    tokenizers, pair = with_languages(tokenizers, pair, folder / "config.json", settings.get("directions"))
     # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
     source_eos = marian or bool(settings.get("add_source_eos", False))
-    config = import_config(model, tokenizers, languages, folder, source_eos=source_eos)
+    config = import_config(model, tokenizers, pair, folder, source_eos=source_eos)
     return ImportedModel(NAME, config, params, tokenizers, tuple(notes))
 
 
@@ -76,14 +78,17 @@ class CTranslate2Model(NamedTuple):
     marian: bool
 
 
-def read_ctranslate2(folder: str | Path, num_heads: int = 0) -> CTranslate2Model:
-    """num_heads: where the weights do not contain it, else 0. Raises UserError for missing or unexpected files and arrays,
-    arrays of the wrong shape, and what this model does not have.
+def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
+    """path: of a file of `WEIGHTS`, with vocabularies and config.json beside it, or of their folder. num_heads: where the weights
+    do not contain it, else 0. Raises UserError for missing or unexpected files and arrays, arrays of the wrong shape, and what
+    this model does not have.
     """
-    folder = Path(folder)
-    path = find(folder)
-    if path is None:
-        raise UserError(f"there is no {folder / 'model.bin'} or weights.npz: expected the weights of CTranslate2.")
+    path = Path(path)
+    if path.is_dir():
+        path = next((path / name for name in WEIGHTS if (path / name).is_file()), path / " or ".join(WEIGHTS))
+    folder = path.parent
+    if not path.is_file():
+        raise UserError(f"there is no {path}: expected the weights of CTranslate2.")
     file = read_npz(path) if path.suffix == ".npz" else read_model_bin(path)
     if file.spec not in ("", "TransformerSpec", *_HEADS):
         raise UserError(f"{path} holds a {file.spec}; expected an encoder-decoder Transformer (TransformerSpec).")
@@ -116,14 +121,10 @@ def read_ctranslate2(folder: str | Path, num_heads: int = 0) -> CTranslate2Model
 def _settings(folder: Path) -> dict[str, Any]:
     """config.json, which older models lack. Raises UserError for settings that this project does not have."""
     path = folder / "config.json"
-    settings = json_file(path) if path.exists() else {}
+    settings = read_json(path, _SETTING_TYPES) if path.exists() else {}
     if settings.get("add_source_bos"):
         raise UserError(f"{path}: add_source_bos = true is not supported: sources here have no token before them.")
-    for key, kinds in _SETTING_TYPES.items():
-        if key in settings and (not isinstance(settings[key], kinds) or isinstance(settings[key], bool)):
-            what = "text" if kinds is str else "a number"
-            raise UserError(f"{path}: {key} = {json.dumps(settings[key])}; expected {what}.")
-    return settings
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _num_heads(arrays: NamedArrays, file: ModelFile, given: int, d_model: int) -> int:

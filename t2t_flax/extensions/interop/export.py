@@ -1,17 +1,12 @@
 """A trained model as a folder for other programs: the model, its tokenizers, and a README that says how to use them."""
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.config.directions import (
-    language_pair,
-    language_token,
-    target_languages,
-    trained_directions,
-    untrained_directions,
-)
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -21,6 +16,7 @@ from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safet
 from t2t_flax.extensions.interop.marian_export import marian_token
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
 from t2t_flax.filesystem import atomic_directory, refuse_existing
+from t2t_flax.training.finite import check_representable
 from t2t_flax.training.model_folder import MODEL_FILE, write_model
 
 FORMATS = {
@@ -58,15 +54,17 @@ def export(
     scores: Sequence[Score] = (),
     license: str = "",
     command: str = "",
-) -> None:
-    """Writes a new folder, whole or not at all. params: a tree of arrays, the mean of the checkpoints `steps`.
-    origin, scores, license, command: the checkpoint, its evaluations and more for the README.
+) -> list[str]:
+    """Writes a new folder, whole or not at all, and returns what the format cannot hold of the model, in sentences that its
+    README has, too. params: a tree of arrays, the mean of the checkpoints `steps`. origin, scores, license, command: the
+    checkpoint, its evaluations and more for the README.
 
-    Raises UserError as `check_export`, if the folder exists (also if another process makes it meanwhile), for tokenizers that
-    the format cannot hold, and if its package is not installed.
+    Raises UserError as `check_export`, for parameters that the type of the weights cannot hold, if the folder exists (also if
+    another process makes it meanwhile), for tokenizers that the format cannot hold, and if its package is not installed.
     """
     check_export(config, kind, quantization)
     dtype = quantization or "float32"
+    check_representable(safetensors_file.flatten(params), dtype)
     refuse_existing(folder, "--output")
     with atomic_directory(folder, keep=lambda: refuse_existing(folder, "--output")) as path:
         path = Path(path)
@@ -79,7 +77,7 @@ def export(
                 vocabularies,
                 source_eos=config.data.source_eos,
                 quantization=quantization,
-                languages=language_pair(config.data),
+                languages=_languages(tokenizers, config),
             )
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
@@ -90,43 +88,67 @@ def export(
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
             marian_export.write_sentencepiece(path, tokenizers)
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
-        heading = f"# {'-'.join(language_pair(config.data))} model, {kind} {dtype}"
+        heading = f"# {'-'.join(tokenizers.languages.pair(config.data))} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
         parts.append(usage(tokenizers, config))
-        parts += _directions(config, kind)
-        parts += sections(config, scores, command, dtype)
-        head = front_matter(config, kind, path.name.partition(".partial-")[0], scores, license)
+        parts += _directions(tokenizers, config, kind)
+        if lost := _NOT_CARRIED[kind](config):
+            parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
+        parts += sections(config, tokenizers.languages, scores, command, dtype)
+        name = path.name.partition(".partial-")[0]
+        head = front_matter(config, tokenizers.languages, kind, name, scores, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
+    return lost
 
 
-def _directions(config: Config, kind: str) -> list[str]:
+_NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
+    "ctranslate2": ctranslate2_export.not_carried,
+    "huggingface": marian_export.not_carried,
+    "safetensors": lambda config: [],
+}
+
+
+def _languages(tokenizers: TokenizerPair, config: Config) -> dict[str, Any]:
+    """Keys of CTranslate2's config.json."""
+    languages = tokenizers.languages
+    keys: dict[str, Any] = dict(zip(("source_language", "target_language"), languages.pair(config.data), strict=True))
+    return keys | ({"directions": list(map(list, languages.directions))} if languages.targets else {})
+
+
+def _directions(tokenizers: TokenizerPair, config: Config, kind: str) -> list[str]:
     """The paragraph on the directions of a model and how its target language is chosen; none for a model of one."""
-    trained, others = trained_directions(config.data), untrained_directions(config.data)
-    if not trained:
+    languages = tokenizers.languages
+    if not languages.targets:
         return []
-    text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
-    if others:
+    text = f"## Directions\n\nTrained: {', '.join(map(str, languages.directions))}."
+    if others := languages.zero_shot(config.data):
         text += f" Without training text (zero-shot): {', '.join(map(str, others))}."
-    first = target_languages(config.data)[0]
+    token_of = functools.partial(_token, tokenizers, kind)
+    first = languages.targets[0]
     how = {
-        "huggingface": f"A token before the source text chooses the target language: `{marian_token(first)} ...`. The tokenizer "
+        "huggingface": f"A token before the source text chooses the target language: `{token_of(first)} ...`. The tokenizer "
         "takes it as one piece at the beginning of a text, also of a text that has it by chance.",
-        "ctranslate2": f"The first source token chooses the target language: `{language_token(first)}`. No text is tokenized to "
+        "ctranslate2": f"The first source token chooses the target language: `{token_of(first)}`. No text is tokenized to "
         "it, so it is put before the pieces of the text, as above.",
         "safetensors": f"`--target-language={first}` chooses the target language. For the model it is the first source token, "
-        f"`{language_token(first)}`, a control symbol of the tokenizer.",
+        f"`{token_of(first)}`, a control symbol of the tokenizer.",
     }[kind]
-    tokens = marian_token if kind == "huggingface" else language_token
-    known = " ".join(f"`{tokens(language)}`" for language in target_languages(config.data))
+    known = " ".join(f"`{token_of(language)}`" for language in languages.targets)
     return [f"{text} {how} The tokens: {known}."]
 
 
-def _example_language(config: Config) -> str | None:
-    return next(iter(target_languages(config.data)), None)
+def _token(tokenizers: TokenizerPair, kind: str, language: str) -> str:
+    """The token of a target language in an exported vocabulary."""
+    (piece,) = tokenizers.source.pieces([tokenizers.languages.target_ids[language]])
+    return marian_token(language) if kind == "huggingface" else piece
+
+
+def _example_language(tokenizers: TokenizerPair) -> str | None:
+    return next(iter(tokenizers.languages.targets), None)
 
 
 def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
-    language = _example_language(config)
+    language = _example_language(tokenizers)
     chosen = f" --target-language={language}" if language else ""
     return (
         f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. This folder is a `--workdir` "
@@ -138,34 +160,35 @@ def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
 
 
 def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
-    language = _example_language(config)
+    language = _example_language(tokenizers)
     start = f"{marian_token(language)} " if language else ""
     return (
         "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
         'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")\n'
         f'batch = tokenizer(["{start}It is late."], return_tensors="pt", padding=True)\n'
         "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))\n```\n\n"
-        "The order of the model's features is Marian's: sines before cosines. Its norms have an epsilon of 1e-5 "
-        f"(trained with {config.model.norm_eps:g}), and padding has no probability."
+        "The order of the model's features is Marian's: sines before cosines. Padding has no probability."
     )
 
 
 def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
     d = config.decode
-    search = f'beam_size={d.beam_size}, suppress_sequences=[["{tokenizers.target.pieces([0])[0]}"]]'
-    if d.length_penalty != "none":
-        search += f", length_penalty={d.alpha}"
-    note = (
-        "CTranslate2 divides a score by length^alpha and stops once beam_size hypotheses have finished: in t2t_flax that is "
-        "decode.length_penalty=power and decode.early_stopping=beam_full."
-    )
+    options: dict[str, Any] = {"beam_size": d.beam_size if d.strategy == "beam" else 1}
+    if options["beam_size"] > 1:
+        options["length_penalty"] = 0.0 if d.length_penalty == "none" else d.alpha
+    if d.strategy == "sample":
+        options |= {"sampling_topk": d.top_k, "sampling_topp": d.top_p, "sampling_temperature": d.temperature}
+    if not d.max_length_ratio:
+        options["max_decoding_length"] = max(1, d.max_length_offset)
+    options |= {"max_input_length": d.max_source_length, "suppress_sequences": [[tokenizers.target.pieces([0])[0]]]}
+    search = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
     source, target = ("tokenizer/tokenizer.model",) * 2
     if not tokenizers.joint:
         source, target = "tokenizer/source.model", "tokenizer/target.model"
     if isinstance(tokenizers.source, MarianTokenizer):
         source, target = "source.spm", "target.spm"
-    language = _example_language(config)
-    start = f'["{language_token(language)}"] + ' if language else ""
+    language = _example_language(tokenizers)
+    start = f'["{_token(tokenizers, "ctranslate2", language)}"] + ' if language else ""
     if isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
         code = (
             "import ctranslate2, sentencepiece\n\n"
@@ -176,10 +199,10 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
             f"{search})\n"
             "print(target.decode(result[0].hypotheses[0]))"
         )
-        return f"```python\n{code}\n```\n\n{note}"
+        return f"```python\n{code}\n```"
     kind = "subword-nmt pieces" if isinstance(tokenizers.source, SubwordNmtTokenizer) else "symbols"
     code = (
         'import ctranslate2\n\ntranslator = ctranslate2.Translator(".")\n'
         f'result = translator.translate_batch([["a", "sentence", "as", "{kind}"]], {search})'
     )
-    return f"Tokens are {kind}; the tokenizer's JSON file lists them.\n\n```python\n{code}\n```\n\n{note}"
+    return f"Tokens are {kind}; the tokenizer's JSON file lists them.\n\n```python\n{code}\n```"

@@ -1,6 +1,5 @@
 """`export`: a trained model for other programs."""
 
-import json
 import logging
 import shlex
 
@@ -11,6 +10,7 @@ from t2t_flax.errors import OK, UserError, first_line
 from t2t_flax.extensions.interop import hub
 from t2t_flax.extensions.interop.model_card import Score, is_license, scores_of_record, without_folders
 from t2t_flax.filesystem import is_remote, refuse_existing
+from t2t_flax.json_file import parse_json
 
 log = logging.getLogger("t2t_flax")
 
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
     check_export(stored_config(args.workdir, overrides), args.format, args.quantization)
     loaded = arguments.load_run(args, overrides)
     steps = " and ".join(map(str, loaded.steps))
-    export(
+    notes = export(
         args.output,
         args.format,
         loaded.config,
@@ -78,6 +78,8 @@ def run(argv: list[str]) -> int:
         command=shlex.join(["python", "-m", "t2t_flax", "export", *map(without_folders, argv)]),
     )
     print(f"{args.output}: step {steps} of {args.workdir} as {args.format}, {args.quantization or 'float32'}")
+    for note in notes:
+        print(f"note: {note}")
     if args.push:
         print(f"pushed: {hub.push(args.output, args.push, public=args.public)}")
     return OK
@@ -88,7 +90,7 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
     scores: dict[Score, None] = {}
     for path in sorted((workdir / "eval").glob("*.json")):
         try:
-            record = json.loads(path.read_text())
+            record = parse_json(path.read_bytes())
             if record["checkpoint"]["averaged"] == list(steps):
                 scores |= dict.fromkeys(scores_of_record(record))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

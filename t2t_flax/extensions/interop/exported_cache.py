@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from t2t_flax.filesystem import atomic_directory
+from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.training.safetensors_file import flatten
 
@@ -54,7 +55,7 @@ def open_exported(folder: Path, name: str, write: Callable[[Path], None], load: 
 
 def _load(folder: Path, load: Callable[[Path], Loaded]) -> Loaded:
     """Raises OSError or ValueError for a missing or damaged model."""
-    if json.loads((folder / _CONTENT).read_text()) != _digests(folder):
+    if parse_json((folder / _CONTENT).read_bytes()) != _digests(folder):
         raise ValueError(f"{folder} is damaged")
     with contextlib.suppress(OSError):  # another user's
         os.utime(folder)

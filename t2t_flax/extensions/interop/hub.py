@@ -14,8 +14,14 @@ from t2t_flax.errors import UserError, first_line, install_hint
 
 PREFIX = "hub:"
 _NAME = re.compile(r"hub:([\w][\w.-]*/[\w][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
-_UNREADABLE = ("*.h5", "*.ot", "*.msgpack", "*.onnx", "*.tflite")
-"""Weights of other frameworks, which lie beside those that are read."""
+_READ = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
+    "target.spm", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin",
+    "weights.npz",
+)  # fmt: skip
+"""What the readers of models read, in the order in which they prefer weights; the rest of a repository stays there."""
+_SECOND_CHOICE = "pytorch_model.bin"
+"""The same weights as model.safetensors, where that is missing."""
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """Their network errors are those of huggingface_hub, by its version."""
 
@@ -50,14 +56,20 @@ def push(folder: str | Path, name: str, *, public: bool = False, message: str = 
 
 
 def pull(name: str) -> Path:
-    """The files of a model in the cache of huggingface_hub, where only those that are new are downloaded.
+    """The files of a model that `import` reads, in the cache of huggingface_hub, where only those that are new are downloaded.
 
     Raises UserError for a wrong name, and for a model or revision that is not there or cannot be reached.
     """
     repo, revision = _parsed("--from", name)
     hub = _client(name)
     with _explained(f"--from={name}"):
-        return Path(hub.snapshot_download(repo, revision=revision or None, ignore_patterns=list(_UNREADABLE)))
+        options = {"revision": revision or None}
+        folder = Path(hub.snapshot_download(repo, allow_patterns=list(_READ), **options))
+        if (folder / "config.json").exists() and not any((folder / file).exists() for file in _READ[-3:]):
+            hub.snapshot_download(repo, allow_patterns=[*_READ, _SECOND_CHOICE], **options)
+        if not folder.exists():
+            raise UserError(f"--from={name} is not a model that can be read: it has none of {', '.join(_READ)}.")
+        return folder
 
 
 def _parsed(flag: str, name: str) -> tuple[str, str]:

@@ -62,15 +62,18 @@ def run(argv: list[str]) -> int:
     write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
     c, sizes = config.model, model.tokenizers.vocab_sizes
     count = count_params(model.params, config, *sizes)
+    directions = model.tokenizers.languages.all_directions(config.data)
+    more = f" and {len(directions) - 10} more directions" if len(directions) > 10 else ""
     print(
-        f"{args.workdir}: {model.kind}, {config.data.source_language}-{config.data.target_language}, {count:,} parameters, "
+        f"{args.workdir}: {model.kind}, {', '.join(map(str, directions[:10]))}{more}, {count:,} parameters, "
         f"{c.num_encoder_layers} + {c.num_decoder_layers} layers, d_model {c.d_model}, vocabulary "
         f"{' and '.join(f'{size:,}' for size in sorted(set(sizes)))}"
     )
     for note in model.notes:
         print(f"note: {note}")
+    choice = next((f" --target-language={language}" for language in model.tokenizers.languages.targets), "")
     print(
-        f"Translate: python -m t2t_flax translate --workdir={args.workdir}. Fine-tune: python -m t2t_flax train "
+        f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
         f"--config={args.workdir}/config.json --config.train.init_from={args.workdir} --config.data.train=... --workdir=NEW"
     )
     return OK

@@ -10,7 +10,8 @@ from t2t_flax.config import Model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_import, marian_import
-from t2t_flax.extensions.interop.imported import ImportedModel, json_file
+from t2t_flax.extensions.interop.imported import ImportedModel
+from t2t_flax.json_file import read_json
 from t2t_flax.training.model_folder import MODEL_FILE, open_model_folder
 from t2t_flax.training.safetensors_file import flatten, read_safetensors, unflatten
 
@@ -21,7 +22,7 @@ EXPECTED = (
 
 
 def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, str] = ("", "")) -> ImportedModel:
-    """The model in a folder, or in the folder of a file.
+    """The model in a folder, or the one whose file of weights is named.
 
     num_heads, languages: where the files do not say them, else 0 and "". Raises UserError for an unknown kind of folder, and
     for files that are missing, damaged, or of a model that this project does not have.
@@ -29,38 +30,50 @@ def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, st
     path = Path(path)
     if not path.exists():
         raise UserError(f"--from={path}: there is no such file or folder.")
-    folder = path if path.is_dir() else path.parent
-    imported = _reader(path, folder)(folder, num_heads=num_heads, languages=languages)
+    reader, weights = _reader(path)
+    imported = reader(weights, num_heads=num_heads, languages=languages)
     return _with_padded_tables(imported) if imported.config.model.pad_vocab_to_multiple == 1 else imported
 
 
-def _reader(path: Path, folder: Path) -> Callable[..., ImportedModel]:
-    settings = json_file(folder / "config.json") if (folder / "config.json").is_file() else {}
+def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
+    """The function that reads a folder or file, and the file of weights to give to it."""
+    folder = path if path.is_dir() else path.parent
+    settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if {"model", "data"} <= settings.keys():
         raise UserError(f"--from={path} is a run of t2t_flax already: give it as --workdir to any command.")
-    kind = settings.get("model_type")
+    kind, kinds = settings.get("model_type"), _KINDS
+    if kind is not None and kind != "marian":
+        raise UserError(f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian.")
     if kind == "marian":
-        return marian_import.read
-    if kind is not None:
-        raise UserError(f"--from={path}: config.json has model_type = {kind!r}; expected marian.")
-    if ctranslate2_import.find(folder):
-        return ctranslate2_import.read
-    if (folder / MODEL_FILE).is_file():
-        return _read_own
+        kinds = ((marian_import.read, marian_import.WEIGHTS),)
+    known = [(reader, folder / name) for reader, names in kinds for name in names if (folder / name).is_file()]
+    if chosen := [(reader, file) for reader, file in known if path in (folder, file)]:
+        return chosen[0]
+    if kind == "marian" and path == folder:
+        return marian_import.read, folder / marian_import.WEIGHTS[0]  # which says what is wrong
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
+    if path != folder and known:
+        raise UserError(
+            f"--from={path} is not the file of a model's weights: name {' or '.join(str(f) for _, f in known)}."
+        )
     raise UserError(f"--from={path} is not a model that can be read: it holds {shown}; expected {EXPECTED}.")
 
 
-def _read_own(folder: Path, **_: object) -> ImportedModel:
+def _read_own(weights: Path, **_: object) -> ImportedModel:
+    folder = weights.parent
     model = open_model_folder(folder)
     if model is None:
-        raise UserError(f"there is no {folder / MODEL_FILE}.")
+        raise UserError(f"{weights} is beside a config.json, which no `export --format=safetensors` writes.")
     tokenizers = TokenizerPair.load(folder / "tokenizer")
     if tokenizers.digest != model.tokenizer:
-        raise UserError(f"{folder / 'tokenizer'} is not the tokenizer with which {folder / MODEL_FILE} was trained.")
-    params, _ = read_safetensors(folder / MODEL_FILE)
+        raise UserError(f"{folder / 'tokenizer'} is not the tokenizer with which {weights} was trained.")
+    params, _ = read_safetensors(weights)
     return ImportedModel("safetensors of t2t_flax", model.config, params, tokenizers, step=max(model.steps))
+
+
+_KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))
+"""(What reads a model, the names of its weights), the first in a folder first; of Marian's, config.json says it."""
 
 
 def _with_padded_tables(imported: ImportedModel) -> ImportedModel:

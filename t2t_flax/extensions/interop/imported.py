@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config, Data, Model, resolve
+from t2t_flax.config.directions import Direction, language_of_token
 from t2t_flax.config.special_tokens import UNK
+from t2t_flax.data.languages import Languages, pair_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -33,22 +35,22 @@ class ImportedModel:
 def import_config(
     model: Model,
     tokenizers: TokenizerPair,
-    languages: tuple[str, str],
+    pair: tuple[str, str],
     where: Path,
     *,
     source_eos: bool = True,
     decode: dict[str, Any] | None = None,
 ) -> Config:
-    """The config of a run of this model; keys that its files do not determine have their defaults. Raises UserError if a
-    language is "".
+    """The config of a run of this model; keys that its files do not determine have their defaults. pair: codes of the source
+    and the target language. Raises UserError if one is "".
     """
-    for side, language in zip(("source", "target"), languages, strict=True):
+    for side, language in zip(("source", "target"), pair, strict=True):
         if not language:
             raise UserError(f"{where} does not say the {side} language of the model: give --{side}-language=CODE.")
     pieces = [t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target)]
     data = {
-        "source_language": languages[0],
-        "target_language": languages[1],
+        "source_language": pair[0],
+        "target_language": pair[1],
         "vocab_size": max(tokenizers.vocab_sizes),
         "joint_vocabulary": pieces[0] == pieces[1],
         "source_eos": source_eos,
@@ -57,11 +59,49 @@ def import_config(
     return resolve({"model": dataclasses.asdict(model), "data": data, "decode": decode or {}})
 
 
+def with_languages(
+    tokenizers: TokenizerPair, pair: tuple[str, str], file: Path, directions: list[Any] | None
+) -> tuple[TokenizerPair, tuple[str, str]]:
+    """The tokenizers with the languages of the model, and the codes of source and target, "" where they are unknown.
+
+    The tokens of target languages are those in the source vocabulary, `>>de<<` as Marian has them or `<2de>`. pair: the codes
+    that the files say. directions: the value of "directions" in `file`, which `export` writes; without it the model translates
+    from the one source language into all. Raises UserError for directions that are none, or whose tokens are missing.
+    """
+    languages = tokenizers.languages
+    if not languages.target_ids:
+        languages = _languages_in_vocabulary(tokenizers, pair[0], file, directions)
+    if languages.target_ids:
+        both = pair_of(languages.directions)
+        pair = (pair[0] or both[0], pair[1] or both[1])
+    return tokenizers.with_languages(languages), pair
+
+
+def _languages_in_vocabulary(
+    tokenizers: TokenizerPair, source: str, file: Path, directions: list[Any] | None
+) -> Languages:
+    tokens = tokenizers.source.pieces(range(tokenizers.source.vocab_size))
+    ids = {code: i for i, token in enumerate(tokens) if i > UNK and (code := language_of_token(token))}
+    if not directions:
+        # A text for a model with one such token may begin with it or not: nothing says that it must.
+        ids = ids if len(ids) > 1 else {}
+        return Languages(tuple(Direction(source, code) for code in sorted(ids)), ids)
+    if not all(
+        isinstance(d, list) and [type(code) for code in d] == [str, str] and d[0] and d[1] in ids for d in directions
+    ):
+        raise UserError(
+            f"{file}: directions = {json.dumps(directions)[:100]}; expected pairs of language codes, the second with a token in "
+            "the vocabulary."
+        )
+    return Languages(tuple(Direction(*d) for d in directions), {target: ids[target] for _, target in directions})
+
+
 def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> TokenizerPair | None:
     """The tokenizers of source.spm and target.spm in a folder, whose pieces have the ids of these vocabularies; None if there
     are no such files. Raises UserError for damaged ones.
 
-    A model that numbers its own pieces like the vocabulary is taken as it is.
+    A model that numbers its own pieces like the vocabulary is taken as it is; its tokens of target languages may be written
+    in another way there.
     """
     paths = [folder / name for name in ("source.spm", "target.spm")]
     if not all(path.is_file() for path in paths):
@@ -73,21 +113,9 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
             raise UserError(f"{path} is not a SentencePiece model.")
         tokenizer = SentencePieceTokenizer(model)
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-        plain.append(tokenizer if pieces[UNK:] == tokens[UNK:] else None)
+        same = [language_of_token(t) or t for t in pieces[UNK:]] == [language_of_token(t) or t for t in tokens[UNK:]]
+        plain.append(tokenizer if same else None)
     if all(plain):
         return TokenizerPair(plain[0], plain[0] if models[0] == models[1] else plain[1])
     sides = [MarianTokenizer.of(model, tokens[3:]) for model, tokens in zip(models, (source, target), strict=True)]
     return TokenizerPair(sides[0], sides[0] if sides[0].digest == sides[1].digest else sides[1])
-
-
-def json_file(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises UserError for any other file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object.")
-    return content

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, Model
-from t2t_flax.config.directions import language_pair, language_token, target_languages
+from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
@@ -23,7 +22,9 @@ from t2t_flax.extensions.interop.supported_keys import require_supported
 from t2t_flax.training.safetensors_file import save
 
 POSITIONS = 1024
-_NEVER = -1e9  # bias of padding, which is never predicted
+EPSILON = 1e-5
+"""Of the norms: PyTorch's, which Marian's architecture does not change."""
+_NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
     "attention_score": ("scaled_dot",),
@@ -67,11 +68,65 @@ def write_marian(
     save(folder / "model.safetensors", tensors, {"format": "pt"})
     start = EOS if config.model.decoder_start_token == "eos" else PAD
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
-    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)
-    search = {"num_beams": config.decode.beam_size, "length_penalty": config.decode.alpha, "early_stopping": True}
-    limits = {"max_length": min(512, POSITIONS), "bad_words_ids": [[PAD]], "forced_eos_token_id": None}
-    _write_json(folder / "generation_config.json", search | limits | ids)
+    directions = (
+        {"directions": list(map(list, tokenizers.languages.directions))} if tokenizers.languages.targets else {}
+    )
+    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids | directions)
+    rules = {"bad_words_ids": [[PAD]], "forced_eos_token_id": None}
+    _write_json(folder / "generation_config.json", _search(config.decode) | rules | ids)
     _write_tokenizer(folder, config, tokenizers)
+
+
+def not_carried(config: Config) -> list[str]:
+    """What Marian's files cannot hold of a model, its decoding included, each as one sentence."""
+    m, d = config.model, config.decode
+    notes = []
+    if m.norm_eps != EPSILON:
+        notes.append(f"model.norm_eps = {m.norm_eps:g}: Marian's norms have an epsilon of {EPSILON:g}.")
+    if m.dropout_embed not in (None, m.dropout):
+        notes.append(
+            f"model.dropout_embed = {m.dropout_embed:g}: the rate on embeddings is that of model.dropout there."
+        )
+    beams = d.strategy == "beam" and d.beam_size > 1
+    if beams and d.length_penalty == "gnmt" and d.alpha:
+        notes.append(
+            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: Hugging Face divides by "
+            f"length^length_penalty, and has length_penalty = {d.alpha:g}, which favours longer translations."
+        )
+    if beams and d.early_stopping == "top_finished":
+        notes.append('decode.early_stopping = top_finished: Hugging Face has early_stopping = "never", which is exact.')
+    if d.max_length_ratio:
+        notes.append(
+            f"decode.max_length_ratio = {d.max_length_ratio:g}: the longest translation has {_longest(d)} tokens there, whatever "
+            "the length of its source."
+        )
+    if d.strategy == "sample":
+        notes.append("decode.seed: the random numbers of sampling are PyTorch's.")
+    return notes
+
+
+def _longest(decode: Decode) -> int:
+    """The most tokens of a translation, EOS included; where it depends on the source, of the longest one within reason."""
+    sources = min(decode.max_source_length, POSITIONS)
+    most = POSITIONS // 2 if decode.max_length_ratio else POSITIONS
+    return max(1, min(math.floor(decode.max_length_ratio * sources) + decode.max_length_offset, most - 1))
+
+
+def _search(decode: Decode) -> dict[str, Any]:
+    """decode.* as keys of Hugging Face's generation, whose max_length counts the start token."""
+    limit = {"max_length": _longest(decode) + 1}
+    if decode.strategy == "sample":
+        # top_k and top_p are filters in one order, here and there: of the k most likely tokens.
+        return limit | {
+            "num_beams": 1, "do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p
+        }  # fmt: skip
+    if decode.strategy == "greedy" or decode.beam_size == 1:
+        return limit | {"num_beams": 1, "do_sample": False}
+    penalty = 0.0 if decode.length_penalty == "none" else decode.alpha
+    early = True if decode.early_stopping == "beam_full" else "never"
+    return limit | {
+        "num_beams": decode.beam_size, "do_sample": False, "length_penalty": penalty, "early_stopping": early
+    }  # fmt: skip
 
 
 def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
@@ -91,6 +146,8 @@ def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
         "decoder_ffn_dim": model.d_ff,
         "activation_function": _ACTIVATIONS[model.activation],
         "dropout": model.dropout,
+        "attention_dropout": model.dropout_attention,
+        "activation_dropout": model.dropout_ffn,
         "scale_embedding": model.embed_scale == "sqrt_d",
         "max_position_embeddings": POSITIONS,
         "share_encoder_decoder_embeddings": True,
@@ -109,11 +166,12 @@ def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
     write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    tokens = {language_token(language): marian_token(language) for language in target_languages(config.data)}
-    _write_json(folder / "vocab.json", {tokens.get(piece, piece): i for i, piece in enumerate(pieces)})
+    tokens = {i: marian_token(language) for language, i in tokenizers.languages.target_ids.items()}
+    _write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
-    languages = dict(zip(("source_lang", "target_lang"), language_pair(config.data), strict=True))
-    kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": POSITIONS}
+    languages = dict(zip(("source_lang", "target_lang"), tokenizers.languages.pair(config.data), strict=True))
+    longest = min(config.decode.max_source_length, POSITIONS)
+    kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": longest}
     _write_json(folder / "tokenizer_config.json", kind | languages | names)
 
 

@@ -15,8 +15,16 @@ from t2t_flax.config import Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.extensions.interop.imported import IMPROBABLE, ImportedModel, import_config, json_file, sentencepiece_pair
+from t2t_flax.extensions.interop.imported import (
+    IMPROBABLE,
+    ImportedModel,
+    import_config,
+    sentencepiece_pair,
+    with_languages,
+)
+from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
+from t2t_flax.json_file import read_json
 from t2t_flax.training.safetensors_file import read_tensors
 
 NAME = "Hugging Face Marian"
@@ -72,23 +80,31 @@ _OF_NO_TRANSLATION = {
     "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "is_assistant", "disable_compile", "low_memory",
     "prefill_chunk_size",
 }  # fmt: skip
+# Numbers with a range are checked where they are read.
+_GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
+_CONFIG_TYPES = _GENERATION_TYPES | {
+    "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool, "dropout": float,
+    "attention_dropout": float, "activation_dropout": float, "directions": list,
+}  # fmt: skip
+_TOKENIZER_TYPES = {"separate_vocabs": bool, "source_lang": str, "target_lang": str}
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 
 
-def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
-    """num_heads, languages: 0 and "" to take the folder's. Raises UserError for missing or unexpected files and arrays, and for
-    what this model does not have, naming the key.
+def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
+    """The model of a file of `WEIGHTS`. num_heads, languages: 0 and "" to take the folder's. Raises UserError for missing or
+    unexpected files and arrays, and for what this model does not have, naming the key.
     """
-    config = json_file(folder / _CONFIG)
-    own_rules = json_file(folder / _GENERATION) if (folder / _GENERATION).exists() else {}
+    folder = weights.parent
+    config = read_json(folder / _CONFIG, _CONFIG_TYPES)
+    own_rules = read_json(folder / _GENERATION, _GENERATION_TYPES) if (folder / _GENERATION).exists() else {}
     generation = config | own_rules
-    tokenizer = json_file(folder / _TOKENIZER) if (folder / _TOKENIZER).exists() else {}
+    tokenizer = read_json(folder / _TOKENIZER, _TOKENIZER_TYPES) if (folder / _TOKENIZER).exists() else {}
     _check(folder / _CONFIG, config, num_heads)
     for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
         _check_fixed(folder / file, keys)
     _check_search(folder / _GENERATION, generation)
     vocabularies = _vocabularies(folder, config, tokenizer)
-    arrays = NamedArrays(*_weights(folder), _EXPECTED)
+    arrays = NamedArrays(weights, _arrays(weights), _EXPECTED)
     model = _model(folder / _CONFIG, config)
     positions = _positions(arrays, model)
     params, keys = _tables(arrays, config, model, vocabularies)
@@ -105,11 +121,12 @@ def read(folder: Path, *, num_heads: int, languages: tuple[str, str]) -> Importe
     pair = sentencepiece_pair(folder, *(vocabulary.tokens for vocabulary in vocabularies))
     if pair is None:
         raise UserError(f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece models.")
-    languages = tuple(
+    codes = tuple(
         given or tokenizer.get(f"{side}_lang") or ""
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    resolved = import_config(model, pair, languages, folder, decode=_decode(config, generation))
+    pair, codes = with_languages(pair, codes, folder / _CONFIG, config.get("directions"))
+    resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
     return ImportedModel(NAME, resolved, params, pair, _notes(config, own_rules, never_padding))
 
 
@@ -166,18 +183,18 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
         dropout_ffn=config.get("activation_dropout", 0.0),
         activation=_ACTIVATIONS[config["activation_function"]],
         attention_bias=True,
-        norm_eps=1e-5,  # PyTorch's, which Marian's architecture does not change
+        norm_eps=EPSILON,
         embed_scale="sqrt_d" if config.get("scale_embedding") else "none",
         pad_vocab_to_multiple=1,
     )
 
 
-def _weights(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if path is None:
-        raise UserError(f"there is no {' or '.join(WEIGHTS)} in {folder}, which config.json says is a Marian model.")
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        expected = " or ".join(WEIGHTS)
+        raise UserError(f"there is no {expected} in {path.parent}, which config.json says is a Marian model.")
     if path.suffix == ".safetensors":
-        return path, read_tensors(path)[0]
+        return read_tensors(path)[0]
     try:
         import torch
     except ModuleNotFoundError:
@@ -189,7 +206,7 @@ def _weights(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        return path, {name: tensor.float().numpy() for name, tensor in state.items()}
+        return {name: tensor.float().numpy() for name, tensor in state.items()}
     except Exception as error:  # any error that torch raises for a damaged file
         raise UserError(f"{path} cannot be read as PyTorch's weights: {error}") from None
 
@@ -206,7 +223,7 @@ def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any
     out = []
     for name, size in zip(names, sizes, strict=True):
         path = folder / name
-        ids = json_file(path)
+        ids = read_json(path)
         if any(type(i) is not int for i in ids.values()) or sorted(ids.values(), key=str) != sorted(
             range(len(ids)), key=str
         ):

@@ -11,6 +11,7 @@ import numpy as np
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.imported import IMPROBABLE
+from t2t_flax.training.finite import check_finite
 
 
 class NamedArrays:
@@ -47,9 +48,11 @@ class NamedArrays:
         if array.dtype.kind in "iu":
             raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized, weights.")
         try:
-            return array.astype(np.float32)
+            taken = array.astype(np.float32)
         except (ValueError, TypeError):
             raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights.") from None
+        check_finite({name: taken}, self.path)
+        return taken
 
     def scalar(self, name: str, default: float) -> float:
         """The single number of this name; `default` where there is none. Raises UserError for anything else."""

@@ -26,7 +26,7 @@ from t2t_flax.monitoring.memory import program_memory
 from t2t_flax.training.lora import without_adapters
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import batch_struct, compiler_options
-from t2t_flax.training.train_state import TrainState, init_state, make_model
+from t2t_flax.training.train_state import TrainState, decoding_precision, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 # The two ways in which the TPU compiler reports that a program does not fit.
@@ -118,7 +118,11 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
     """
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
     config, params = run.config.decode, without_adapters(run.state.params)
-    facts = _facts(run, lambda: compile_search(run.model, params, run.mesh, config, **lengths)[1])
+    vocab, platform = run.config.data.vocab_size, run.topology.platform
+    precision = decoding_precision(run.config, platform)
+    model = make_model(run.config, vocab, vocab, platform=platform, precision=precision)
+    facts = _facts(run, lambda: compile_search(model, params, run.mesh, config, **lengths)[1])
+    facts.pop("gradient_exchanges", None)
     if facts["fits"]:  # all arguments are weights, caches and a few numbers
         facts["least_hbm_bytes"] = sum(facts["argument_bytes"].values())
     return facts | {"source_length": SOURCE_LENGTH, "cache_length": CACHE_LENGTH}
@@ -126,7 +130,8 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
 
 def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dict[str, Any]:
     """`fits`; `memory`: bytes on a device; `argument_bytes`: of the arguments by type, without what layouts add;
-    `hbm_bytes`: memory traffic of a run; `collectives`: see `DeviceLayout.summary`; `custom_calls`: kernels that XLA calls.
+    `hbm_bytes`: memory traffic of a run; `collectives`, `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels
+    that XLA calls.
     A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses
     nothing: there, `fits` compares the peak.
     """
@@ -147,12 +152,14 @@ def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dic
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}
     program = hlo.parse(compiled.as_text(), run.topology.platform)
     layout = DeviceLayout.of(run.mesh, run.topology)
+    collectives = hlo.collectives(program, run.mesh.size)
     return {
         "fits": True,
         "memory": memory,
         "argument_bytes": _argument_bytes(compiled),
         "hbm_bytes": hlo.hbm_traffic(program),
-        "collectives": layout.summary(hlo.collectives(program, run.mesh.size)),
+        "collectives": layout.summary(collectives),
+        "gradient_exchanges": layout.gradient_exchanges(collectives),
         "custom_calls": hlo.custom_calls(program),
         "compile_seconds": round(seconds, 1),
     }

@@ -1,10 +1,11 @@
 """Data sheets of the chips that `plan` knows. Nothing here was measured by this project.
 
-TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /v4, /v3 (HBM, bandwidths, the largest slice), read in
-November 2026; links of v3 (4 of 70 GB/s) and v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4.
+TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /tpu7x, /v4, /v3 (HBM, bandwidths, the largest slice), read in
+November 2026; names of TPU7x by size: github.com/AI-Hypercomputer/xpk, whose tpu7x-128 is 4x4x4; links of v3 (4 of
+70 GB/s) and v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4.
 GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm,
-h200, b200) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for NVLink and
-DGX manuals for the network (one port of 200 or 400 Gb/s for each GPU).
+h200, b200, gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for
+NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for each GPU).
 Peak bfloat16 FLOP/s are those of `monitoring.flops`.
 """
 
@@ -31,6 +32,7 @@ class GpuTarget:
     shared_bytes_of_block: int
     capability: int
     features: str
+    capability_minor: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,8 @@ TPUS = {
     ),
     # 800 GB/s over 4 links (pages of 2024: 3,584 Gb/s); 25.6 Tb/s for 256 chips.
     "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256),
+    # 1,200 GB/s over 6 links; 100 Gb/s a chip. Each of its two chiplets is a device.
+    "tpu7x": Chip("TPU7x", 192 * GIB, 7380 * GB, 100 * GB, 12.5 * GB, 3, 4, 9216, devices=2, cores_in_name=2),
     "v4": Chip(
         "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096,
         cores_in_name=2, config_name="megacore", uncertain="network bandwidth of a v4 chip (assumed: 50 Gb/s)",
@@ -92,13 +96,18 @@ _A100 = GpuTarget("NVIDIA A100-SXM4-80GB", 108, 64, 1.41, 41_943_040, 167_936, 1
 _H100 = GpuTarget("NVIDIA H100 80GB HBM3", 132, 128, 1.98, 52_428_800, 233_472, 232_448, 9, "ACCELERATED_FEATURES")
 _H200 = dataclasses.replace(_H100, name="NVIDIA H200 141GB HBM3e")
 _B200 = GpuTarget("NVIDIA B200", 148, 128, 1.965, 132_644_864, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
+_GB200 = GpuTarget("NVIDIA GB200", 152, 128, 2.062, 135_528_448, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
+_B300 = GpuTarget("NVIDIA B300", 158, 128, 1.965, 135_528_448, 233_472, 232_448, 10, "NONE", capability_minor=3)
 
-# NVLink joins the 8 GPUs of a host through a switch: each sends at half of the data sheet's two-way bandwidth.
+# NVLink joins the GPUs of a host (8) or of a rack of GB200 (72) through switches: each sends at half of the data sheet's
+# two-way bandwidth.
 GPUS = {
     "a100": Chip("NVIDIA A100", 85_100_068_864, 2039.04 * GB, 300 * GB, 25 * GB, 1, 1, 8, target=_A100),
     "h100": Chip("NVIDIA H100", 84_942_979_072, 3352.32 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H100),
     "h200": Chip("NVIDIA H200", 151_397_597_184, 4800 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H200),
     "b200": Chip("NVIDIA B200", 191_514_411_008, 7672.32 * GB, 900 * GB, 50 * GB, 1, 1, 8, target=_B200),
+    "gb200": Chip("NVIDIA GB200", 197_897_748_480, 7928.064 * GB, 900 * GB, 50 * GB, 1, 1, 72, target=_GB200),
+    "b300": Chip("NVIDIA B300", 297_021_865_984, 7936 * GB, 900 * GB, 100 * GB, 1, 1, 8, target=_B300),
 }
 
 
@@ -116,7 +125,7 @@ gpu_device_info {{
   core_count: {gpu.cores} fpus_per_core: {gpu.fpus_per_core} clock_rate_ghz: {gpu.clock_ghz}
   memory_bandwidth: {int(chip.hbm_bandwidth)} l2_cache_size: {gpu.l2_bytes}
   device_memory_size: {int(chip.hbm_bytes)}
-  cuda_compute_capability {{ major: {gpu.capability} feature_extension: {gpu.features} }}
+  cuda_compute_capability {{ major: {gpu.capability} minor: {gpu.capability_minor} feature_extension: {gpu.features} }}
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}

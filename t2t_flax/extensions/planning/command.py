@@ -20,10 +20,10 @@ and a predicted (roofline) time. The compilers need no TPU and no GPU. To instal
 TPU: {install_hint("plan")}
 GPU: {install_hint("plan-gpu")}"""
 _MACHINES = """\
-Machines: v5e-256, v6e-16, v5p-128, v4-32, v3-8 (numbers of v3, v4 and v5p count TensorCores, two to a chip), by shape
-v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8, h200-8, b200-8, several hosts 2xh100-8 or h100-16; cpu:8
-(simulated devices). Several machines give a table. The big model takes one to several minutes on two cores,
---largest-batch three such compilations more."""
+Machines: v5e-256, v6e-16, v5p-128, v4-32, v3-8, tpu7x-128 (numbers of v3, v4, v5p and tpu7x count TensorCores, two to
+a chip), by shape v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8, h200-8, b200-8, b300-8, gb200-72, several
+hosts 2xh100-8 or h100-16; cpu:8 (simulated devices). Several machines give a table. The big model takes one to several
+minutes on two cores, --largest-batch three such compilations more."""
 
 
 def run(argv: list[str]) -> int:

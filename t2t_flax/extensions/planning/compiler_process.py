@@ -3,6 +3,7 @@
 It is a process of its own because JAX and XLA read their environment once, when they start.
 """
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -87,8 +88,8 @@ def require_compilers(machines: list[Topology]) -> None:
 
 
 def has_tpu_compiler() -> bool:
-    """Whether libtpu is installed."""
-    return importlib.util.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
+    """Whether libtpu is installed, also where this process leaves it out, see `leave_out_absent_accelerators`."""
+    return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
 
 
 def has_gpu_compiler() -> bool:

@@ -66,8 +66,8 @@ class DeviceLayout:
     def summary(self, collectives: list[Collective]) -> list[dict[str, Any]]:
         """The collectives by kind, group and overlap, as plain values; bytes are sums over all runs.
 
-        axes: of the mesh; devices: of a group in one slice; slices: that it spans; links, hops: see `links`; known:
-        False where a loop's trip count is unknown and one turn is counted.
+        axes: of the mesh; in_loop: runs in a loop; devices: of a group in one slice; slices: that it spans; links, hops:
+        see `links`; known: False where a loop's trip count is unknown and one turn is counted.
         """
         rows: dict[tuple, dict[str, Any]] = {}
         for c in collectives:
@@ -75,9 +75,24 @@ class DeviceLayout:
             links, hops = self.links(c.group)
             devices = 1 if c.across_slices else len(c.group) // slices
             axes = "data" if c.across_slices else self.axes(c.group)
-            key = (c.kind, axes, devices, slices, links, hops, c.overlaps, c.known)
-            names = ("kind", "axes", "devices", "slices", "links", "hops", "overlaps", "known")
+            key = (c.kind, axes, devices, slices, links, hops, c.overlaps, c.known, c.in_loop)
+            names = ("kind", "axes", "devices", "slices", "links", "hops", "overlaps", "known", "in_loop")
             row = rows.setdefault(key, dict(zip(names, key, strict=True)) | {"runs": 0, "bytes": 0})
             row["runs"] += c.times
             row["bytes"] += c.times * c.bytes
         return list(rows.values())
+
+    def gradient_exchanges(self, collectives: list[Collective]) -> dict[str, Any]:
+        """`times`: how often an update sums gradients over devices; `in_loop`: whether one of these sums is in a loop, such as
+        that over microbatches; `bytes`: of the summed arrays, in all runs.
+
+        Gradients are the only arrays of more than one number that are summed along the axes that divide the batch.
+        """
+        sums = [
+            c for c in collectives if c.sums and (c.across_slices or {"data", "fsdp"} & set(self.axes(c.group).split()))
+        ]
+        return {
+            "times": max((c.times for c in sums), default=0),
+            "in_loop": any(c.in_loop for c in sums),
+            "bytes": sum(c.times * c.bytes for c in sums),
+        }

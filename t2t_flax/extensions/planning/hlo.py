@@ -34,6 +34,10 @@ class Array(NamedTuple):
     on_chip: bool
     sizes: tuple[int, ...] = ()
 
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
 
 class Instruction(NamedTuple):
     """`operands`: names; `text`: what is between the parentheses; `attributes`: what follows; `index`: its place in the
@@ -86,13 +90,16 @@ class Program(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """An instruction that runs `times` times; `known` is False in a loop whose trip count the text does not say."""
+    """An instruction that runs `times` times; `known` is False in a loop whose trip count the text does not say; `in_loop`: in
+    the body or condition of a loop.
+    """
 
     computation: Computation
     instruction: Instruction
     times: int
     known: bool
     asynchronous: bool
+    in_loop: bool
 
 
 def parse(text: str, platform: str = "tpu") -> Program:
@@ -144,19 +151,23 @@ def _arrays(shape: str, platform: str) -> tuple[Array, ...]:
     return tuple(arrays)
 
 
-def visits(program: Program, start: str = "", times: int = 1, known=True, asynchronous=False) -> Iterator[Visit]:
+def visits(
+    program: Program, start: str = "", times: int = 1, known=True, asynchronous=False, in_loop=False
+) -> Iterator[Visit]:
     """Every instruction that runs, and how often; the inside of a fusion counts as its one instruction."""
     computation = program.computations[start or program.entry]
     for instruction in computation.instructions.values():
-        yield Visit(computation, instruction, times, known, asynchronous)
+        yield Visit(computation, instruction, times, known, asynchronous, in_loop)
         if instruction.op == "while":
             trips = trip_count(program, computation, instruction)
             for part in ("body", "condition"):
                 name = re.search(rf"{part}=%?([\w.\-]+)", instruction.attributes)[1]
-                yield from visits(program, name, times * (trips or 1), known and trips is not None, asynchronous)
+                counted = known and trips is not None
+                yield from visits(program, name, times * (trips or 1), counted, asynchronous, in_loop=True)
         elif instruction.op in _CALLING:
             for name in instruction.called:
-                yield from visits(program, name, times, known, asynchronous or instruction.op == "async-start")
+                started = asynchronous or instruction.op == "async-start"
+                yield from visits(program, name, times, known, started, in_loop)
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
@@ -247,6 +258,7 @@ def _fusion_traffic(inside: Computation, fusion: Instruction, operands: list[Ins
 # -------------------------------------------------------------------------------------------------------- collectives
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_SUMMING = ("all-reduce", "reduce-scatter")
 _COMPUTING = ("fusion", "dot", "convolution", "custom-call", "while")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
@@ -261,7 +273,8 @@ class Collective:
     """`bytes`: of the whole array on one device each time it runs (all-gather: the gathered one). `group`: positions
     in the mesh of the first group's devices. `across_slices`: the part of one that TPU slices exchange over the
     data-centre network. `times`: runs in one run of the program; `known` False: in a loop of unknown trip count,
-    counted once. `overlaps`: other work is scheduled between its start and its end.
+    counted once. `overlaps`: other work is scheduled between its start and its end. `in_loop`: it runs in a loop. `sums`: it
+    sums arrays of several elements that each device has whole, and not only numbers, or parts that together are one array.
     """
 
     kind: str
@@ -271,6 +284,8 @@ class Collective:
     known: bool = True
     overlaps: bool = False
     across_slices: bool = False
+    in_loop: bool = dataclasses.field(default=False, compare=False)
+    sums: bool = dataclasses.field(default=False, compare=False)
 
 
 def collectives(program: Program, devices: int) -> list[Collective]:
@@ -289,7 +304,10 @@ def collectives(program: Program, devices: int) -> list[Collective]:
             kind = transfer[1].lower().replace("_", "-")
             size = sum(o.bytes for o in computation.operands(it))
             overlaps = _work_before_answer(computation, it)
-            result.append(Collective(kind, size, (0,), visit.times, visit.known, overlaps, across_slices=True))
+            sums = kind in _SUMMING and any(a.elements > 1 for o in computation.operands(it) for a in o.arrays)
+            result.append(
+                Collective(kind, size, (0,), visit.times, visit.known, overlaps, True, in_loop=visit.in_loop, sums=sums)
+            )
             continue
         fused = _fused(program, it)
         home, collective = fused or (computation, it)
@@ -309,8 +327,22 @@ def collectives(program: Program, devices: int) -> list[Collective]:
         if len(group) > 1:
             if fused and channel:
                 channels[channel[1]] = len(result)
-            result.append(Collective(kind, size, group, visit.times, visit.known, _overlaps(visit)))
+            sums = kind in _SUMMING and _sums_whole_arrays(program, home, collective)
+            runs = visit.times, visit.known, _overlaps(visit)
+            result.append(Collective(kind, size, group, *runs, in_loop=visit.in_loop, sums=sums))
     return result
+
+
+def _sums_whole_arrays(program: Program, home: Computation, collective: Instruction) -> bool:
+    """The TPU compiler gathers small arrays by a sum of their parts, each of which was written into zeros."""
+
+    def is_part(operand: Instruction) -> bool:
+        inside = program.computations.get(operand.called[0]) if operand.op == "fusion" and operand.called else None
+        made_by = inside.instructions[inside.root].op if inside and inside.root in inside.instructions else operand.op
+        return made_by == "dynamic-update-slice"
+
+    operands = home.operands(collective)
+    return any(a.elements > 1 and not is_part(operand) for operand in operands for a in operand.arrays)
 
 
 def _kind(instruction: Instruction) -> str | None:

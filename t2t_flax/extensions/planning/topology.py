@@ -1,7 +1,7 @@
 """Names of machines: TPU slices by size (`v5e-16`) or shape (`v5p:4x4x4`), GPUs (`h100-8`), simulated devices (`cpu:8`).
 
-`2xv5e-256` is two slices, `2xh100-8` or `h100-16` two hosts. The number in v3-, v4- and v5p- names counts TensorCores,
-two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape always counts chips.
+`2xv5e-256` is two slices, `2xh100-8` or `h100-16` two hosts. The number in v3-, v4-, v5p- and tpu7x- names counts
+TensorCores, two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape always counts chips.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _PLANE_V3 = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
 _SOLID = (
     "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16",
 )  # fmt: skip
-_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (*_SOLID, "16x16x24")}
+_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (*_SOLID, "16x16x24"), "tpu7x": _SOLID}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """JAX devices: the cores of v3, else the chips."""
+        """JAX devices: the cores of v3 and TPU7x, else the chips."""
         return self.chips * (self.chip.devices if self.chip else 1)
 
     @property
@@ -98,7 +98,9 @@ def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
     if count < 1:
         raise _unknown(name)
     if count > chip.largest and count % chip.largest:
-        raise UserError(f"--topology={name}: more than {chip.largest} GPUs come in hosts of {chip.largest}.")
+        raise UserError(
+            f"--topology={name}: more than {chip.largest} GPUs come in groups of {chip.largest} that NVLink joins."
+        )
     if count > chip.largest:
         count, hosts = chip.largest, hosts * count // chip.largest
     return Topology(name, "gpu", chip, (count,), hosts)

@@ -9,6 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import StarletteHTTPException
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
@@ -34,8 +36,17 @@ _OTHER = "other"
 """The path of requests for what does not exist, in the metrics."""
 
 
-def create_app(models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> FastAPI:
-    """The application for these models, which somebody else starts and stops."""
+def create_app(
+    models: Sequence[ServedModel],
+    limits: Limits,
+    metrics: Metrics,
+    *,
+    hosts: Sequence[str] = ("*",),
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application for these models, which somebody else starts and stops. hosts: names that requests may call this server by.
+    origins: those of other servers' pages that may read its answers.
+    """
     service = Service(models, limits)
     app = FastAPI(title="t2t_flax", version=__version__, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
     app.include_router(libretranslate.router(service))
@@ -43,13 +54,15 @@ def create_app(models: Sequence[ServedModel], limits: Limits, metrics: Metrics) 
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, str]:
-        """The process answers."""
+        """503 if a model has failed, hangs, or gives numbers that are not finite; 200 also while models are loaded."""
+        service.require_health()
         return {"status": "ok"}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> dict[str, str]:
-        """200 once all models are restored and warmed up, else 503."""
+        """200 once all models are restored and warmed up, as long as /health is; else 503."""
         service.require_ready()
+        service.require_health()
         return {"status": "ready"}
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
@@ -66,6 +79,12 @@ def create_app(models: Sequence[ServedModel], limits: Limits, metrics: Metrics) 
         return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 
     app.mount("/page", _PageFiles(directory=PAGE, check_dir=False))
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["Content-Type"]
+        )
+    # A page elsewhere whose host name is made to mean this machine must not reach a server that only this machine may.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(_Measured, metrics=metrics, paths=_paths(app))
     return app
 
@@ -82,7 +101,9 @@ def _paths(app: FastAPI) -> frozenset[str]:
 
 
 class _Measured:
-    """Counts and times requests. Paths that do not exist count as one, so that no client can add to the metrics."""
+    """Counts and times requests. Paths that do not exist count as one, so that no client can add to the metrics. HEAD is GET, of
+    which uvicorn leaves out the body.
+    """
 
     def __init__(self, app: Callable[..., Awaitable[None]], metrics: Metrics, paths: frozenset[str]):
         self._app, self._metrics, self._paths = app, metrics, paths
@@ -99,7 +120,7 @@ class _Measured:
             await send(message)
 
         try:
-            await self._app(scope, receive, observed)
+            await self._app(scope | {"method": "GET"} if scope["method"] == "HEAD" else scope, receive, observed)
         finally:
             path = scope["path"]
             label = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER

@@ -6,6 +6,7 @@ A job is one request for one model: items that each have their own result, and a
 import collections
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -65,11 +66,10 @@ class Batch(Generic[Item]):
 
 
 class Batcher(Generic[Item]):
-    """A queue of jobs, from which `run` makes batches of at most `max_batch` items.
+    """A queue of jobs, from which `take` makes batches of at most `max_batch` items.
 
     A batch waits until it is full, at most `wait` seconds after the first of its jobs arrived. Jobs are served in order of
-    arrival; one that is larger than a batch goes to the end of the queue after each of its batches, so that it does not
-    hold up the others.
+    arrival, an item of each in turn, so that a large one holds up no other: what is left of it goes to the end of the queue.
     """
 
     def __init__(self, max_batch: int, wait: float, max_queue: int):
@@ -102,7 +102,7 @@ class Batcher(Generic[Item]):
         return job
 
     def close(self) -> None:
-        """Cancels the jobs in the queue and takes no more; `run` returns after its current batch."""
+        """Cancels the jobs in the queue and takes no more; `take` returns None."""
         with self._changed:
             self._closed = True
             for job in self._jobs:
@@ -110,15 +110,17 @@ class Batcher(Generic[Item]):
             self._jobs.clear()
             self._changed.notify_all()
 
-    def take(self) -> Batch[Item] | None:
-        """The next batch, waited for; None once closed."""
+    def take(self, until: float = math.inf) -> Batch[Item] | None:
+        """The next batch; one without parts if there is none until that `time.monotonic()`. None once closed."""
         with self._changed:
             while True:
                 self._drop_finished()
                 if self._closed:
                     return None
                 if not self._jobs:
-                    self._changed.wait()
+                    if (idle := until - time.monotonic()) <= 0:
+                        return Batch(None, [])
+                    self._changed.wait(None if idle == math.inf else idle)
                     continue
                 first = self._jobs[0]
                 count = sum(len(job.items) - job.taken for job in self._jobs if job.key == first.key)
@@ -127,24 +129,18 @@ class Batcher(Generic[Item]):
                     return self._next_batch(first.key)
                 self._changed.wait(remaining)
 
-    def run(self, process: Process[Item]) -> None:
-        """Computes batches until `close`."""
-        while batch := self.take():
-            answer(batch, process)
-
     def _next_batch(self, key: Hashable) -> Batch[Item]:
         parts: list[tuple[Job[Item], int]] = []
-        unfinished = []
-        for job in [job for job in self._jobs if job.key == key]:
-            count = min(len(job.items) - job.taken, self._max_batch - len(parts))
-            if count == 0:
-                break
-            parts += [(job, index) for index in range(job.taken, job.taken + count)]
-            job.taken += count
-            self._jobs.remove(job)
+        jobs = collections.deque(job for job in self._jobs if job.key == key)
+        while jobs and len(parts) < self._max_batch:
+            job = jobs.popleft()
+            parts.append((job, job.taken))
+            job.taken += 1
             if job.taken < len(job.items):
-                unfinished.append(job)
-        self._jobs.extend(unfinished)
+                jobs.append(job)
+        served = dict.fromkeys(job for job, _ in parts)
+        self._jobs = collections.deque(job for job in self._jobs if job not in served)
+        self._jobs.extend(job for job in served if job.taken < len(job.items))
         return Batch(key, parts)
 
     def _drop_finished(self) -> None:
@@ -171,5 +167,9 @@ def answer(batch: Batch[Item], process: Process[Item]) -> None:
         for job in jobs:
             answer(Batch(batch.key, [part for part in parts if part[0] is job]), process)
         return
+    except BaseException:  # the thread ends
+        for job in jobs:
+            job.future.cancel()
+        raise
     for (job, index), result in zip(parts, results, strict=True):
         job.finish(index, result)

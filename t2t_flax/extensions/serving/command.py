@@ -1,18 +1,19 @@
 """`serve`: translation over HTTP."""
 
+import functools
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK, UserError, install_hint
+from t2t_flax.errors import UserError, install_hint
 
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "python_multipart", "uvicorn")
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 after SIGTERM or Ctrl-C, once every request that had come was answered."""
+    """Exit code 0 after SIGTERM or Ctrl-C, with every request that had come answered; 1 if the device does not end in time."""
     parser = arguments.parser(
         "serve",
         "Translates over HTTP with one or more trained runs: LibreTranslate's API (POST /translate), our own\n"
@@ -51,8 +52,8 @@ def run(argv: list[str]) -> int:
         help="requests that may wait for a model; more are refused with 429 (default: 256)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-body-bytes", type=arguments.count(1), default=10**6, metavar="N",
-        help="of a request; larger ones are refused with 413 (default: 1000000)",
+        "--max-body-bytes", type=arguments.count(1), default=2**18, metavar="N",
+        help="of a request; larger ones are refused with 413 (default: 262144)",
     )  # fmt: skip
     parser.add_argument(
         "--max-text-length", type=arguments.count(1), default=20_000, metavar="N",
@@ -64,7 +65,32 @@ def run(argv: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=arguments.count(1, 86_400), default=60, metavar="S",
-        help="seconds after which a request is answered with 504 and leaves the queue (default: 60)",
+        help="seconds after which a request is answered with 504 and leaves the queue, and within which SIGTERM ends the server "
+        "(default: 60)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--health-limit", type=arguments.count(1, 86_400), default=60, metavar="S",
+        help="seconds without a right result of the model after which /health fails: more than its longest batch of short lines "
+        "takes (default: 60)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-connections", type=arguments.count(1), default=512, metavar="N",
+        help="connections; the one that has waited longest for its client makes room for another (default: 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--warm-up",
+        choices=("usual", "all"),
+        default="usual",
+        help="programs to compile before the first request: those of lines of up to 128 tokens, or every one (default: usual)",
+    )
+    parser.add_argument(
+        "--allowed-host", action="append", metavar="NAME",
+        help="name by which requests may call the server, *.NAME for those below it; may be given several times (default: "
+        "localhost if the server listens on this machine alone, else any)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL",
+        help="origin whose pages may use the server, such as https://example.org; may be given several times",
     )  # fmt: skip
     args, overrides = arguments.parse(parser, argv)
     _require_packages()
@@ -77,7 +103,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.serving.batching import Batcher
     from t2t_flax.extensions.serving.metrics import Metrics
     from t2t_flax.extensions.serving.model import ServedModel
-    from t2t_flax.extensions.serving.server import listen, serve, url
+    from t2t_flax.extensions.serving.server import allow_connections, hosts_of, listen, serve, url
     from t2t_flax.extensions.serving.service import Limits
 
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
@@ -91,13 +117,14 @@ def run(argv: list[str]) -> int:
             return load(workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
 
         max_batch = args.max_batch or config.decode.batch_size
-        batcher = Batcher(max_batch, args.batch_wait_ms / 1000, args.max_queue)
-        models.append(ServedModel(name, config, restore, batcher, max_batch, metrics))
+        make_batcher = functools.partial(Batcher, max_batch, args.batch_wait_ms / 1000, args.max_queue)
+        more = dict(warm_up=args.warm_up, health_limit=args.health_limit)
+        models.append(ServedModel(name, config, restore, make_batcher, max_batch, metrics, **more))
     limits = Limits(args.max_body_bytes, args.max_text_length, args.max_lines, args.timeout)
     print(f"listening on {url(listening)}", flush=True)
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
-    serve(create_app(models, limits, metrics), models, listening, limits.timeout)
-    return OK
+    app = create_app(models, limits, metrics, hosts=args.allowed_host or hosts_of(listening), origins=args.cors_origin)
+    serve(app, models, listening, limits.timeout, allow_connections(args.max_connections))
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:

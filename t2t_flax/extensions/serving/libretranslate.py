@@ -15,7 +15,7 @@ from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import join_lines, split_lines
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schemas.Error} for code in (400, 408, 413, 422, 429, 500, 503, 504)
+    code: {"model": schemas.Error} for code in (400, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 
 
@@ -108,9 +108,7 @@ def _sources(models: Sequence[ServedModel], target: str) -> list[str]:
 def _answers(text: str, lines: Sequence[list[dict[str, Any]]], n_best: int) -> list[str]:
     """Different translations of a text, best first: the i-th is made of the i-th of each line that has as many."""
     ranked = [
-        join_lines(
-            text, [hypotheses[min(rank, len(hypotheses) - 1)]["text"] if hypotheses else "" for hypotheses in lines]
-        )
+        join_lines(text, [hypotheses[min(rank, len(hypotheses) - 1)]["text"] for hypotheses in lines])
         for rank in range(n_best)
     ]
     return list(dict.fromkeys(ranked))

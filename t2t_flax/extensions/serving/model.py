@@ -1,39 +1,52 @@
-"""A run that answers requests: restored, warmed up and used by a thread of its own."""
+"""A run that answers requests: restored, warmed up and used by threads of its own."""
 
+import bisect
+import contextlib
 import dataclasses
 import functools
-import json
-import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.directions import Direction, all_directions, chosen_language, language_pair, target_languages
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, plan_batches, round_up
-from t2t_flax.decoding.translator import CACHE_LENGTHS, in_compute_type
-from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
+from t2t_flax.config.directions import Direction
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
+from t2t_flax.decoding.translator import Translation, in_compute_type
+from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import Loaded
-from t2t_flax.extensions.serving.batching import Batcher, Job
+from t2t_flax.extensions.serving.batching import Batcher, Job, Process
 from t2t_flax.extensions.serving.errors import RequestError
+from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
+from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, warm_ups
 from t2t_flax.tasks import task_of
 
-log = logging.getLogger("t2t_flax")
+if TYPE_CHECKING:
+    from t2t_flax.decoding.attention_weights import AttentionMaps
+
 
 Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
-MAX_ATTENTION_TOKENS = 128
-"""Tokens of a side whose attention is sent: the answer grows with their product."""
-_WARM_LENGTHS = (24, 100)
-"""Tokens of the lines that are translated before the first request: one for each of the usual padded lengths."""
+USUAL_LENGTHS = (32, 128)
+"""Padded lengths of the lines whose programs are compiled before the first request. Each has a lane of its own; what else
+is asked for, and may have to be compiled, has the last one.
+"""
+_PATIENCE = 10
+"""Only the lane of short lines has a good result within the health limit for certain; the others have so many times as long."""
+
+
+class NotFinite(Exception):
+    """The model gave a number that is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__("the model produces numbers that are not finite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +94,11 @@ class AttentionKey:
 
 
 class ServedModel:
-    """One run. `load` restores it, in the thread that then owns it and makes all its batches.
+    """One run. `load` restores it, in a thread that then owns it together with those of its other lanes.
 
-    Requests may be submitted once `ready` is true, from any thread. If loading fails, `error` is set and on_failure() called.
+    Requests may be submitted once `ready` is true, from any thread. If loading fails, or a thread ends by an exception, `error`
+    is set and on_failure() called. warm_up: "usual", or "all" to compile every program before `ready`. health_limit: seconds
+    without a good result after which `fault` says so.
     """
 
     _restored: Loaded
@@ -93,39 +108,54 @@ class ServedModel:
         name: str,
         config: Config,
         load: Callable[[], Loaded],
-        batcher: Batcher[Any],
+        make_batcher: Callable[[], Batcher[Any]],
         max_batch: int,
         metrics: Metrics,
+        *,
+        warm_up: str = "usual",
+        health_limit: float = 60.0,
     ):
         self.name, self.config, self.ready = name, config, False
-        self.error: Exception | None = None
-        self._load, self._batcher, self._max_batch, self._metrics = load, batcher, max_batch, metrics
+        self.error: BaseException | None = None
+        self._load, self._max_batch, self._metrics, self._warm_up = load, max_batch, metrics, warm_up
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._runs: dict[int, Loaded] = {}
-        metrics.queue.labels(name).set_function(lambda: batcher.waiting)
+        self._threads: list[threading.Thread] = []
+        self._runs = threading.local()
+        limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
+        self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit) for i, limit in enumerate(limits)]
+        # Programs that span several devices may wait for each other where two threads start them at once.
+        self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
+        metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
     def start(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
-        """Starts the thread."""
-        self._thread = threading.Thread(target=self._run, args=(on_ready, on_failure), name=self.name, daemon=True)
-        self._thread.start()
+        """Starts the first thread."""
+        self._spawn(self.name, lambda: self._begin(on_ready, on_failure), on_failure)
 
-    def stop(self) -> None:
-        """Cancels what is in the queue, and waits for the end of the current batch."""
+    def stop(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
+        """Cancels what is in the queues, and waits for the end of the current batches, at most so long. Returns whether they
+        ended.
+        """
+        deadline = time.monotonic() + seconds
         self._stopping.set()
-        self._batcher.close()
-        if self._thread:
-            self._thread.join()
+        self._close()
+        for thread in self._threads:
+            thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def fault(self) -> str:
+        """Why the model does not answer as it should; "" if it does, or is still loaded."""
+        faults = [self.error and first_line(self.error), *(lane.fault() for lane in self._lanes if self.ready)]
+        return next((f"{self.name}: {fault}" for fault in faults if fault), "")
 
     @property
     def directions(self) -> list[Direction]:
-        """Those of the run's config, which need not have training text."""
-        return all_directions(self.config.data)
+        """Those of the model, and of the test sets of its config, which need not have training text."""
+        return self._restored.languages.all_directions(self.config.data)
 
     @property
     def target_languages(self) -> list[str]:
         """Those between which a request chooses; empty for a model of one direction."""
-        return target_languages(self.config.data)
+        return self._restored.languages.targets
 
     @property
     def max_n_best(self) -> int:
@@ -135,7 +165,7 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
         model, loaded = self.config.model, self._restored
-        source, target = language_pair(self.config.data)
+        source, target = loaded.languages.pair(self.config.data)
         return {
             "name": self.name,
             "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
@@ -162,28 +192,29 @@ class ServedModel:
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
         """
-        chosen_language(self.config.data, target_language)
+        self._restored.languages.chosen(self.config.data, target_language)
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
             )
-        for number, line in enumerate(lines, 1):
-            self._check_length("source", f"line {number}", line)
+        longest = max((self._check_length("source", f"line {i}", line) for i, line in enumerate(lines, 1)), default=0)
         if any(prefixes) and not task_of(self.config).supports_prefixes:
             raise RequestError(
                 400, f"outputs of {self.name} (data.task = {self.config.data.task}) cannot have a prefix."
             )
-        longest = max(
+        longest_prefix = max(
             (self._check_length("target", f"prefix {i}", p) for i, p in enumerate(prefixes, 1) if p), default=0
         )
         alone = object() if self.config.decode.strategy == "sample" else None
-        key = TranslateKey(self._searched(n_best), round_up(longest, PREFIX_LENGTHS), alone)
+        key = TranslateKey(self._searched(n_best), round_up(longest_prefix, PREFIX_LENGTHS), alone)
         items = [
             Line(i, line, prefix, n_best, target_language)
             for i, (line, prefix) in enumerate(zip(lines, prefixes, strict=True))
             if line.strip() or prefix or alone  # samples depend on a line's number in its batch
         ]
-        return self._batcher.submit(key, items)
+        usual = key.n_best == 1 and not key.prefix_length
+        lane = bisect.bisect_left(USUAL_LENGTHS, longest) if usual else -1
+        return self._lanes[lane].batcher.submit(key, items)
 
     def untranslated(self, line: str, n_best: int) -> Hypotheses:
         """What an empty line without a prefix translates to."""
@@ -199,19 +230,19 @@ class ServedModel:
 
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
-        chosen_language(self.config.data, target_language)
-        return self._batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
+        self._restored.languages.chosen(self.config.data, target_language)
+        return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
-        """Queues a pair; its result is the JSON text of the weights. Raises RequestError for a long source or target, and
+        """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
-        chosen_language(self.config.data, target_language)
+        self._restored.languages.chosen(self.config.data, target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
                 raise RequestError(400, _too_long_for_attention(name, tokens))
-        return self._batcher.submit(AttentionKey(object()), [Pair(source, target, target_language)])
+        return self._lanes[-1].batcher.submit(AttentionKey(object()), [Pair(source, target, target_language)])
 
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
@@ -227,56 +258,83 @@ class ServedModel:
             )
         return tokens
 
-    def _run(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
+    def _spawn(self, name: str, work: Callable[[], None], on_failure: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - a thread that ends must not leave a server that looks well
+                self.error = error
+                self._close()
+                on_failure()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _close(self) -> None:
+        for lane in self._lanes:
+            lane.batcher.close()
+
+    def _begin(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
+        loaded = self._load()
+        if loaded.engine.name == "jax":
+            loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
+        if languages := loaded.languages.targets:
+            loaded = dataclasses.replace(loaded, target_language=languages[0])  # of the warm-up; requests name theirs
+        self.config, self._restored = loaded.config, loaded
+        if loaded.mesh.size > 1:
+            self._turn = threading.Lock()
+        several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
+        runs = [self._loaded(n_best) for n_best in sorted({1, several})]
+        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS if self._warm_up == "usual" else None):
+            if self._stopping.is_set():
+                return
+            warm_up()
         try:
-            loaded = self._load()
-            if loaded.engine.name == "jax":
-                loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
-            if languages := target_languages(loaded.config.data):
-                loaded = dataclasses.replace(
-                    loaded, target_language=languages[0]
-                )  # of the warm-up; requests name theirs
-            self.config, self._restored = loaded.config, loaded
-            for warm_up in self._warm_ups(loaded):
-                if self._stopping.is_set():
-                    return
-                warm_up()
-        except Exception as error:
-            self.error = error
-            on_failure()
-            return
+            self._probe()
+        except NotFinite as error:
+            raise UserError(f"{loaded.workdir}: {error}. Choose another checkpoint with --step.") from None
+        for lane in self._lanes[1:]:
+            self._spawn(lane.name, functools.partial(lane.run, self._processed_in(lane), self._probe), on_failure)
+        first = self._lanes[0]
+        first.good()
         self.ready = True
         on_ready(self)
-        self._batcher.run(self._process)
-
-    def _warm_ups(self, loaded: Loaded) -> Iterator[Callable[[], object]]:
-        """What to run before the first request: a translation of each shape of a batch, of which those of one line also for
-        several hypotheses, so that JAX compiles the programs; one of each kind with an engine that does not compile.
-        """
-        kinds = sorted({1, self._searched(self.max_n_best)}) if self.config.decode.strategy == "beam" else [1]
-        if loaded.engine.name != "jax":
-            yield from (functools.partial(self._loaded(n_best).translate, ["a"]) for n_best in kinds)
-            return
-        for count, tokens in _warm_up_shapes(loaded, self._max_batch):
-            for n_best in kinds if count == 1 else [1]:
-                yield functools.partial(_warm_up, self._loaded(n_best), count, tokens)
+        first.run(self._processed_in(first), self._probe)
 
     def _loaded(self, n_best: int) -> Loaded:
-        """The run with this decode.n_best, for the model's thread alone; the runs share their parameters and compiled
-        programs.
-        """
-        if n_best not in self._runs:
+        """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
+        made = vars(self._runs)
+        if n_best not in made:
             config = self._restored.config
             config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, n_best=n_best))
-            self._runs[n_best] = dataclasses.replace(self._restored, config=config)
-        return self._runs[n_best]
+            made[n_best] = dataclasses.replace(self._restored, config=config)
+        return made[n_best]
+
+    def _probe(self) -> None:
+        """Translates a line of the server's own. Raises NotFinite."""
+        with self._turn:
+            (translation,) = self._loaded(1).translate(["a"])
+        _check_finite(translation)
+
+    def _processed_in(self, lane: Lane) -> Process[Any]:
+        def process(key: Hashable, items: list[Any]) -> list[Any]:
+            with self._turn:
+                results = self._process(key, items)
+            lane.good()
+            return results
+
+        return process
 
     def _process(self, key: Hashable, items: list[Any]) -> list[Any]:
         if isinstance(key, TranslateKey):
             return self._translate(key, items)
         if isinstance(key, ScoreKey):
             pairs, languages = [item[:2] for item in items], [item.target_language for item in items]
-            return list(self._loaded(1).score(pairs, target_language=languages, where=lambda number: "the pair"))
+            scores = self._loaded(1).score(pairs, target_language=languages, where=lambda number: "the pair")
+            if not all(math.isfinite(score.log_prob) for score in scores):
+                raise NotFinite
+            return list(scores)
         return [self._attend(*pair) for pair in items]
 
     def _translate(self, key: TranslateKey, items: list[Line]) -> list[Hypotheses]:
@@ -290,6 +348,7 @@ class ServedModel:
         )
         pieces, results = loaded.tokenizers.target.pieces, []
         for item, translation in zip(items, translations, strict=True):
+            _check_finite(translation)
             results.append(
                 [
                     {"text": task.postprocess(item.text, h.text), "score": h.score, "pieces": pieces(h.tokens)}
@@ -303,15 +362,20 @@ class ServedModel:
         self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
         return results
 
-    def _attend(self, source: str, target: str | None, target_language: str | None) -> str:
+    def _attend(self, source: str, target: str | None, target_language: str | None) -> "AttentionMaps":
         maps = self._loaded(1).attend(source, target, target_language=target_language)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
-        weights = {
-            kind: getattr(maps, kind).astype(np.float64).round(4).tolist() for kind in ("cross", "encoder", "decoder")
-        }
-        pieces = {"source_pieces": list(maps.source_tokens), "target_pieces": list(maps.target_tokens)}
-        return json.dumps({"model": self.name, **pieces, **weights}, ensure_ascii=False, separators=(",", ":"))
+        if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
+            raise NotFinite
+        return maps
+
+
+def _check_finite(translation: Translation) -> None:
+    """Raises NotFinite. A slot without a hypothesis has the score -inf; the first always has one."""
+    scores = [hypothesis.score for hypothesis in translation.hypotheses]
+    if not math.isfinite(scores[0]) or not all(math.isfinite(score) or score == -math.inf for score in scores):
+        raise NotFinite
 
 
 def _too_long_for_attention(side: str, tokens: int) -> str:
@@ -322,28 +386,3 @@ def _count(params: Any) -> int:
     import jax
 
     return sum(x.size for x in jax.tree.leaves(params))
-
-
-def _warm_up_shapes(loaded: Loaded, max_batch: int) -> Iterator[tuple[int, int]]:
-    """(lines, tokens of each) for every shape that batches of up to `max_batch` lines of usual lengths have."""
-    shards, seen = mesh_lib.batch_shards(loaded.mesh), set()
-    for tokens in _WARM_LENGTHS:
-        for count in range(1, max_batch + 1):
-            shapes = {batch.shape for batch in plan_batches([tokens] * count, loaded.config.decode, shards)}
-            if shapes - seen:
-                seen |= shapes
-                yield count, tokens
-
-
-def _warm_up(loaded: Loaded, count: int, tokens: int) -> None:
-    """Translates `count` lines of about `tokens` tokens, once to an end within the first cache, and once to one token more
-    than it holds, so that the programs after it are compiled, too.
-    """
-    encode, text = loaded.tokenizers.source.encode, "a"
-    while len(encode(text)) < min(tokens, loaded.max_source_length) - 1 and len(text) < 4 * tokens:
-        text += " a"
-    first_cache = CACHE_LENGTHS[0 if tokens <= CACHE_LENGTHS[1] else 1]
-    for cap in (1, first_cache + 1):
-        decode = dataclasses.replace(loaded.config.decode, max_length_ratio=0.0, max_length_offset=cap)
-        short = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, decode=decode))
-        short.translate([text] * count)

@@ -1,8 +1,11 @@
 """Our own API: models, hypotheses with scores and pieces, attention weights, scores of given translations."""
 
+import asyncio
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -11,8 +14,11 @@ from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import split_lines
 
+if TYPE_CHECKING:
+    from t2t_flax.decoding.attention_weights import AttentionMaps
+
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schemas.Error} for code in (400, 404, 408, 413, 422, 429, 500, 503, 504)
+    code: {"model": schemas.Error} for code in (400, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 
 
@@ -57,12 +63,13 @@ def router(service: Service) -> APIRouter:
         openapi_extra=schemas.request_schema(schemas.AttentionRequest),
     )
     async def attention(request: Request) -> Response:
-        """Attention weights of every layer and head for a pair, rounded to four digits."""
+        """Attention weights of every layer and head for a pair, in thousandths."""
         body = await service.read(request, schemas.AttentionRequest)
         model = service.model(body.model)
         _check_pair(service, body.source, body.target)
         job = await service.submit(model.attend, body.source, body.target, body.target_language)
-        (text,) = await service.wait(request, job)
+        (maps,) = await service.wait(request, job)
+        text = await asyncio.to_thread(_attention_json, model.name, maps)
         return Response(text, media_type="application/json")
 
     @routes.post(
@@ -85,6 +92,17 @@ def router(service: Service) -> APIRouter:
         return JSONResponse({"model": model.name, "log_prob": result.log_prob, "pieces": pieces})
 
     return routes
+
+
+def _attention_json(name: str, maps: "AttentionMaps") -> str:
+    """An `AttentionAnswer`. Each layer is encoded on its own, because the encoder lets no other thread run meanwhile."""
+    pieces = {"source_pieces": maps.source_tokens, "target_pieces": maps.target_tokens}
+    parts = [json.dumps({"model": name, **pieces}, ensure_ascii=False).removesuffix("}")]
+    for kind in ("cross", "encoder", "decoder"):
+        thousandths = np.rint(1000 * getattr(maps, kind)).astype(np.int16)
+        layers = ",".join(json.dumps(layer.tolist(), separators=(",", ":")) for layer in thousandths)
+        parts.append(f'"{kind}":[{layers}]')
+    return ",".join(parts) + "}"
 
 
 def _for_lines(prefixes: Sequence[str] | None, count: int) -> Sequence[str]:

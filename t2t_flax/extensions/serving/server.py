@@ -2,26 +2,35 @@
 
 import asyncio
 import errno
-import math
+import faulthandler
+import ipaddress
+import os
+import resource
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import FAILURE, OK, UserError
+from t2t_flax.extensions.serving.connections import Connection
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
 
+_OTHER_FILES = 128
+"""Files that the process may have open besides its connections."""
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises UserError if the address cannot be used."""
+    """A listening socket; port 0 takes a free one, :: also listens to IPv4. Raises UserError if the address cannot be used."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
@@ -40,25 +49,77 @@ def url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def hosts_of(listening: socket.socket) -> list[str]:
+    """The names that requests may call the server by: those of this machine if it listens on it alone, else any."""
+    address = ipaddress.ip_address(listening.getsockname()[0])
+    return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
+
+
+def allow_connections(most: int) -> int:
+    """Raises the number of files that this process may open to what so many connections need, as far as it may; returns for how
+    many there is room.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - _OTHER_FILES))
+
+
 class Server(uvicorn.Server):
-    """uvicorn, of which the end of its time or a second signal closes all connections."""
+    """uvicorn, which closes connections that are overdue, and all of them when its time is up or at a second signal.
+
+    timeout: seconds from the first signal to the end. on_end: called at the first one.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, config: uvicorn.Config, timeout: float):
+        super().__init__(config)
+        self.timeout, self.on_end = timeout, lambda: None
+        self._ended = time.monotonic()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # a second
+            for connection in [each for each in self.server_state.connections if each.is_overdue(self.timeout)]:
+                connection.abort()
+        return await super().on_tick(counter)
+
+    def end(self) -> None:
+        """Takes no more requests and answers those it has."""
+        if not self.should_exit:
+            self.should_exit = True
+            self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._ended = time.monotonic()
+        self.on_end()
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the promised end, less what the process itself needs for it."""
+        left = self._ended + self.timeout - min(1.0, self.timeout / 4) - time.monotonic()
+        return min(1.0, left) if self.force_exit else left
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and self._loop:
+        again = self.should_exit
+        super().handle_exit(sig, frame)
+        if not again:
+            self._begin_end()
+        elif self._loop:
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._close_connections)
-        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Half a second before uvicorn cancels what remains, which leaves a traceback in the log.
-        delay = (self.config.timeout_graceful_shutdown or 0) - 0.5
-        closing = asyncio.get_running_loop().call_later(delay, self._close_connections)
+        left = max(0.0, self.seconds_left)
+        self.config.timeout_graceful_shutdown = left  # type: ignore[assignment]
+        closing = asyncio.get_running_loop().call_later(max(left / 2, left - 0.5), self._close_connections)
         await super().shutdown(sockets)
         closing.cancel()
 
@@ -67,24 +128,24 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(app: FastAPI, timeout: float) -> Server:
-    """uvicorn without its logs; models are started and stopped by the caller. At the end its clients have `timeout` seconds,
-    that of a request, and one more to take their answers: one that reads nothing must not keep the process.
+def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Server:
+    """uvicorn without its logs; models are started and stopped by the caller. timeout: see `Server`, and of a client that does
+    not read its answer.
     """
-    options: dict[str, Any] = dict(
-        http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
-    )
-    return Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=math.ceil(timeout) + 1))
+    options: dict[str, Any] = dict(ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
+    return Server(uvicorn.Config(app, http=Connection, limit_concurrency=max_connections, **options), timeout)
 
 
-def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> None:
-    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, for at most about `timeout` seconds,
-    and returns; a second signal closes the connections. Raises what a model raised while it was loaded.
+def serve(
+    app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float, max_connections: int
+) -> NoReturn:
+    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
+    seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
-    server = make_server(app, timeout)
-
-    def end() -> None:
-        server.should_exit = True
+    server = make_server(app, timeout, max_connections)
+    # Whatever this process is then doing: the thread that ends it needs nothing of Python.
+    last = timeout - min(0.25, timeout / 8)
+    server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
 
     def ready(model: ServedModel) -> None:
         described = model.describe()
@@ -93,13 +154,23 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
 
     try:
         for model in models:
-            model.start(ready, end)
+            model.start(ready, server.end)
         # uvicorn passes the signals on when it has stopped: here, where they only set the same flag again.
-        with on_stop_signal(end):
+        with on_stop_signal(server.end):
             server.run([listening])
     finally:
-        for model in models:
-            model.stop()
+        server.end()
+        ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
+    if all(ended):
+        faulthandler.cancel_dump_traceback_later()
     for model in models:
-        if model.error:
+        if isinstance(model.error, Exception):
             raise model.error
+        if model.error:
+            raise RuntimeError(f"a thread of {model.name} has ended") from model.error
+    if not all(ended):
+        print("t2t_flax serve: the device did not finish within the time: ending without it.", file=sys.stderr)
+    # Without the end of the interpreter and of JAX, which take their time and have nothing left to do.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(OK if all(ended) else FAILURE)

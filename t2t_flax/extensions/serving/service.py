@@ -2,20 +2,26 @@
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
 from t2t_flax.extensions.serving.errors import RequestError
-from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
+from t2t_flax.extensions.serving.model import Hypotheses, NotFinite, ServedModel
 from t2t_flax.extensions.serving.schemas import Shape, parse_body, read_body
 from t2t_flax.extensions.serving.text import check_text
 
 CLIENT_GONE = 499
 """Status in the metrics of a request whose client closed the connection."""
+_GONE = "the client closed the connection."
+_LARGE = 2**15
+"""Bytes of a body above which it is parsed after the others of its size."""
 _RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
 
 
@@ -25,7 +31,7 @@ class Limits:
     timeout: seconds for a request, reading it included.
     """
 
-    max_body_bytes: int = 2**20
+    max_body_bytes: int = 2**18
     max_text_length: int = 20_000
     max_lines: int = 1000
     timeout: float = 60.0
@@ -36,6 +42,7 @@ class Service:
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits):
         self.models, self.limits = models, limits
+        self._large = ThreadPoolExecutor(1, "large-bodies")
 
     @property
     def ready(self) -> bool:
@@ -45,6 +52,11 @@ class Service:
         """Raises RequestError while models are loaded."""
         if not self.ready:
             raise RequestError(503, "the models are being loaded: try again in some seconds.", _RETRY_LATER)
+
+    def require_health(self) -> None:
+        """Raises RequestError for a model that does not answer as it should."""
+        if faults := [fault for model in self.models if (fault := model.fault())]:
+            raise RequestError(503, "; ".join(faults) + ".")
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name, or the first. Raises RequestError."""
@@ -66,8 +78,12 @@ class Service:
             raise RequestError(
                 408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
             ) from None
-        # In a thread, as everything that takes longer for a larger body: others are answered meanwhile.
-        return await asyncio.to_thread(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
+        except ClientDisconnect:
+            raise RequestError(CLIENT_GONE, _GONE) from None
+        # In a thread, as everything that takes longer for a larger body: others are answered meanwhile. Large ones take turns.
+        parse = functools.partial(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
+        pool = self._large if len(body) > _LARGE else None
+        return await asyncio.get_running_loop().run_in_executor(pool, parse)
 
     def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
         """`text.check_text` with the server's limits."""
@@ -99,7 +115,7 @@ class Service:
             await asyncio.wait({result, gone}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
                 if gone.done():
-                    raise RequestError(CLIENT_GONE, "the client closed the connection.")
+                    raise RequestError(CLIENT_GONE, _GONE)
                 raise RequestError(504, f"no result within {self.limits.timeout:g} s.", _RETRY_LATER)
             if result.cancelled():
                 raise Closed
@@ -108,6 +124,8 @@ class Service:
             raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
         except UserError as error:
             raise RequestError(400, str(error)) from None
+        except NotFinite as error:
+            raise RequestError(500, f"{error}.") from None
         finally:
             gone.cancel()
             result.cancel()

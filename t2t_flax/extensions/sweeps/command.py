@@ -24,7 +24,7 @@ from t2t_flax.extensions.sweeps.pod import Pod, check_same_code
 from t2t_flax.extensions.sweeps.progress import progress_table
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
-from t2t_flax.extensions.sweeps.results import check_score, default_score
+from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
 from t2t_flax.extensions.sweeps.slurm import NO_SUBMITIT, submit
 from t2t_flax.extensions.sweeps.space import Search, Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
@@ -37,8 +37,8 @@ SLURM = "slurm"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial is complete or pruned, 2 when some failed (restarting would not help), 75 when stopped
-    with everything saved.
+    """Exit code 0 when every trial has a result (complete, pruned, diverged or out of memory), 2 when some failed otherwise,
+    75 when stopped with everything saved.
     """
     args, fixed = arguments.parse(_parser(), argv)
     Prices.parse(args.price)  # raises its error before any training
@@ -76,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'log.profile_steps=(0,0);(5,9)'.\n"
-        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 all complete,\n"
-        "75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
+        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 every trial\n"
+        "has a result (one that diverged or ran out of memory too), 75 stopped by a signal with everything saved, 2 invalid\n"
+        "input or failed trials.",
     )
     arguments.add_workdir(parser, "folder of the sweep; created if it does not exist")
     trial_flag = parser.add_argument_group("trials").add_argument
@@ -114,10 +115,16 @@ def _parser() -> argparse.ArgumentParser:
     run_flag("--submit-option", action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
-    score = "sacrebleu, chrf, ter, nll, valid_nll, valid_accuracy ...; SET:sacrebleu of a named test set, "
-    score += "valid_nll/SET of one of several validation sets"
+    score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, "
+    score += "valid_nll/SET of one of several validation sets (default: a score of the validation set). Rows are ranked by the "
+    score += "validation set in any case"
     report_flag("--score", default="", help=score)
-    report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
+    report_flag(
+        "--baseline",
+        default="",
+        metavar="ROW",
+        help="row to compare the others with (default: the best on the validation set)",
+    )
     price = "price of an hour of one chip, or of one kind: 'TPU v5 lite=AMOUNT'; the report then has costs"
     report_flag("--price", action="append", default=[], metavar="[KIND=]AMOUNT", help=price)
     return parser
@@ -179,6 +186,7 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         "search": search and search.to_json(),
         "seeds": sweep.seeds,
         "score": score,
+        "selection": validation_score(configs[0]),
         "baseline": _baseline(baseline, [trial.row for trial in trials]),
     }
     options = dict(base=base, extend=args.extend, any_code=args.any_code, dry_run=args.dry_run)

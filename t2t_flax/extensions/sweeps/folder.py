@@ -32,7 +32,21 @@ from t2t_flax.version import __version__, source_digest
 
 COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
 ENDED = (COMPLETE, FAILED, PRUNED)
-SWEEP_KEYS = {"version", "config", "fixed", "search", "seeds", "score", "baseline", "trials", "code", "cwd"}
+DIVERGED, OUT_OF_MEMORY = "diverged", "out of memory"
+"""Causes of a failure that lie in the trial's config: they are results, from which a search learns."""
+SWEEP_KEYS = {
+    "version",
+    "config",
+    "fixed",
+    "search",
+    "seeds",
+    "score",
+    "selection",
+    "baseline",
+    "trials",
+    "code",
+    "cwd",
+}
 _LOCK = "sweep.lock"
 
 
@@ -42,7 +56,8 @@ class Status:
 
     start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
     began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
-    outcome: FAILED or PRUNED, or empty. exit_code: of the last failure. digests: source code that trained it.
+    outcome: FAILED or PRUNED, or empty. cause: DIVERGED or OUT_OF_MEMORY if that was the failure, else empty.
+    exit_code: of the last failure. digests: source code that trained it.
     began: Unix time of the start of an attempt whose end no worker has seen yet, else 0. stacked: trials that share its
     devices. device_seconds: of the other attempts, by the kind of devices.
     """
@@ -54,6 +69,7 @@ class Status:
     failed_in_stack: bool = False
     outcome: str = ""
     reason: str = ""
+    cause: str = ""
     exit_code: int = 0
     digests: tuple[str, ...] = ()
     began: float = 0.0
@@ -121,9 +137,13 @@ class Folder:
         return STOPPED if status.attempts and (self.workdir(name) / "checkpoints").exists() else WAITING
 
     def displayed_state(self, name: str) -> str:
-        """`running` while a worker trains it, else its state."""
+        """`running` while a worker trains it, else its state, or the cause of its failure."""
         state = self.state(name)
-        return "running" if state not in ENDED and self.holder(name) else state
+        return "running" if state not in ENDED and self.holder(name) else self.cause(name) or state
+
+    def cause(self, name: str) -> str:
+        """DIVERGED or OUT_OF_MEMORY if the trial failed for that reason, else empty."""
+        return self.status(name).cause if self.state(name) == FAILED else ""
 
     def _has_marker(self, name: str) -> bool:
         """Looks in the directory listing, which NFS revalidates; it caches that a file did not exist."""
@@ -147,7 +167,7 @@ class Folder:
         if claim:
             status = self.status(name)
             if all_failures or status.exit_code == USER_ERROR:
-                self.set_status(name, status, outcome="", reason="", exit_code=0, failures=0, unresolved=0)
+                self.set_status(name, status, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
             claim.release()
 
     def can_stack(self, first: str, second: str) -> bool:

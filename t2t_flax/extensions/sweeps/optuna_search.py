@@ -92,8 +92,11 @@ class SearchQueue(TrialQueue):
                 value = trial_score(self._folder, name, self._search.metric)
             except UserError:  # a damaged record costs its trial, not the search
                 pass
-            if value is None or math.isnan(value):
-                state, value = states.FAIL, None
+            if value is None:
+                state = states.FAIL
+        # Optuna ignores trials that fail. A config that diverges or does not fit is a result, worse than any other.
+        if self._folder.cause(name) or state == states.FAIL and self._is_never_finite(name):
+            state, value = states.COMPLETE, math.inf if self._lower_is_better else -math.inf
         return self._optuna.trial.create_trial(
             state=state,
             value=value,
@@ -101,6 +104,11 @@ class SearchQueue(TrialQueue):
             distributions=self._distributions,
             intermediate_values=dict(self._evaluations(name)) if state == states.PRUNED else None,
         )
+
+    def _is_never_finite(self, name: str) -> bool:
+        """Whether the metric was evaluated and never finite."""
+        values = [value for _, value in self._evaluations(name)]
+        return bool(values) and not any(map(math.isfinite, values))
 
     def _distribution(self, values: Range) -> Any:
         kinds = self._optuna.distributions

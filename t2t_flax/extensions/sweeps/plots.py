@@ -1,4 +1,4 @@
-"""Plots of a sweep, as SVG: learning curves, the effect of each key, and parallel coordinates."""
+"""Plots of a sweep, as SVG: learning curves, differences of rows, the effect of each key, and parallel coordinates."""
 
 import io
 import math
@@ -11,22 +11,25 @@ from t2t_flax.extensions.sweeps.trials import short_keys
 _STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
 
 
-def make_plots(folder: Folder, table: list[Row], score: str) -> dict[str, str]:
-    """`curves`, `effects` and `parallel`, those that have data; none if matplotlib is not installed."""
+def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, str]:
+    """`curves`, `differences`, `effects` and `parallel`, those that have data; none if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
         return {}
     plots = {}
     with matplotlib.rc_context(_STYLE):
-        curves = {row.name: [c for name in row.trials if (c := learning_curve(folder, name))] for row in table}
-        if any(curves.values()):
-            plots["curves"] = _to_svg(plot_curves(curves))
+        for key, label in (("valid_nll", "validation loss"), ("loss", "training loss")):
+            curves = {row.name: [c for n in row.trials if (c := learning_curve(folder, n, key))] for row in table}
+            if any(len(points) > 1 for trials in curves.values() for points in trials):
+                plots["curves"] = _to_svg(plot_curves(curves, label))
+                break
+        if any(row.comparison for row in table):
+            plots["differences"] = _to_svg(plot_differences(table, score, reference))
         keys = varied_keys(table)
-        if keys and any(row.mean is not None for row in table):
+        if len(keys) > 1 and any(row.mean is not None for row in table):
             plots["effects"] = _to_svg(plot_effects(table, score))
-            if len(keys) > 1:
-                plots["parallel"] = _to_svg(plot_parallel(table, score))
+            plots["parallel"] = _to_svg(plot_parallel(table, score))
     return plots
 
 
@@ -37,8 +40,8 @@ def _to_svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def plot_curves(curves: dict[str, list[list[tuple[int, float]]]]) -> Any:
-    """A matplotlib figure: validation loss by update, a line per trial, a colour per row."""
+def plot_curves(curves: dict[str, list[list[tuple[int, float]]]], label: str) -> Any:
+    """A matplotlib figure: the loss that `label` names by update, a line per trial, a colour per row."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -48,14 +51,39 @@ def plot_curves(curves: dict[str, list[list[tuple[int, float]]]]) -> Any:
     for i, (name, trials) in enumerate(curves.items()):
         colour = colormaps["viridis"](i / max(1, len(curves) - 1))
         for n, points in enumerate(trials):
-            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, marker="o", ms=2.5, label=None if n else name)
+            marker = {"marker": "o", "ms": 2.5} if len(points) < 30 else {}
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name, **marker)
     axes.set_xlabel("update")
-    axes.set_ylabel("validation nll")
+    axes.set_ylabel(f"{label} (nats per token)")
     values = sorted(value for trials in curves.values() for points in trials for _, value in points)
     low, high = values[0], values[int(0.95 * (len(values) - 1))]
     if low < high:  # the first values would flatten the rest
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=1 + len(curves) // 16)
+    return figure
+
+
+def plot_differences(table: list[Row], score: str, reference: str) -> Any:
+    """A matplotlib figure: the rows in the order of the table, a dot per seed, and the corrected interval of the difference
+    to the reference row, drawn from that row's mean.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [row for row in table if row.seeds]
+    base = next(row for row in rows if row.name == reference)
+    figure = Figure(figsize=(9, 0.8 + 0.28 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(base.mean, color="0.5", lw=0.8, ls="--")
+    for y, row in enumerate(rows):
+        if row.comparison:
+            interval, centre = row.comparison["interval_corrected"], row.comparison["b"]
+            ends = centre + interval["low"], centre + interval["high"]
+            axes.plot(ends, (y, y), color="tab:orange", lw=2, solid_capstyle="butt")
+        scores = [r.score for r in row.results if r.seed in row.seeds]
+        axes.plot(scores, [y] * len(scores), "o", ms=3.5, alpha=0.6, color="tab:blue")
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(score)
     return figure
 
 
@@ -83,7 +111,7 @@ def plot_effects(table: list[Row], score: str) -> Any:
             scores = [r.score for r in results if r.score is not None]
             axes.plot([i] * len(scores), scores, "o", ms=3, alpha=0.5, color="tab:blue")
             means.append(sum(scores) / len(scores) if scores else math.nan)
-        axes.plot(range(len(values)), means, "-", lw=1, color="tab:orange")
+        axes.plot(range(len(values)), means, "_", ms=14, mew=2, color="tab:orange")
         step = -(-len(values) // 8)
         axes.set_xticks(range(0, len(values), step), values[::step], rotation=30 if max(map(len, values)) > 5 else 0)
         axes.set_xlabel(short[key])

@@ -5,19 +5,25 @@ import html
 from pathlib import Path
 from typing import Any
 
+from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.device_hours import Bill, Prices, make_bill
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.extensions.sweeps.plots import make_plots
-from t2t_flax.extensions.sweeps.results import Row, format_difference, rows, verdict
+from t2t_flax.extensions.sweeps.results import (
+    Row,
+    format_difference,
+    rows,
+    selection_score,
+    test_of_selected,
+    verdict,
+)
 from t2t_flax.extensions.sweeps.trials import train_command
 from t2t_flax.extensions.sweeps.worker import log_tail
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tables import csv_text, text_table
 from t2t_flax.tasks import lower_is_better
 
-COLUMNS = ("row", "score", "spread", "seeds", "difference", "verdict", "trials")
-"""Followed by those of `Bill.columns`."""
-_NUMERIC = ("score", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours", "cost")
+_NUMERIC = ("mean", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours", "cost")
 _CSS = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd }
 td.number { text-align: right; font-variant-numeric: tabular-nums } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto }
@@ -33,13 +39,14 @@ def report(path: Path, *, score: str = "", baseline: str = "", prices: Prices | 
     score, baseline = score or sweep["score"], baseline or sweep["baseline"]
     table, reference = rows(folder, sweep, score, baseline)
     bill = make_bill(folder, list(sweep["trials"]), prices)
-    columns = COLUMNS + bill.columns()
-    lines = [format_row(row, reference) + bill.cells(*row.trials) for row in table]
-    caption = _caption(sweep, table, score, reference, named=bool(baseline))
+    selection = selection_score(sweep, score)
+    columns = _columns(score, selection) + bill.columns()
+    lines = [format_row(row, reference, with_selection=selection != score) + bill.cells(*row.trials) for row in table]
     problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
+    notes = [*_notes(table, score, selection, reference, named=bool(baseline)), *_test_note(folder, table, score)]
     costs = [bill.summary()] if bill.kinds else []
-    page = _Page(folder, sweep, score, table, columns, lines, ". ".join([caption, *problems, *costs]))
-    plots = make_plots(folder, table, score)
+    page = _Page(folder, sweep, score, reference, table, columns, lines, [*notes, *problems, *costs])
+    plots = make_plots(folder, table, score, reference)
     out = path / "report"
     atomic_write(out / "table.csv", csv_text(columns, lines))
     atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table, bill)))
@@ -47,41 +54,80 @@ def report(path: Path, *, score: str = "", baseline: str = "", prices: Prices | 
         atomic_write(out / f"{name}.svg", svg)
     atomic_write(out / "index.html", page.html(plots))
     return "\n".join(
-        [caption, "", text_table(columns, lines, right=_NUMERIC), "", *costs, *problems, f"report: {out}/index.html"]
+        [f"{sweep['config']}: {score}", "", text_table(columns, lines, right=_NUMERIC), "", *notes, *costs, *problems]
+        + [f"report: {out}/index.html"]
     )
 
 
-def _caption(sweep: dict[str, Any], table: list[Row], score: str, reference: str, *, named: bool) -> str:
-    """What the columns of the table mean. named: the user chose the reference row; otherwise it is the best."""
-    lower = ", lower is better" if lower_is_better(score) else ""
-    caption = f"{sweep['config']}, {score}{lower}: mean over seeds, spread = their standard deviation"
+def _columns(score: str, selection: str) -> tuple[str, ...]:
+    """Those of `format_row`. The score is in the heading, if it is not beside the one by which rows are ranked."""
+    selected_by = (selection,) if selection != score else ()
+    return (
+        "row",
+        *selected_by,
+        "mean" if not selected_by else score,
+        "spread",
+        "seeds",
+        "difference",
+        "verdict",
+        "trials",
+    )
+
+
+def _notes(table: list[Row], score: str, selection: str, reference: str, *, named: bool) -> list[str]:
+    """What the columns of the table mean, a sentence each. named: the user chose the reference row."""
+    lower = " (lower is better)" if lower_is_better(score) else ""
+    seeds = next((row.seeds for row in table if row.seeds), ())
+    notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."] if len(seeds) > 1 else []
+    notes += [f"{score}: lower is better."] if lower and len(seeds) < 2 else []
+    if selection != score:
+        notes.append(f"Rows are ranked by {selection}, on the validation set; {score} is of the test set.")
+    elif not score.startswith("valid_"):
+        notes.append(
+            f"No score of the validation set: rows are ranked by {score} on the test set, which flatters the best row."
+        )
+    if not seeds:
+        return notes
+    if any(row.mean is not None and not row.seeds for row in table):
+        notes.append(
+            f"Ranked on the seeds {', '.join(map(str, seeds))}; rows that lack one of them, or diverged, come last."
+        )
     comparisons = [row.comparison for row in table if row.comparison]
     if not comparisons:
-        if sum(row.mean is not None for row in table) > 1 and not any(row.problem for row in table):
-            caption += "; no differences: for this score they need rows with two seeds"
-        return caption
-    count, first = len(comparisons), comparisons[0]
-    if "freedom" not in first:
-        source = "sentences only: one seed does not show the variation between seeds"
-    elif "sentences" not in first:
-        source = "seeds (with one spread for all rows)"
-    else:
-        source = "sentences and seeds (these with one spread for all rows)"
-    caption += f"; difference: to {reference}, with a 95% interval over {source}; p: two-sided"
-    if count > 1:
-        holm, bonferroni = f"{count} comparisons (Holm)", f"all {count * (count + 1) // 2} pairs of rows (Bonferroni)"
-        caption += f", both corrected for {holm if named else bonferroni}"
-    return caption
+        if sum(bool(row.seeds) for row in table) > 1 and not any(row.problem for row in table):
+            notes.append("No differences: for this score they need rows with two seeds.")
+        return notes
+    if not named and reference != table[0].name:
+        notes.append(f"{reference} is the reference: its mean less two standard errors is the best.")
+    source = "seeds" if "sentences" not in comparisons[0] else "sentences" if len(seeds) == 1 else "sentences and seeds"
+    notes.append(
+        f"Difference: to {reference}, with 95% interval and two-sided p over {source}, corrected for {len(comparisons) + 1} rows."
+    )
+    if len(seeds) == 1:
+        notes.append("One seed does not show the variation between seeds: the result holds for these models only.")
+    return notes
 
 
-def format_row(row: Row, reference: str) -> list[str]:
-    """A line of the table."""
-    digits = 2 if row.mean is not None and abs(row.mean) >= 10 else 4
+def _test_note(folder: Folder, table: list[Row], score: str) -> list[str]:
+    """The test score of the selected row, where the table has scores of the validation set."""
+    if not score.startswith("valid_"):
+        return []
+    try:
+        note = test_of_selected(folder, table)
+    except UserError as error:
+        note = f"No test score of the selected row: {error}"
+    return [f"{note}."] if note else []
+
+
+def format_row(row: Row, reference: str, *, with_selection: bool) -> list[str]:
+    """A line of the table. with_selection: with the score by which rows are ranked."""
+    number = lambda value: "" if value is None else f"{value:.{2 if abs(row.mean or 0) >= 10 else 4}f}"  # noqa: E731
     return [
         row.name,
-        "" if row.mean is None else f"{row.mean:.{digits}f}",
-        "" if row.spread is None else f"{row.spread:.{digits}f}",
-        str(sum(r.score is not None for r in row.results)),
+        *(["" if row.selection is None else f"{row.selection:.4f}"] if with_selection else []),
+        number(row.mean),
+        number(row.spread),
+        str(len(row.seeds) or sum(r.score is not None for r in row.results)),
         format_difference(row),
         verdict(row, reference),
         ", ".join(f"{count} {state}" for state, count in row.states.items()),
@@ -109,21 +155,24 @@ def _trial_table(
 
 @dataclasses.dataclass(frozen=True)
 class _Page:
-    """The report as an HTML page. lines: the table's text. caption: the meaning of its columns, its problems and costs."""
+    """The report as an HTML page. lines: the table's text. notes: the meaning of its columns, its problems and costs."""
 
     folder: Folder
     sweep: dict[str, Any]
     score: str
+    reference: str
     table: list[Row]
     columns: tuple[str, ...]
     lines: list[list[str]]
-    caption: str
+    notes: list[str]
 
     def html(self, plots: dict[str, str]) -> str:
         """One file: table, plots (SVG by name), logs of failed trials, commands."""
         config = _escape(self.sweep["config"])
-        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>", _html_table(self.columns, self.lines)]
-        parts += self._figures(plots)
+        marked = [row.name == self.reference for row in self.table]
+        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>"]
+        parts += [f"<h2>{_escape(self.score)}</h2>", _html_table(self.columns, self.lines, marked)]
+        parts += [f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in self.notes)}</ul>", *self._figures(plots)]
         parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
         parts += [*self._failed_trials(), *self._commands()]
         head = f'<meta charset="utf-8"><title>{config}</title>\n<style>{_CSS}</style>'
@@ -132,7 +181,7 @@ class _Page:
     def _introduction(self) -> str:
         fixed = ", ".join(f"{key} = {value}" for key, value in self.sweep["fixed"].items())
         code, names = self.sweep["code"], self.sweep["trials"]
-        text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. {self.caption}. "
+        text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. "
         text += f"t2t_flax {code['version']}, source {code['digest']}."
         digests = {name: set(self.folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
         changed = [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]
@@ -140,8 +189,16 @@ class _Page:
 
     def _figures(self, plots: dict[str, str]) -> list[str]:
         captions = {
-            "curves": ("Learning curves", "Validation loss (nats per token), one line per trial."),
-            "effects": ("Effects", f"{self.score} by each varied key, one dot per trial."),
+            "curves": ("Learning curves", "Loss in nats per token, one line per trial."),
+            "differences": (
+                "Differences",
+                f"{self.score}: one dot per seed. Bars are the intervals of the table, drawn from the mean of {self.reference} "
+                "(dashed): a row whose bar does not reach that line differs.",
+            ),
+            "effects": (
+                "Effects",
+                f"{self.score} by each varied key, one dot per trial and the mean over all of them.",
+            ),
             "parallel": ("All keys", f"One line per row, from its values to its {self.score}; brighter is better."),
         }
         figures = []
@@ -168,14 +225,14 @@ class _Page:
         return parts
 
 
-def _html_table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
+def _html_table(columns: tuple[str, ...], lines: list[list[str]], marked: list[bool]) -> str:
     html_lines = ["<table><tr>" + "".join(f"<th>{name}</th>" for name in columns) + "</tr>"]
-    for line in lines:
+    for line, is_reference in zip(lines, marked, strict=True):
         cells = "".join(
             f"<td{' class=number' if column in _NUMERIC else ''}>{_escape(text)}</td>"
             for column, text in zip(columns, line, strict=True)
         )
-        html_lines.append(f"<tr{' class=reference' if 'compared with' in line else ''}>{cells}</tr>")
+        html_lines.append(f"<tr{' class=reference' if is_reference else ''}>{cells}</tr>")
     return "\n".join(html_lines) + "</table>"
 
 

@@ -1,22 +1,29 @@
-"""Results of a sweep: the scores of its trials, and each row's mean, spread and significance."""
+"""Results of a sweep: the scores of its trials, and each row's mean, spread and difference from a reference row.
+
+A row is ranked and selected by a score of the validation set, and on the seeds that it shares with the other rows.
+"""
 
 import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.named_sources import VALID_PREFIX
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import significance
-from t2t_flax.evaluation.compare import SeedPairs, check_comparable, compare_seeds, pair_seeds
-from t2t_flax.evaluation.records import KEYS_WITHOUT_EFFECT, read_record, task_of_record, texts
-from t2t_flax.evaluation.significance import LEVEL, multipliers, resamples_for, seed_variance
+from t2t_flax.evaluation.compare import check_comparable, systems
+from t2t_flax.evaluation.records import read_record, task_of_record, texts
+from t2t_flax.evaluation.row_differences import Difference, best_row, compare_rows, mean_interval
+from t2t_flax.evaluation.significance import LEVEL, influence
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
 from t2t_flax.extensions.sweeps.trials import folder_name
 from t2t_flax.monitoring.metrics_writer import read_metrics
@@ -26,14 +33,16 @@ from t2t_flax.tasks.metrics import model_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One complete trial. score: None without one. record: path of its evaluation record, empty if the config has no test
-    set. problem: why the record cannot be used (missing, damaged, or made with other settings).
+    """One complete trial. score: None without one. selection: the score by which rows are ranked. record: path of its
+    evaluation record, empty if the config has no test set. problem: why the record cannot be used (missing, damaged, or made
+    with other settings).
     """
 
     name: str
     row: str
     seed: int
     score: float | None = None
+    selection: float | None = None
     record: str = ""
     steps: int = 0
     seconds: float = 0.0
@@ -42,9 +51,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The trials of a row. spread: standard deviation over seeds (n - 1), None for one seed. comparison: of `compare_seeds`
-    with the baseline on the seeds that both have, corrected for the table; None for the baseline itself, or without
-    records. problem: why the row cannot be compared.
+    """The trials of a row. seeds: that it shares with the other rows; empty if it lacks one of these, and then it is not
+    compared. mean, spread: over these seeds (else over those that it has); spread is the standard deviation (n - 1), None
+    for one seed. selection: mean of the score by which rows are ranked. selected: this is the best row by it (`best_row`).
+    causes: how many seeds diverged or ran out of memory; such a row is ranked behind all others. comparison: with the
+    reference row, corrected for the table; None for the reference itself, or without records. problem: why the row cannot
+    be compared.
     """
 
     name: str
@@ -52,8 +64,12 @@ class Row:
     trials: tuple[str, ...]
     states: dict[str, int]
     results: tuple[Result, ...]
+    seeds: tuple[int, ...] = ()
     mean: float | None = None
     spread: float | None = None
+    selection: float | None = None
+    selected: bool = False
+    causes: dict[str, int] = dataclasses.field(default_factory=dict)
     comparison: dict[str, Any] | None = None
     problem: str = ""
 
@@ -63,8 +79,22 @@ class MissingScore(UserError):
 
 
 def default_score(config: Config) -> str:
-    """The task's main score on the test set; without a test set the validation loss."""
-    return task_of(config).primary_metric.name if config.data.test else "valid_nll"
+    """The score of the validation set that selects checkpoints, or the loss; the task's main score on the test set if the
+    trials evaluate neither.
+    """
+    return validation_score(config) or (task_of(config).primary_metric.name if config.data.test else "valid_nll")
+
+
+def validation_score(config: Config) -> str:
+    """`valid_NAME` of eval.metric or of nll, the first that a run of this config will have; empty if neither. Not that of
+    the loss, which label smoothing changes: rows would be compared by different measures.
+    """
+    metric = config.eval.metric if config.eval.metric != "loss" else "nll"
+    for name in (f"valid_{metric}", "valid_nll"):
+        with contextlib.suppress(UserError):
+            check_score(name, config)
+            return name
+    return ""
 
 
 def check_score(name: str, config: Config) -> None:
@@ -102,10 +132,13 @@ def check_score(name: str, config: Config) -> None:
         raise UserError(f"the score {name} needs a test set, and config.data.test is empty.")
     if name not in final and not config.data.valid:
         raise UserError(f"the score {name} needs a validation set, and config.data.valid is empty.")
-    if name in with_loss and not (config.eval.every_steps or config.eval.every_epochs):
-        raise UserError(f"the score {name} needs config.eval.every_steps or eval.every_epochs.")
-    if name in decoded and not config.eval.decode_every_steps:
-        raise UserError(f"the score {name} needs config.eval.decode_every_steps.")
+    e, steps = config.eval, config.train.steps
+    if name in with_loss and not (0 < e.every_steps <= steps or e.every_epochs):
+        raise UserError(
+            f"the score {name} needs config.eval.every_epochs, or config.eval.every_steps of 1 to {steps} (config.train.steps)."
+        )
+    if name in decoded and not 0 < e.decode_every_steps <= steps:
+        raise UserError(f"the score {name} needs config.eval.decode_every_steps of 1 to {steps} (config.train.steps).")
 
 
 def trial_score(folder: Folder, name: str, metric: str) -> float | None:
@@ -129,6 +162,11 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
         return float(value) if value is not None and math.isfinite(value) else None
 
 
+def selection_score(sweep: dict[str, Any], metric: str) -> str:
+    """The score by which rows are ranked where `metric` is reported: one of the validation set, if there is any."""
+    return metric if metric.startswith("valid_") else sweep["selection"] or metric
+
+
 def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
     """The complete trials in the order of the sweep; a record that cannot be used is a `problem` of its result.
 
@@ -150,6 +188,8 @@ def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
             if values["record"]:
                 _check_record(folder, name, values["record"], metric)
             values.setdefault("score", trial_score(folder, name, metric))
+            selection = selection_score(sweep, metric)
+            values["selection"] = values["score"] if selection == metric else trial_score(folder, name, selection)
         except UserError as error:
             values["problem"] = str(error)
             missing = error if isinstance(error, MissingScore) else missing
@@ -179,8 +219,7 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
 
 def _changed_settings(config: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """The settings of the evaluation in which a record's config differs from the trial's."""
-    keys = [("decode", key) for key in config["decode"] if f"decode.{key}" not in KEYS_WITHOUT_EFFECT]
-    keys.append(("eval", "sacrebleu_tokenizer"))
+    keys = [name.split(".") for name in keys_that_change(TRANSLATIONS, SCORES) if fields()[name].metadata["mutable"]]
     return [
         f"{group}.{key} = {record[group][key]} (the trial has {config[group][key]})"
         for group, key in keys
@@ -220,102 +259,178 @@ def _damage_as_user_error(path: str | os.PathLike) -> Iterator[None]:
         raise UserError(f"{path} cannot be used ({type(error).__name__}: {error}).") from None
 
 
-def learning_curve(folder: Folder, name: str) -> list[tuple[int, float]]:
-    """(update, validation nll) of a trial so far."""
+def learning_curve(folder: Folder, name: str, key: str = "valid_nll") -> list[tuple[int, float]]:
+    """(update, value) of a trial so far; key: of metrics.jsonl."""
     lines = read_metrics(folder.workdir(name))
-    return [(line["step"], line["valid_nll"]) for line in lines if math.isfinite(line.get("valid_nll", math.nan))]
+    return [(line["step"], line[key]) for line in lines if math.isfinite(line.get(key, math.nan))]
 
 
 def rows(folder: Folder, sweep: dict[str, Any], metric: str, baseline: str = "") -> tuple[list[Row], str]:
-    """The rows of the sweep, best first, and the name of the row that the others are compared with: `baseline`, or the best.
-    Raises UserError if `baseline` is not a row.
+    """The rows of the sweep, best first, and the name of the row that the others are compared with: `baseline`, or the
+    selected one. Raises UserError if `baseline` is not a row.
     """
     names = list(dict.fromkeys(trial["row"] for trial in sweep["trials"].values()))
     reference = baseline and folder_name(baseline)
     if reference and reference not in names:
         raise UserError(f"there is no row {baseline!r} to compare with; the rows are {', '.join(names)}.")
-    complete = results(folder, sweep, metric)
+    complete, selection = results(folder, sweep, metric), selection_score(sweep, metric)
     table = [_row(folder, sweep, name, complete) for name in names]
-    sign = 1 if lower_is_better(metric) else -1
-    table.sort(key=lambda row: math.inf if row.mean is None else sign * row.mean)
-    if not reference and table and table[0].mean is not None:
-        reference = table[0].name
-    base = next((row for row in table if row.name == reference), None)
-    if base:
-        table = _compare_rows(table, base, metric, named=bool(baseline))
+    seeds = shared_seeds({row.name: set(_usable(row)) for row in table if not row.causes}, reference)
+    table = [_on_seeds(row, seeds) for row in table]
+    sign = 1 if lower_is_better(selection) else -1
+    table.sort(
+        key=lambda row: (
+            sum(row.causes.values()),
+            not row.seeds,
+            math.inf if row.selection is None else sign * row.selection,
+        )
+    )
+    if ranked := [row for row in table if row.seeds]:
+        scores = np.array([[_usable(row)[seed].selection for seed in seeds] for row in ranked], float)
+        selected = ranked[best_row(scores, lower_is_better=lower_is_better(selection))].name
+        table = [dataclasses.replace(row, selected=row.name == selected) for row in table]
+        # Test sentences had no part in choosing one of several models; but a lucky seed is good on both sets.
+        chosen_before = bool(reference) or len(seeds) == 1 and selection != metric
+        reference = reference or selected
+        table = _compare_rows(table, reference, metric, chosen_before=chosen_before)
     return table, reference
+
+
+def shared_seeds(seeds: dict[str, set[int]], reference: str = "") -> list[int]:
+    """The seeds on which rows are ranked: of the sets of seeds that some row has, the one with which most trials count, which
+    are those of the rows that have all of it. seeds: of each row. reference: a row that must have all of them.
+    """
+    within = seeds.get(reference)
+    sets = {frozenset(each if within is None else each & within) for each in seeds.values()}
+    counted = {each: len(each) * sum(each <= have for have in seeds.values()) for each in sets}
+    return sorted(max(counted, key=lambda each: (counted[each], len(each), sorted(each)), default=()))
+
+
+def _usable(row: Row) -> dict[int, Result]:
+    """The results of a row that count, by seed."""
+    return {r.seed: r for r in row.results if r.score is not None and r.selection is not None}
 
 
 def _row(folder: Folder, sweep: dict[str, Any], name: str, complete: list[Result]) -> Row:
     trials = {n: t for n, t in sweep["trials"].items() if t["row"] == name}
-    states = [folder.displayed_state(n) for n in trials]
-    row_results = tuple(result for result in complete if result.row == name)
-    scores = [result.score for result in row_results if result.score is not None]
     seed_keys = {key for t in trials.values() for key in t["overrides"] if key.startswith("seed.") and t["seed"]}
     overrides = {k: v for k, v in next(iter(trials.values()))["overrides"].items() if k not in seed_keys}
     return Row(
         name,
         overrides,
         tuple(trials),
-        {state: states.count(state) for state in dict.fromkeys(states)},
-        row_results,
-        mean=float(np.mean(scores)) if scores else None,
-        spread=float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
+        states=dict(Counter(map(folder.displayed_state, trials))),
+        results=tuple(result for result in complete if result.row == name),
+        causes=dict(Counter(filter(None, map(folder.cause, trials)))),
     )
 
 
-def _compare_rows(table: list[Row], base: Row, metric: str, *, named: bool) -> list[Row]:
-    """Adds `comparison` to the rows that share a seed with `base`. The spread over seeds is estimated from all of them
-    together, because a few seeds of one row give a poor estimate. named: the user chose `base`; otherwise it is the best row.
-    """
-    paired, problems, count = {}, {}, len(table) - 1
-    one_seed = all(len(row.results) < 2 for row in table)  # with more, the draws over seeds resolve small p-values
-    resamples = resamples_for((count if named else count * (count + 1) // 2) * one_seed)
-    for row in table:
-        seeds = [] if row is base else _shared_seeds(row, base)
-        unusable = [r.problem for r in row.results if r.problem and r.score is None]
+def _on_seeds(row: Row, seeds: list[int]) -> Row:
+    """The row with its mean and spread over these seeds; over its own if it lacks one or a seed diverged."""
+    usable = _usable(row)
+    ranked = bool(seeds) and not row.causes and usable.keys() >= set(seeds)
+    used = [usable[seed] for seed in (seeds if ranked else sorted(usable))]
+    if not used:
+        return row
+    scores = [r.score for r in used]
+    return dataclasses.replace(
+        row,
+        seeds=tuple(seeds) if ranked else (),
+        mean=float(np.mean(scores)),
+        spread=float(np.std(scores, ddof=1)) if len(scores) > 1 else None,
+        selection=float(np.mean([r.selection for r in used])),
+    )
+
+
+def _compare_rows(table: list[Row], reference: str, metric: str, *, chosen_before: bool) -> list[Row]:
+    """Adds `comparison` to the ranked rows, and `problem` to those that cannot be compared."""
+    base = next(row for row in table if row.name == reference)
+    scores: dict[str, np.ndarray] = {}
+    influences: dict[str, np.ndarray] = {}
+    problems = {row.name: r.problem for row in table for r in reversed(row.results) if r.problem and r.score is None}
+    for row in (r for r in table if r.seeds and base.seeds):
         try:
-            if unusable:
-                problems[row.name] = unusable[0]
-            elif seeds:
-                paired[row.name] = seeds, _pair(row, base, seeds, metric, resamples)
+            scores[row.name], of_sentences = _scores(row, base, metric)
+            if of_sentences is not None:
+                influences[row.name] = of_sentences
         except UserError as error:  # such as another test set; the other rows are compared all the same
             problems[row.name] = str(error)
-    comparable = [row for row in table if row is base or row.name in paired]
-    scores = {(r.row, r.seed): r.score for row in comparable for r in row.results if r.score is not None}
-    spread = seed_variance(scores)
-    _, freedom = spread
-    paired = {name: (seeds, pairs) for name, (seeds, pairs) in paired.items() if freedom or len(pairs.differences)}
-    p_values = [compare_seeds(pairs, spread)["p_value"] for _, pairs in paired.values()]
-    comparisons = {
-        name: compare_seeds(pairs, spread, factor) | {"seeds": seeds}
-        for (name, (seeds, pairs)), factor in zip(paired.items(), multipliers(p_values, holm=named), strict=True)
-    }
+    names, comparisons = list(scores), {}
+    sentences = np.array([influences[name] for name in names]) if names and len(influences) == len(names) else None
+    if len(names) > 1 and reference in scores and (len(base.seeds) > 1 or sentences is not None):
+        lower = lower_is_better(metric)
+        options = dict(reference=names.index(reference), chosen_before=chosen_before, lower_is_better=lower)
+        differences = compare_rows(np.array([scores[name] for name in names]), sentences, **options)
+        for name, difference, spread in zip(names, differences.rows, differences.spread, strict=True):
+            if difference:
+                pair = scores[name], scores[reference]
+                comparisons[name] = _comparison(metric, difference, pair, base.seeds) | {
+                    "seed_spread": round(spread, 4)
+                }
+                comparisons[name] |= {} if sentences is None else {"sentences": sentences.shape[-1]}
+                comparisons[name]["chosen_before"] = chosen_before
     return [
         dataclasses.replace(row, comparison=comparisons.get(row.name), problem=problems.get(row.name, ""))
         for row in table
     ]
 
 
-def _shared_seeds(row: Row, base: Row) -> list[int]:
-    a, b = ({r.seed for r in side.results if r.score is not None} for side in (row, base))
-    return sorted(a & b)
+def _comparison(
+    metric: str, difference: Difference, pair: tuple[np.ndarray, np.ndarray], seeds: tuple[int, ...]
+) -> dict[str, Any]:
+    """A difference as records store it. pair: the scores of the row and of the reference, by seed."""
+    interval = lambda low, high: {"level": 0.95, "low": round(low, 4), "high": round(high, 4)}  # noqa: E731
+    return {
+        "score": metric.rpartition(":")[2],
+        "a": round(float(pair[0].mean()), 4),
+        "b": round(float(pair[1].mean()), 4),
+        "difference": round(difference.difference, 4),
+        "interval": interval(difference.low, difference.high),
+        "p_value": float(f"{difference.p_value:.4g}"),
+        "interval_corrected": interval(difference.low_corrected, difference.high_corrected),
+        "p_corrected": float(f"{difference.p_corrected:.4g}"),
+        "seeds": list(seeds),
+        "pairs": np.stack(pair, 1).round(4).tolist(),
+    }
 
 
-def _pair(row: Row, base: Row, seeds: list[int], metric: str, resamples: int) -> SeedPairs:
-    """Both rows' scores on these seeds, resampled over sentences if the score can be. Raises UserError if their records are
-    not comparable.
+def _scores(row: Row, base: Row, metric: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """(scores [seeds], influence [seeds, sentences] or None) of a ranked row. Raises UserError if its records are not
+    comparable with those of `base`.
     """
-    a, b = ({r.seed: r for r in side.results} for side in (row, base))
-    pairs = [(a[seed], b[seed]) for seed in seeds]
-    records = [(x.record, y.record) for x, y in pairs if x.record and y.record]
-    if len(records) == len(pairs) and not metric.startswith("valid_"):
-        score = metric.rpartition(":")[2]
-        if score in task_of_record(read_record(records[0][0])).comparable_names:
-            return pair_seeds(records, score=score, resamples=resamples)
-        for x, y in records:
-            check_comparable(read_record(x), read_record(y), x, y)
-    return SeedPairs(metric, np.array([[x.score, y.score] for x, y in pairs]))
+    of_row, of_base = _usable(row), _usable(base)
+    chosen = [of_row[seed] for seed in row.seeds]
+    scores = np.array([r.score for r in chosen], float)
+    anchor = of_base[row.seeds[0]].record
+    if metric.startswith("valid_") or not anchor or not all(r.record for r in chosen):
+        return scores, None
+    score = metric.rpartition(":")[2]
+    if score not in task_of_record(read_record(anchor)).comparable_names:
+        for r in chosen:
+            check_comparable(read_record(r.record), read_record(anchor), r.record, anchor)
+        return scores, None
+    _, _, (_, *statistics) = systems([anchor, *(r.record for r in chosen)], score)
+    influences = np.array([influence(each) for each in statistics])
+    return np.array([each.corpus_score for each in statistics]), influences if influences.shape[1] > 1 else None
+
+
+def test_of_selected(folder: Folder, table: list[Row]) -> str:
+    """A sentence with the test score of the selected row; empty without a selected row or test set.
+    Raises UserError for records that cannot be used.
+    """
+    row = next((row for row in table if row.selected), None)
+    paths = [_record_path(folder, r.name, "") for r in row.results if r.seed in row.seeds] if row else []
+    if row is None or not paths or not all(paths):
+        return ""
+    metric = task_of_record(read_record(paths[0])).primary_metric
+    _, _, statistics = systems(paths, metric.name)
+    scores = np.array([each.corpus_score for each in statistics])
+    influences = np.array([influence(each) for each in statistics])
+    ends = mean_interval(scores, influences if influences.shape[1] > 1 else None)
+    source = "sentences and seeds" if len(scores) > 1 else "sentences"
+    interval = f", 95% interval [{ends[0]:.2f}, {ends[1]:.2f}] over {source}" if ends else ""
+    seeds = f" ({', '.join(f'{score:.2f}' for score in scores)})" if len(scores) > 1 else ""
+    return f"Test score of the selected row, {row.name}: {metric.display_name} {scores.mean():.2f}{seeds}{interval}"
 
 
 def format_difference(row: Row) -> str:
@@ -328,13 +443,16 @@ def format_difference(row: Row) -> str:
     return significance.format_difference(comparison["difference"], *ends, comparison["p_corrected"], digits)
 
 
-def verdict(row: Row, reference: str, names: Sequence[str] = ("better", "worse", "no clear difference")) -> str:
-    """Whether the row differs from the reference row, at 5% for the whole table."""
+def verdict(row: Row, reference: str) -> str:
+    """Whether the row differs from the reference row, at 5% for the whole table, or why it is not compared."""
+    if row.causes:
+        count = len(row.trials)
+        return ", ".join(f"{n} of {count} seeds {cause}" if count > 1 else cause for cause, n in row.causes.items())
     if row.name == reference:
-        return "compared with"
+        return "reference"
     if not row.comparison:
-        return ""
+        return "incomplete" if row.mean is not None and not row.seeds else ""
     if row.comparison["p_corrected"] >= LEVEL:
-        return names[2]
+        return "no clear difference"
     better = (row.comparison["difference"] > 0) != lower_is_better(row.comparison["score"])
-    return names[0] if better else names[1]
+    return "better" if better else "worse"

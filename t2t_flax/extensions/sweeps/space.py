@@ -140,11 +140,10 @@ def choice(*values: Any) -> Range:
 class Search:
     """Rows that are drawn from ranges instead of listed.
 
-    space: a Range per config key. count: number of rows. metric: the objective, a score of the final record
-    (`sacrebleu`, `chrf`, `ter`, `nll` ...) or of the validation set (`valid_nll`, `valid_bleu`); the task's table
-    of metrics says which of them are minimized. method: "random" draws all rows before the first trial; "tpe" (Optuna)
-    learns from finished trials. prune: successive halving; at a quarter and at half of the updates a trial stops unless
-    its validation metric is in the better half of the trials that have come as far.
+    space: a Range per config key. count: number of rows. metric: the objective, a score of the validation set (`valid_nll`,
+    `valid_bleu` ...); the task's table of metrics says which of them are minimized. method: "random" draws all rows before
+    the first trial; "tpe" (Optuna) learns from finished trials. prune: successive halving; at a quarter and at half of the
+    updates a trial stops unless its metric is in the better half of the trials that have come as far.
     """
 
     space: dict[str, Range]
@@ -168,10 +167,10 @@ class Search:
             raise UserError(f"a search with count={self.count}: expected at least 1.")
         if not self.metric:
             raise UserError("the search has no metric: name its objective, for example metric='valid_nll'.")
-        if self.prune and not self.metric.startswith("valid_"):
+        if not self.metric.startswith("valid_"):
             raise UserError(
-                f"prune compares trials while they train, and {self.metric} is known only at their end: use valid_nll or "
-                "valid_bleu."
+                f"a search that selects by {self.metric} fits the test set: name a score of the validation set, such as "
+                "valid_nll or valid_bleu."
             )
 
     @property
@@ -219,7 +218,7 @@ class Sweep:
     """Rows (listed or searched), each trained with `seeds` seeds.
 
     config: as for `--config`, which takes precedence. baseline: the row that the others are compared with (default: the
-    best). score: of the report (default: the task's, such as BLEU or F1).
+    best on the validation set). score: of the report (default: that of the validation set, see `results.default_score`).
     """
 
     rows: Sequence[Overrides] = ()

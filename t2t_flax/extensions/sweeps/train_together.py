@@ -16,10 +16,9 @@ from t2t_flax.config.scalars import vectorization_conflict
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
-from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training.workdir import adopt_config, check_run_folder, completed, writing
+from t2t_flax.training.workdir import adopt_config, check_config, check_run_folder, completed, writing
 
 
 def run(argv: list[str]) -> int:
@@ -48,7 +47,7 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
-    from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark, unmark
+    from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark
     from t2t_flax.training.loop import train_runs
     from t2t_flax.training.setup import set_up_training
 
@@ -57,12 +56,12 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
         if completed(workdir, config):
             continue
         jobs.check_metrics_available(config)
-        adopt_config(workdir, config)
-        record_devices(workdir)
-        unmark(workdir)
+        config = jobs.with_precision(config, workdir, supervisor.group)
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)
+            check_config(workdir, config)
             check_sources(task)
+            adopt_config(workdir, config)
             corpus = prepare_corpus(task, workdir)
         device = jax.devices()[len(setups) % jax.device_count()]
         setups.append(set_up_training(config, workdir, corpus, devices=[device]))

@@ -5,6 +5,7 @@ hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,16 @@ from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps import child_process
 from t2t_flax.extensions.sweeps.device_hours import begin_attempt, end_attempt, end_unseen_attempt
-from t2t_flax.extensions.sweeps.folder import COMPLETE, FAILED, PRUNED, STOPPED, Folder, code_version
+from t2t_flax.extensions.sweeps.folder import (
+    COMPLETE,
+    DIVERGED,
+    FAILED,
+    OUT_OF_MEMORY,
+    PRUNED,
+    STOPPED,
+    Folder,
+    code_version,
+)
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
@@ -38,6 +48,8 @@ POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
 _LOG_TAIL = 25
 """Lines of a failed trial's log that are shown."""
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*(memory|alloc|hbm)|\bMemoryError\b", re.IGNORECASE)
+"""How JAX and Python report it. A process that the kernel kills says nothing: it counts as any other failure."""
 
 
 class TrialQueue:
@@ -254,7 +266,7 @@ class Worker:
         # Killed by SIGTERM before it installed a handler: it had only just started and has nothing to save.
         stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
         if marker := read_if_exists(_diverged_marker(folder, name)):
-            self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED)
+            self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED, cause=DIVERGED)
         elif stopped:
             if terminated:
                 folder.set_status(name, status, unresolved=0, failures=0)
@@ -266,7 +278,10 @@ class Worker:
         else:  # exit code 0 without complete.json too
             status = folder.set_status(name, status, unresolved=0, failures=status.failures + 1, exit_code=exit_code)
             if status.failures > self.retries:
-                self._mark_failed(name, f"{status.failures} attempts failed, the last with exit code {exit_code}")
+                last = f"with exit code {exit_code}"
+                cause = OUT_OF_MEMORY if _OUT_OF_MEMORY.search(_last_attempt(folder, name)) else ""
+                reason = f"{status.failures} attempts failed, the last {f'{last}: {cause}' if cause else last}"
+                self._mark_failed(name, reason, cause=cause)
         if name != names[0]:
             _append_to_log(folder, name, log_tail(folder, names[0]))
         return status.outcome or FAILED  # a pruned trial stays pruned, however its training ended
@@ -362,9 +377,19 @@ def log_tail(folder: Folder, name: str) -> str:
     path: Path = folder.log(name)
     if not path.exists():
         return ""
+    return "\n".join(_end_of_log(path).splitlines()[-_LOG_TAIL:])
+
+
+def _last_attempt(folder: Folder, name: str) -> str:
+    """The end of what the last attempt at a trial printed, on all hosts."""
+    paths = [path for path in (folder.log(name), *folder.logs_of_others(name)) if path.exists()]
+    return "\n".join(_end_of_log(path).rpartition("== attempt ")[2] for path in paths)
+
+
+def _end_of_log(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 20_000))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-_LOG_TAIL:])
+        return file.read().decode(errors="replace")
 
 
 def _append_to_log(folder: Folder, name: str, text: str) -> None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import logging
 import lzma
@@ -103,6 +104,14 @@ def test_archive_is_read_in_order_and_in_both_directions(index, cached):
     assert open_it(NEWSTEST, "de", "en").fingerprint() == before
     newstest(index, cached, PAIRS[:2])
     assert open_it(NEWSTEST, "de", "en").fingerprint() != before and path.exists()
+
+
+def test_another_version_of_mtdata_is_another_text(index, cached, monkeypatch):
+    newstest(index, cached, PAIRS)
+    source = open_it(NEWSTEST, "de", "en")
+    before = source.fingerprint()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"mtdata": "99.0"}[name])
+    assert source.fingerprint() != before
 
 
 def test_newstest2014_is_that_of_its_text_files(index, cached, real_data):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -12,9 +11,11 @@ import pytest
 from helpers.configs import devices_mesh
 
 from t2t_flax.config import Decode
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
+from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
 from t2t_flax.models.transformer import Transformer
 
@@ -95,7 +96,7 @@ def test_search_outputs_equal_ctranslate2(trained, name):
         max_length_offset=256,
         batch_size=20,
     )
-    tokenizers = SimpleNamespace(source=source, target=target)
+    tokenizers = TokenizerPair(source, target)
     translator = Translator(model, tokenizers, devices_mesh(), config, source_eos=False)
     translations = translator.translate(params, ["".join(case["source"]) for case in cases])
     # CTranslate2 has a minimum length of 1: its first step renormalizes without EOS.
@@ -112,10 +113,10 @@ D, FF = 4, 6
 TOKENS = ["<blank>", "<s>", "</s>", "a", "b"]
 
 
-def fake_arrays() -> dict[str, np.ndarray]:
+def fake_arrays(rows=6) -> dict[str, np.ndarray]:
     """A model with one layer per stack and random weights."""
-    shapes = {f"{stack}/embeddings/weight": (6, D) for stack in ("encoder", "decoder")}
-    shapes |= {"decoder/projection/weight": (6, D), "decoder/projection/bias": (6,)}
+    shapes = {f"{stack}/embeddings/weight": (rows, D) for stack in ("encoder", "decoder")}
+    shapes |= {"decoder/projection/weight": (rows, D), "decoder/projection/bias": (rows,)}
     linear, norms = {"ffn/linear_0": (FF, D), "ffn/linear_1": (D, FF)}, ["ffn", "self_attention"]
     linear |= {"self_attention/linear_0": (3 * D, D), "self_attention/linear_1": (D, D)}
     cross = {"attention/linear_0": (D, D), "attention/linear_1": (2 * D, D), "attention/linear_2": (D, D)}
@@ -233,3 +234,49 @@ def test_missing_and_broken_files_are_named(tmp_path):
         (tmp_path / "weights.npz").write_bytes(content)
         with pytest.raises(UserError, match="weights.npz is not a readable NumPy archive"):
             read_ctranslate2(tmp_path, num_heads=2)
+
+
+MORE = [*TOKENS, "c", "d"]
+
+
+def test_the_file_that_is_named_is_read(tmp_path):
+    """Beside another one, which the folder alone stands for."""
+    folder = write(tmp_path, fake_arrays(8), MORE, MORE)
+    (folder / "model.bin").write_bytes(b"not a model at all")
+    codes = dict(num_heads=2, languages=("ar", "en"))
+    for path in (folder, folder / "model.bin"):
+        with pytest.raises(UserError, match=r"model\.bin begins with version"):
+            read_model(path, **codes)
+    params = read_model(folder / "weights.npz", **codes).params
+    np.testing.assert_array_equal(
+        params["encoder_0"]["feed_forward"]["Einsum_0"]["kernel"].T,
+        fake_arrays(8)["encoder/layer_0/ffn/linear_0/weight"],
+    )
+    with pytest.raises(UserError, match=r"not the file of a model's weights: name .*model\.bin or .*weights\.npz"):
+        read_model(folder / "source_vocabulary.txt", **codes)
+
+
+def test_tokens_of_target_languages_are_the_models_languages(tmp_path):
+    """As in an OPUS-MT model of several languages that CTranslate2's converter wrote: nothing but the vocabulary says it."""
+    tokens = [*TOKENS, ">>fra<<", ">>deu<<"]
+    folder = write(tmp_path, fake_arrays(8), tokens, MORE)
+    model = read_model(folder, num_heads=2, languages=("en", ""))
+    languages = model.tokenizers.languages
+    assert languages.directions == (("en", "deu"), ("en", "fra")) and model.config.data.target_language == "mul"
+    for code, i in languages.target_ids.items():
+        assert model.tokenizers.source.pieces([i]) == [f">>{code}<<"]
+    one = write(tmp_path, fake_arrays(8), [*TOKENS, ">>fra<<", "c"], MORE)
+    assert not read_model(one, num_heads=2, languages=("en", "fr")).tokenizers.languages.targets
+    for directions, message in [
+        ([["en", "fra"]], None),
+        ([["en", "spa"]], "the second with a token in the vocabulary"),
+        ([["en"]], "expected pairs of language codes"),
+        ([["en", ["fra"]]], "expected pairs of language codes"),
+        ("en-fra", "expected a list"),
+    ]:
+        (folder / "config.json").write_text(json.dumps({"directions": directions}))
+        if message is None:
+            assert read_model(one, num_heads=2, languages=("", "")).tokenizers.languages.targets == ["fra"]
+        else:
+            with pytest.raises(UserError, match=rf"config\.json: directions = .*{message}"):
+                read_model(one, num_heads=2, languages=("", ""))

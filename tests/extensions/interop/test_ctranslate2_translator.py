@@ -2,14 +2,13 @@
 limits, prefixes and batches.
 """
 
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.config import Decode, Model
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.extensions.interop.ctranslate2_export import write_ctranslate2
 from t2t_flax.extensions.interop.ctranslate2_translator import (
@@ -24,6 +23,8 @@ NEAR_TIE = 1e-4
 
 class Ids:
     """A tokenizer of text that is ids."""
+
+    digest = "ids"
 
     def encode(self, text):
         return list(map(int, text.split()))
@@ -62,7 +63,7 @@ def both(exported, lines, prefixes=None, **keys):
     model, params, translator = exported
     config = Decode(**dict(max_length_ratio=0.5, max_length_offset=8, batch_size=16) | keys)
     assert search_difference(config) is None
-    tokenizers, left = SimpleNamespace(source=Ids(), target=Ids()), []
+    tokenizers, left = TokenizerPair(Ids(), Ids()), []
     by_jax = Translator(model, tokenizers, devices_mesh(), config)
 
     def jax_translate(lines, prefixes, starts):
@@ -143,7 +144,7 @@ def test_a_sentence_in_which_padding_is_likeliest_is_left_to_jax(tmp_path):
 
 def test_progress_counts_every_sentence_once(exported):
     model, _, translator = exported
-    tokenizers, calls = SimpleNamespace(source=Ids(), target=Ids()), []
+    tokenizers, calls = TokenizerPair(Ids(), Ids()), []
     config = Decode(strategy="greedy", max_length_offset=3, max_length_ratio=0.5, batch_size=8)
     engine = CTranslate2Translator(translator, tokenizers, model.config, config, lambda *_: [])
     engine.translate([*random_lines(20), "", " "], progress=lambda *done: calls.append(done))

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from t2t_flax import pretrained
+from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.restore import stored_config
-from t2t_flax.extensions.interop.ctranslate2_file import read_model_bin, read_npz
+from t2t_flax.evaluation.restore import load, stored_config
+from t2t_flax.extensions.interop.ctranslate2_file import read_model_bin, read_npz, read_tokens
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.named_arrays import NamedArrays
 
@@ -228,3 +229,84 @@ def test_no_length_penalty_is_the_default_of_marian():
 def test_tokens_of_marian(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer_config\.json: pad_token = \['<pad>'\]; expected a token"):
         read_model(marian_folder(tmp_path, tokenizer={"pad_token": ["<pad>"]}))
+
+
+NESTED = '{"a":' * 3000 + "1" + "}" * 3000
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config", "vocab"])
+def test_nested_json_of_marian(name, tmp_path):
+    folder = marian_folder(tmp_path)
+    (folder / f"{name}.json").write_text(NESTED)
+    with pytest.raises(UserError, match=rf"{name}\.json cannot be read as JSON: more than 64 levels"):
+        read_model(folder)
+
+
+def test_nested_json_of_ctranslate2_and_of_tokenizers(toy_file, tmp_path):
+    (tmp_path / "model.bin").write_bytes(model_bin())
+    (tmp_path / "config.json").write_text(NESTED)
+    with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
+        read_model(tmp_path)
+    (tmp_path / "vocabulary.json").write_text("[" * 3000)
+    with pytest.raises(UserError, match=r"vocabulary\.json is not a list of tokens"):
+        read_tokens(tmp_path / "vocabulary.json")
+    folder = own_folder(tmp_path, toy_file, {})
+    (folder / "config.json").unlink()
+    for file in (folder / "tokenizer").iterdir():
+        file.write_text(NESTED)
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        load(folder)
+
+
+BOOLEANS = ("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("files", "key"),
+    [
+        *(({"changes": {key: "false"}}, key) for key in BOOLEANS),
+        ({"changes": {"dropout": "0.1"}}, "dropout"),
+        ({"generation": {"renormalize_logits": "false"}}, "renormalize_logits"),
+        ({"tokenizer": {"separate_vocabs": "false"}}, "separate_vocabs"),
+        ({"tokenizer": {"source_lang": ["en"]}}, "source_lang"),
+    ],
+)
+def test_fields_of_another_type_are_not_taken_for_true(files, key, tmp_path):
+    with pytest.raises(UserError, match=rf"config\.json: {key} = .*; expected (true or false|a number|text)"):
+        read_model(marian_folder(tmp_path, **files))
+
+
+@pytest.mark.parametrize("key", ["add_source_eos", "add_source_bos"])
+def test_flags_of_ctranslate2(key, tmp_path):
+    (tmp_path / "model.bin").write_bytes(model_bin())
+    (tmp_path / "config.json").write_text(json.dumps({key: "false"}))
+    with pytest.raises(UserError, match=rf'config\.json: {key} = "false"; expected true or false'):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_do_not_enter(bad, toy_file, tmp_path, capsys):
+    """Of our own files by every way in, and of another program's array by array."""
+    name, x = next((name, x) for name, x in toy_file[2].items() if x.ndim == 2)
+    damaged = x.copy()
+    damaged[1, 0] = bad
+    folder = own_folder(tmp_path, toy_file, {}, {name: damaged})
+    for read in (read_model, load):
+        with pytest.raises(
+            UserError, match=rf"model\.safetensors: '{name}' holds 1 of {x.size:,} numbers that are not finite"
+        ):
+            read(folder)
+    flags = "--config.mesh.cpu_devices=1", "--config.mesh.data=-1"
+    assert main(["translate", f"--workdir={folder}", "--input=/dev/null", *flags]) == 2
+    assert "not finite" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"model\.bin: 'a' holds 1 of 2 numbers"):
+        NamedArrays("model.bin", {"a": np.array([1, bad], np.float16)}, "a model").take("a", 2)
+
+
+def test_a_scale_of_zero_makes_no_finite_weight(tmp_path):
+    """int8 weights are divided by it."""
+    scales = np.array([1.0, 0.0], np.float32).tobytes()
+    (tmp_path / "model.bin").write_bytes(model_bin(("a", [2, 3], 1, b"\1" * 6), ("a_scale", [2], 0, scales)))
+    file = read_model_bin(tmp_path / "model.bin")
+    with pytest.raises(UserError, match="'a' holds 3 of 6 numbers that are not finite"):
+        NamedArrays(file.path, file.arrays, "a model").take("a", 2, 3)

@@ -2,7 +2,9 @@
 says how it is given.
 """
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +13,11 @@ import yaml
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.config.directions import Direction
+from t2t_flax.data.languages import Languages
 from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.interop.export import export
+from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.model_card import scores_of_record
 from t2t_flax.training import loop
 
@@ -87,6 +93,43 @@ def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
         ids = theirs(f">>{language}<< {TEXT}").input_ids
         assert ids == [*run.start_ids(language), *run.tokenizers.source.encode(TEXT), 1]
     assert sorted(theirs.supported_language_codes) == [">>de<<", ">>en<<"]
+
+
+@pytest.mark.parametrize("kind", ["ctranslate2", "huggingface", "safetensors"])
+def test_directions_come_back(workdir, tmp_path, kind, capsys):
+    """Out to the format and back in: the same directions, tokenizers and translations, and out again."""
+    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
+    exported(workdir, tmp_path / "m", kind)
+    assert main(["import", f"--from={tmp_path / 'm'}", f"--workdir={tmp_path / 'run'}"]) == 0
+    assert "en-de, de-en" in capsys.readouterr().out
+    ours, run = load(workdir), load(tmp_path / "run")
+    assert run.languages == ours.languages == Languages((("en", "de"), ("de", "en")), run.languages.target_ids)
+    assert run.tokenizers.digest == ours.tokenizers.digest
+    for language in ("de", "en"):
+        assert run.start_ids(language) == ours.start_ids(language)
+        (a,), (b,) = (r.score([(TEXT, "Es ist.")], target_language=language) for r in (run, ours))
+        assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)  # Marian's norms have another epsilon
+    assert main(["translate", f"--workdir={tmp_path / 'run'}", "--input=/dev/null"]) == 2
+    assert "choose one by target_language, on the command line --target-language=de" in capsys.readouterr().err
+    test_set = ["--config.data.test=de-en=toy:test:2", "--config.data.directions=by_name"]
+    assert main(["evaluate", f"--workdir={tmp_path / 'run'}", *test_set]) == 0
+    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")]
+    assert (record["data"]["direction"], record["data"]["zero_shot"]) == ("de-en", False)
+    readme, _ = exported(tmp_path / "run", tmp_path / "again", kind)
+    assert "Trained: en-de, de-en." in readme
+
+
+@pytest.mark.parametrize("kind", ["ctranslate2", "huggingface"])
+def test_the_only_target_language_comes_back(workdir, tmp_path, kind):
+    """A model from two languages into one has one token, which every source gets, also after an export."""
+    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
+    run = load(workdir)
+    only = Languages((Direction("de", "en"), Direction("fr", "en")), {"en": run.languages.target_ids["en"]})
+    export(tmp_path / "m", kind, run.config, run.params, run.tokenizers.with_languages(only), steps=[2])
+    if kind == "ctranslate2":
+        shutil.rmtree(tmp_path / "m" / "tokenizer")  # what is left are the files of CTranslate2
+    languages = read_model(tmp_path / "m").tokenizers.languages
+    assert languages.directions == only.directions and languages.chosen(run.config.data, None) == "en"
 
 
 def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):

@@ -13,6 +13,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import hub as hub_lib
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n", "model.bin": bytes(range(256)) * 40, "tokenizer/source.json": b"{}"}
+READ = {name: data for name, data in FILES.items() if name != "README.md"}
+MARIAN = {"config.json": b'{"model_type": "marian"}', "pytorch_model.bin": b"weights", "source.spm": b"s"}
 PROGRAM = """
 import sys
 from t2t_flax.errors import UserError
@@ -77,14 +79,29 @@ def test_pushed_folder_is_pulled_again_also_by_revision_and_from_the_cache(serve
     assert repo["private"] and hub.find("writer/toy", "main")[1] == {".gitattributes": b""} | FILES
     (first,) = [sha for sha, files in repo["commits"].items() if "model.bin" in files]
 
-    write(folder, {"model.bin": b"second", "weights.h5": b"of another framework"})
+    write(folder, {"model.bin": b"second", "weights.h5": b"of another framework", "notes/data.parquet": b"more"})
     assert client("push", folder, "hub:writer/toy").startswith("OUT ")  # the repository exists
     pulled = client("pull", "hub:writer/toy").removeprefix("OUT ")
-    assert read(pulled) == {".gitattributes": b""} | FILES | {"model.bin": b"second"}
+    assert read(pulled) == READ | {"model.bin": b"second"}
     old = client("pull", f"hub:writer/toy@{first}").removeprefix("OUT ")
-    assert read(old) == {".gitattributes": b""} | FILES
+    assert read(old) == READ
     assert client("pull", "hub:writer/toy", HF_HUB_OFFLINE="1") == f"OUT {pulled}"
     assert "cannot be reached" in client("pull", "hub:writer/other", HF_HUB_OFFLINE="1")
+
+
+def test_of_the_weights_in_a_repository_one_file_is_downloaded(server, client):
+    hub, _ = server
+    hub.repos |= {name: {"private": False, "commits": {}} for name in ("opus/old", "opus/both")}
+    hub.commit("opus/old", MARIAN | {"README.md": b"card", "onnx/model.onnx": b"o", "tf_model.h5": b"h"})
+    hub.commit("opus/both", MARIAN | {"model.safetensors": b"weights"})
+    assert read(client("pull", "hub:opus/old").removeprefix("OUT ")) == MARIAN
+    first = client("pull", "hub:opus/both")
+    names = set(read(first.removeprefix("OUT ")))
+    assert names == {"config.json", "model.safetensors", "source.spm"}
+    assert client("pull", "hub:opus/both", HF_HUB_OFFLINE="1") == first
+    hub.repos["opus/none"] = {"private": False, "commits": {}}
+    hub.commit("opus/none", {"README.md": b"card", "tf_model.h5": b"h"})
+    assert "is not a model that can be read: it has none of config.json" in client("pull", "hub:opus/none")
 
 
 def test_errors_of_a_pull_are_one_line(client):

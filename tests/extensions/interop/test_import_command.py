@@ -1,10 +1,12 @@
 """`import` on the command line: runs that every other command takes, round trips of `export`, and messages."""
 
 import dataclasses
+import errno
 import gzip
 import json
 import os
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -178,6 +180,15 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path, ca
     ]:
         assert message in error_of(capsys, *words)
         assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_model_of_the_package_is_refused_where_the_working_folder_is_read_only(tmp_path, monkeypatch, capsys):
+    def refuse(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    message = "is part of the package, where nothing is written"
+    assert message in error_of(capsys, f"--from={tmp_path}", "--workdir=pretrained:toy")
 
 
 def test_safetensors_of_another_model_are_refused(imported, tmp_path, capsys):

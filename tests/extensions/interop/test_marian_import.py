@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.sources import toy
@@ -96,8 +97,6 @@ def write_model(folder, keys):
 @pytest.fixture(scope="module", params=["shared", "separate"])
 def opus(request, tmp_path_factory):
     """(folder, Hugging Face's model, its tokenizer, the imported run)."""
-    import t2t_flax
-
     folder = tmp_path_factory.mktemp(request.param) / "opus"
     folder.mkdir()
     model = write_model(folder, {"shared": SHARED, "separate": SEPARATE}[request.param])
@@ -264,6 +263,29 @@ def test_files_that_do_not_fit_are_refused_by_name(opus, file, change, message, 
     (copy / file).write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=message):
         read_model(copy)
+
+
+@pytest.mark.parametrize("opus", ["shared"], indirect=True)
+def test_languages_of_opus_are_read(opus, tmp_path):
+    """A vocabulary with several tags: a target language is asked for, and gives the ids of the tagged text there."""
+    copy, run = shutil.copytree(opus[0], tmp_path / "copy"), tmp_path / "run"
+    ids = json.loads((copy / "vocab.json").read_text())
+    other = next(piece for piece, i in ids.items() if i == 40)
+    (copy / "vocab.json").write_text(
+        json.dumps({">>fra<<" if piece == other else piece: i for piece, i in ids.items()})
+    )
+    assert main(["import", f"--from={copy}", f"--workdir={run}"]) == 0
+    loaded, theirs = t2t_flax.load(run), transformers.AutoTokenizer.from_pretrained(copy)
+    assert loaded.languages.directions == (("en", "deu"), ("en", "fra"))
+    assert sorted(theirs.supported_language_codes) == [">>deu<<", ">>fra<<"]
+    pieces = {i: piece for piece, i in theirs.encoder.items()}
+    for language in ("deu", "fra"):
+        for text in (LINES[0], f">>{language}<< {LINES[0]}"):  # a text that has its tag gets no second one
+            (pair,) = loaded._encode([(text, "x")], str, "fra" if text == LINES[0] and language == "fra" else "deu")
+            expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
+            assert loaded.tokenizers.source.pieces(pair.source) == expected
+    with pytest.raises(UserError, match="translates into deu, fra: choose one"):
+        loaded.translate(LINES)
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)

@@ -61,6 +61,21 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
 
 
 @tpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "mesh",
+    [dict(), dict(fsdp=4, data=1), dict(fsdp=4, data=1, fsdp_mode="zero1"), dict(tensor=2, data=2)],
+    ids=["data", "fsdp", "zero1", "tensor"],
+)
+def test_tpu_program_exchanges_gradients_once_after_its_microbatches(plan, mesh, precision):
+    words = ("--no-decode", "--config.data.microbatch_tokens=64", f"--config.train.precision={precision}")
+    record = plan("v5e:2x2", *words, **mesh)
+    exchanges = record["train"]["gradient_exchanges"]
+    assert record["shape"]["micro"] > 2
+    assert (exchanges["times"], exchanges["in_loop"]) == (1, False)
+
+
+@tpu
 def test_search_cache_is_divided_over_tpu_chips(plan):
     record = plan("v5e:2x2")
     decode = record["decode"]
@@ -126,6 +141,12 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
     assert sum(bytes_by_kind(splash).values()) <= sum(bytes_by_kind(einsum).values())
 
 
+@tpu
+def test_tpu7x_compiles_for_two_devices_a_chip(plan):
+    record = plan("tpu7x:2x2x1", "--no-decode", data=8)
+    assert record["devices"] == 8 and record["train"]["fits"] and record["prediction"]["seconds"] > 0
+
+
 @gpu
 def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
     record = plan("h100-8")
@@ -145,7 +166,7 @@ def test_gpu_program_calls_fused_attention(plan):
 
 
 @gpu
-@pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200", "gb200", "b300"])
 def test_every_gpu_of_the_table_compiles(plan, gpu_name):
     assert plan(f"{gpu_name}-1", "--no-decode")["train"]["memory"]["temp"] > 0
 

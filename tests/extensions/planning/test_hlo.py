@@ -99,11 +99,31 @@ ENTRY_LOOP = (
 
 def test_loops_multiply_by_known_trip_counts():
     (one,) = collectives_of(ENTRY_LOOP, LOOP.format(direction="LT"))
-    assert (one.times, one.known, one.overlaps) == (13, True, False)
+    assert (one.times, one.known, one.overlaps, one.in_loop) == (13, True, False, True)
     (one,) = collectives_of(ENTRY_LOOP, LOOP.format(direction="NE"))
     assert (one.times, one.known) == (1, False)
     stated = ENTRY_LOOP + ', backend_config={"known_trip_count":{"n":"7"}}'
     assert collectives_of(stated, LOOP.format(direction="NE"))[0].times == 7
+
+
+@pytest.mark.parametrize(
+    ("operand", "sums"),
+    [("", True), ("  %z = f32[8,4] broadcast(%p)\n  %x = f32[8,4] dynamic-update-slice(%z, %p, %i)\n", False)],
+)
+def test_gathering_by_a_sum_of_parts_is_told_from_a_sum(operand, sums):
+    reduced = "%x" if operand else "%p"
+    (one,) = collectives_of(
+        f"  %p = f32[8,4] parameter(0)\n  %i = s32[] constant(0)\n{operand}"
+        f"  ROOT %r = f32[8,4] all-reduce({reduced}), replica_groups={{{{0,1}}}}, to_apply=%add"
+    )
+    assert one.sums == sums and not one.in_loop
+
+
+def test_sum_of_numbers_is_not_a_sum_of_arrays():
+    (one,) = collectives_of(
+        "  %p = f32[] parameter(0)\n  ROOT %r = f32[] all-reduce(%p), replica_groups={{0,1}}, to_apply=%add"
+    )
+    assert not one.sums
 
 
 def test_collective_in_several_fusions_counts_once():

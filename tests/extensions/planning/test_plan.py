@@ -135,9 +135,7 @@ def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices()
 
 
 def test_least_traffic_of_a_decode_step_is_its_weights_and_caches():
-    config = config_of(
-        decode=dict(batch_size=3, beam_size=2), model=dict(num_decoder_layers=2), train=dict(precision="bfloat16")
-    )
+    config = config_of(decode=dict(batch_size=3, beam_size=2, precision="bfloat16"), model=dict(num_decoder_layers=2))
     run = runs.abstract_run(config, parse("cpu:2"))
     facts = runs.compile_decode_step(run)
     width, tokens = config.model.d_model, 3 * (2 * facts["cache_length"] + facts["source_length"])

@@ -17,6 +17,11 @@ from t2t_flax.extensions.planning.topology import parse, parse_all, vendor_names
         ("v5p-128", 64, 64, (4, 4, 4), 1),  # the number counts TensorCores, two to a chip
         ("v5p-8", 4, 4, (2, 2, 1), 1),
         ("v4-32", 16, 16, (2, 2, 4), 1),
+        ("tpu7x-128", 64, 128, (4, 4, 4), 1),  # a device is half a chip
+        ("tpu7x:2x2x1", 4, 8, (2, 2, 1), 1),
+        ("gb200-72", 72, 72, (72,), 1),  # NVLink joins a rack
+        ("gb200-144", 144, 144, (72,), 2),
+        ("b300-16", 16, 16, (8,), 2),
         ("v3-8", 4, 8, (2, 2), 1),  # and on v3 a JAX device is a core
         ("v3-2048", 1024, 2048, (32, 32), 1),
         ("v5p:4x4x8", 128, 128, (4, 4, 8), 1),  # a shape counts chips
@@ -44,7 +49,7 @@ def test_vendor_sizes_and_shapes_agree():
     for name in vendor_names():
         family, _, size = name.partition("-")
         topology = parse(name)
-        assert topology.chips * (2 if family in ("v3", "v4", "v5p") else 1) == int(size)
+        assert topology.chips * (2 if family in ("v3", "v4", "v5p", "tpu7x") else 1) == int(size)
         assert parse(f"{family}:{'x'.join(map(str, topology.shape))}").chips == topology.chips
 
 
@@ -68,10 +73,10 @@ def test_several_names_by_comma_or_repetition():
         ("v5e:big", "'big' is not a shape"),
         ("0xv5e-16", "at least 1 slice"),
         ("cpu:0", "no such machine"),
-        ("h100-12", "hosts of 8"),
+        ("h100-12", "groups of 8"),
         ("h100-0", "no such machine"),
-        ("b900-8", "Did you mean 'b200-8'"),
-        ("gpu:h100x12", "hosts of 8"),
+        ("b900-8", "Did you mean 'b300-8'"),
+        ("gpu:h100x12", "groups of 8"),
     ],
 )
 def test_errors_list_the_valid_choices(name, message):

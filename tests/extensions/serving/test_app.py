@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from etils import epath
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ pytest.importorskip("python_multipart", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="the tests' HTTP client")
 from helpers.http_server import serving  # noqa: E402
 
+JSON_HEADERS = {"Content-Type": "application/json"}
 LINES = [source for source, _ in toy.pairs("test", 12)]
 
 
@@ -140,7 +142,7 @@ def test_scores_and_attention_are_those_of_the_run(server, run):
     maps = run.attend(source, target)
     assert answer["source_pieces"] == list(maps.source_tokens) and answer["target_pieces"] == list(maps.target_tokens)
     for kind in ("cross", "encoder", "decoder"):
-        assert answer[kind] == getattr(maps, kind).astype(float).round(4).tolist()
+        assert answer[kind] == np.rint(1000 * getattr(maps, kind)).tolist()
     own = server.post("/api/attention", {"source": "Yes."}).json()
     try:
         pieces = list(run.attend("Yes.").target_tokens)
@@ -182,7 +184,7 @@ def test_every_mistake_has_its_status_and_one_text(server, path, body, status, m
 
 
 def test_body_that_is_no_json_is_refused(server):
-    answer = server.post("/api/translate", content=b'{"text": ')
+    answer = server.post("/api/translate", content=b'{"text": ', headers=JSON_HEADERS)
     assert answer.status_code == 400 and "not valid JSON" in answer.json()["error"]
 
 
@@ -207,7 +209,7 @@ def test_garbage_is_answered_with_4xx_and_the_server_lives(server, data):
     fields = {name: data.draw(JSON) for name in data.draw(st.sets(st.sampled_from(NAMES[path])))}
     body = data.draw(st.just(fields | {NAMES[path][0]: data.draw(st.sampled_from([None, 1, {}, [[]], "\x00"]))}) | JSON)
     content = data.draw(st.just(json.dumps(body).encode()) | st.binary(max_size=40))
-    answer = server.post(path, content=content)
+    answer = server.post(path, content=content, headers=JSON_HEADERS)
     assert 400 <= answer.status_code < 500 and answer.json()["error"]
     assert server.get("/health").json() == {"status": "ok"}
 
@@ -279,21 +281,33 @@ def test_another_engine_gives_what_it_gives_alone(run, tmp_path, monkeypatch):
         assert [h["text"] for h in hypotheses] == texts(other, body["text"], n_best=body["n_best"])
 
 
-def test_requests_after_the_warm_up_compile_nothing(run):
+@pytest.mark.parametrize("warm_up", ["usual", pytest.param("all", marks=pytest.mark.slow)])
+def test_requests_after_the_warm_up_compile_nothing(run, warm_up):
     """With a beam of its own, whose programs no other test has compiled."""
-    decode = dataclasses.replace(run.config.decode, beam_size=2, alpha=0.7)
+    decode = dataclasses.replace(
+        run.config.decode, beam_size=2, alpha=0.7 if warm_up == "all" else 0.8, max_length_offset=90
+    )
     other, compiled = dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode)), []
 
     def listener(event, seconds, **keys):
         if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
             compiled.append(event)
 
+    bodies = [{"text": "Yes."}, {"text": "Yes.", "n_best": 2}, {"text": "No."}, {"text": 12 * "It is "}]
+    requests = [("translate", body) for body in bodies]
+    if warm_up == "all":
+        requests += [
+            ("translate", {"text": "Yes.", "prefix": "Ja"}),
+            ("translate", {"text": 12 * "It is ", "n_best": 2}),
+        ]
+        pairs = {"source": "Yes.", "target": "Ja."}, {"source": 12 * "It is ", "target": 12 * "It is "}
+        requests += [(path, pair) for path in ("score", "attention") for pair in pairs]
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        with serving({"tiny": other}) as server:
+        with serving({"tiny": other}, max_batch=1, warm_up=warm_up) as server:
             warm = len(compiled)
-            for body in ({"text": "Yes."}, {"text": "Yes.", "n_best": 2}, {"text": "No."}):
-                assert server.post("/api/translate", body).status_code == 200
-            assert warm and len(compiled) == warm
+            for path, body in requests:
+                assert server.post(f"/api/{path}", body).status_code == 200
+                assert warm and len(compiled) == warm, (path, body)
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)

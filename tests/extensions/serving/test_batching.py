@@ -18,11 +18,11 @@ def test_only_equal_keys_share_a_batch_and_the_order_of_arrival_is_kept():
     for key, items in [("a", [1, 2]), ("b", [3]), ("a", [4, 5]), ("b", [6])]:
         batcher.submit(key, items)
     batches = [batcher.take() for _ in range(3)]
-    assert [(batch.key, items_of(batch)) for batch in batches] == [("a", [1, 2, 4]), ("b", [3, 6]), ("a", [5])]
+    assert [(batch.key, items_of(batch)) for batch in batches] == [("a", [1, 4, 2]), ("b", [3, 6]), ("a", [5])]
     assert batcher.waiting == 0
 
 
-def test_large_job_lets_others_in_after_each_of_its_batches():
+def test_large_job_takes_a_place_of_a_batch_as_long_as_others_wait():
     batcher = Batcher(2, 0.0, 9)
     large, small = batcher.submit("a", [1, 2, 3, 4, 5]), batcher.submit("a", [6])
     taken = []
@@ -30,7 +30,7 @@ def test_large_job_lets_others_in_after_each_of_its_batches():
         batch = batcher.take()
         taken.append(items_of(batch))
         answer(batch, lambda key, items: [10 * item for item in items])
-    assert taken == [[1, 2], [6, 3], [4, 5]]
+    assert taken == [[1, 6], [2, 3], [4, 5]]
     assert (large.future.result(0), small.future.result(0)) == ([10, 20, 30, 40, 50], [60])
 
 
@@ -86,6 +86,13 @@ def test_cancelled_jobs_leave_the_queue_and_make_room():
     first.future.cancel()
     batcher.submit("a", [4])
     assert items_of(batcher.take()) == [2, 4] and not second.future.done()
+
+
+def test_batch_is_empty_when_nothing_comes():
+    batcher = Batcher(9, 0.0, 9)
+    assert batcher.take(until=0.0).parts == []
+    batcher.submit("a", [1])
+    assert items_of(batcher.take(until=0.0)) == [1]
 
 
 def test_close_cancels_what_waits_and_ends_the_thread():

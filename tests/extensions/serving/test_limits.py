@@ -29,6 +29,7 @@ from t2t_flax.extensions.serving.model import ServedModel  # noqa: E402
 from t2t_flax.extensions.serving.schemas import TranslateRequest  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits, Service  # noqa: E402
 
+JSON_HEADERS = [(b"content-type", b"application/json")]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 
 
@@ -153,7 +154,7 @@ def test_waiting_has_what_reading_left_of_the_time(run):
                 loop.now += 1
                 await asyncio.sleep(0)
 
-        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        request = Request({"type": "http", "method": "POST", "headers": JSON_HEADERS}, receive)
         service = Service([], Limits(timeout=10))
         await service.read(request, TranslateRequest)
         with pytest.raises(RequestError, match="no result within 10 s"):
@@ -188,19 +189,21 @@ def test_counting_tokens_holds_up_no_other_request(run):
         assert first.result().status_code == 200
 
 
-def test_only_the_thread_of_a_model_makes_runs(run, monkeypatch):
-    callers, made = set(), ServedModel._loaded
+def test_only_threads_of_a_model_make_runs_each_its_own(run, monkeypatch):
+    callers, made = {}, ServedModel._loaded
 
     def loaded(model, n_best):
-        callers.add(threading.current_thread().name)
-        return made(model, n_best)
+        loaded = made(model, n_best)
+        callers.setdefault(threading.current_thread().name, {})[n_best] = id(loaded)
+        return loaded
 
     monkeypatch.setattr(ServedModel, "_loaded", loaded)
     with serving({"tiny": run}) as server:
         for path, body in (("translate", {"text": "a", "n_best": 2}), ("attention", {"source": "a", "target": "b"})):
             assert server.post(f"/api/{path}", body).status_code == 200
         assert server.get("/api/models").status_code == 200
-    assert callers == {"tiny"}
+    assert callers.keys() == {"tiny", "tiny-2"} and callers["tiny-2"].keys() == {1, 3}
+    assert len({id for runs in callers.values() for id in runs.values()}) == sum(map(len, callers.values()))
 
 
 def test_requests_before_the_models_are_ready_are_503(gated):

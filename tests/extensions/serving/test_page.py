@@ -97,7 +97,7 @@ def test_number_of_translations_and_prefix(page):
 
 def test_hover_shows_the_weights_of_the_answer(page):
     _, answered = translate(page)
-    cross = np.array(answered["cross"])
+    cross = np.array(answered["cross"]) / 1000
     rows = page.locator(".rows .piece")
     assert rows.count() == len(answered["target_pieces"])
     for row in range(rows.count()):
@@ -111,7 +111,7 @@ def test_hover_shows_the_weights_of_the_answer(page):
     for kind in ("encoder", "decoder"):
         page.get_by_label("Attention from").select_option(kind)
         rows.nth(1).hover()
-        np.testing.assert_allclose(weights(page), np.array(answered[kind]).mean((0, 1))[1], atol=1e-12)
+        np.testing.assert_allclose(weights(page), (np.array(answered[kind]) / 1000).mean((0, 1))[1], atol=1e-12)
 
 
 def test_maps_are_drawn_from_the_weights(page):
@@ -120,7 +120,7 @@ def test_maps_are_drawn_from_the_weights(page):
     drawn = page.locator(".layers canvas").evaluate_all(
         "maps => maps.map((m) => [...m.getContext('2d').getImageData(0, 0, m.width, m.height).data])"
     )
-    cross = np.array(answered["cross"])
+    cross = np.array(answered["cross"]) / 1000
     alpha = np.array(drawn, float).reshape(*cross.shape, 4)[..., 3] / 255
     np.testing.assert_allclose(alpha, cross, atol=0.006)
     color = "m => { const d = m.getContext('2d').getImageData(0, 0, 1, 1).data; return d[0] + d[1] + d[2]; }"
@@ -151,7 +151,7 @@ def test_keyboard_alone(page):
     assert answered["translations"][0]["hypotheses"][1]["text"]
 
     tab_to(".rows .piece")
-    cross = np.array(attention["cross"])
+    cross = np.array(attention["cross"]) / 1000
     for key, row in (
         ("ArrowRight", 1),
         ("ArrowRight", 2),

@@ -86,9 +86,9 @@ def test_signal_ends_the_server_with_exit_code_0(workdir, number, tmp_path):
         try:
             url = re.fullmatch(r"listening on (http://127.0.0.1:\d+)\n", server.stdout.readline())[1]
             wait_for(lambda: is_ready(url), "ready server", 120)
-            assert (
-                '"model":"tiny"' in urllib.request.urlopen(f"{url}/api/translate", b'{"text": "Yes."}').read().decode()
-            )
+            headers = {"Content-Type": "application/json"}
+            asked = urllib.request.Request(f"{url}/api/translate", b'{"text": "Yes."}', headers)
+            assert '"model":"tiny"' in urllib.request.urlopen(asked).read().decode()
             server.send_signal(number)
             assert server.wait(60) == 0
         finally:

@@ -17,7 +17,10 @@ from t2t_flax.extensions.sweeps.trials import expand
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker
 
 TOY = str(Path(__file__).parents[3] / "configs" / "toy.py")
-SWEEP = {"version": 1, "config": TOY, "fixed": {}, "search": None, "seeds": 1, "score": "sacrebleu", "baseline": ""}
+SWEEP = {
+    "version": 1, "config": TOY, "fixed": {}, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",
+    "baseline": "",
+}  # fmt: skip
 
 
 class FakeSweep:

@@ -2,7 +2,7 @@
 
 python fake_train.py WORKDIR BEHAVIOUR...
 
-BEHAVIOUR: ok, fail, mistake, diverge, once (fails at the first attempt), long (until it is stopped; ok when resumed),
+BEHAVIOUR: ok, fail, mistake, diverge, memory, once (fails at the first attempt), long (until it is stopped; ok when resumed),
 silent (exits with 0 without a result), 75 (stops by itself), hang (until it is killed). A number after it: how many of the 40 test sentences are wrong.
 """
 
@@ -40,6 +40,9 @@ if behaviour == "mistake":
 if behaviour == "diverge":
     (workdir / "diverged.json").write_text(json.dumps({"step": 7, "reason": "update 7: loss nan, gradient norm nan."}))
     sys.exit(3)
+if behaviour == "memory":
+    print("jaxlib._jax.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 98765432109 bytes.")
+    sys.exit(1)
 if behaviour == "fail" or behaviour == "once" and len((workdir / "starts").read_text().split()) == 1:
     print("Traceback: out of something")
     sys.exit(1)

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 
+import numpy as np
 import pytest
 from fake_sweep import SWEEP, TOY, FakeSweep
 
@@ -177,3 +178,48 @@ def test_invalid_proposals_are_replaced(fake_search):
     sweep = fake_search(Search({"model.num_heads": choice(3, 5)}, 1, "valid_nll", method="tpe"), "hopeless")
     with pytest.raises(UserError, match="proposed 100 invalid configs in a row"):
         sweep.queue().propose()
+
+
+@pytest.mark.parametrize("metric, sign", [("valid_nll", 1), ("valid_accuracy", -1)])
+def test_failures_of_a_config_are_its_worst_results(fake_search, metric, sign):
+    """A trial that diverged, did not fit or never had a finite loss ranks behind the worst one, in both directions;
+    one that failed otherwise says nothing about its values.
+    """
+    sweep = fake_search(Search(SPACE, 6, metric, method="tpe"))
+    queue = sweep.queue()
+    while queue.propose():
+        pass
+    diverged, too_large, never_finite, failed, good, poor = sweep.names
+    for name, changes in ((diverged, {"cause": "diverged"}), (too_large, {"cause": "out of memory"}), (failed, {})):
+        sweep.update_status(name, outcome="failed", **changes)
+    for name, value in ((never_finite, float("nan")), (good, 2.0), (poor, 2.0 + 1e6 * sign)):
+        end(sweep.folder, name, metric, value)
+    trials = queue.study().get_trials()
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 2
+    worst_first = sorted((t for t in trials if t.value is not None), key=lambda t: -sign * t.value)
+    assert {t.number for t in worst_first[:3]} == {0, 1, 2} and [t.number for t in worst_first[3:]] == [5, 4]
+
+
+def end(folder, name, metric, value):
+    """A complete trial with one evaluation."""
+    folder.workdir(name).mkdir(parents=True)
+    (folder.workdir(name) / "metrics.jsonl").write_text(json.dumps({"step": 250, metric: value}) + "\n")
+    (folder.workdir(name) / "complete.json").write_text("{}")
+
+
+def test_search_learns_where_training_diverges(tmp_path):
+    """Rates above 5e-3 diverge, 43 % of the range: random proposals do so in 13 of 30 trials."""
+    diverged = []
+    for seed in range(6):
+        search = Search({"optimizer.peak_lr": log_uniform(1e-4, 1e-1)}, 30, "valid_nll", method="tpe", seed=seed)
+        sweep = FakeSearch(tmp_path / str(seed), search)
+        queue = sweep.queue()
+        while queue.propose():
+            (name, proposal) = list(read_proposals(sweep.folder.path).items())[-1]
+            rate = float(proposal["overrides"]["optimizer.peak_lr"])
+            if rate > 5e-3:
+                sweep.update_status(name, outcome="failed", cause="diverged")
+            else:
+                end(sweep.folder, name, "valid_nll", 2.0 + np.log(rate / 1e-3) ** 2)
+        diverged.append(sum(sweep.folder.cause(name) == "diverged" for name in sweep.names))
+    assert np.mean(diverged) < 10

@@ -91,7 +91,7 @@ def test_stacked_sweep_equals_separate_trainings(tmp_path):
         result = subprocess.run(
             [*command, f"--workdir={tmp_path / name}", *more], env=env, capture_output=True, text=True, timeout=280
         )
-        assert result.returncode == 2 and "loss nan" in result.stdout, result.stdout + result.stderr
+        assert result.returncode == 0 and "loss nan" in result.stdout, result.stdout + result.stderr
         folder = Folder(tmp_path / name)
         assert {n: folder.state(n) for n in read_sweep(folder.path)["trials"]} == {
             "peak_lr=0.001,seed=0": "complete", "peak_lr=0.003,seed=0": "complete", "peak_lr=1e30,seed=0": "failed",

@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.plots import plot_parallel
+from t2t_flax.extensions.sweeps.folder import read_sweep
+from t2t_flax.extensions.sweeps.plots import plot_differences, plot_parallel
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.results import Row
+from t2t_flax.extensions.sweeps.results import Row, rows
 
 
 def test_report_explains_why_a_row_is_not_compared(finished_sweep):
@@ -23,8 +24,8 @@ def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
     sweep = fake_sweep({f"r{i}": f"ok {30 * (i > 0)}" for i in range(5)})
     sweep.work(resources=[Resources(), Resources()])
     text = report(sweep.folder.path)
-    assert text.count("worse") == 4 and "corrected for all 10 pairs of rows" in text
-    assert "no differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
+    assert text.count("worse") == 4 and "over sentences, corrected for 5 rows" in text
+    assert "No differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
 
 
 def test_page_names_trials_of_other_code(finished_sweep):
@@ -36,11 +37,11 @@ def test_page_names_trials_of_other_code(finished_sweep):
 
 def test_report_as_text_csv_and_page(finished_sweep):
     text = report(finished_sweep.folder.path)
-    assert "good" in text and "compared with" in text and "worse" in text and "no clear difference" in text
+    assert "good" in text and "reference" in text and "worse" in text and "no clear difference" in text
     out = finished_sweep.folder.path / "report"
     with (out / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["score"] == "99.50"
+    assert [line["row"] for line in lines] == ["good", "same", "poor"] and lines[0]["sacrebleu"] == "99.50"
     with (out / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
     assert len(trials) == 6 and trials[1]["score"] == "99.0" and trials[1]["train.steps"] == "100"
@@ -54,13 +55,13 @@ def test_report_as_text_csv_and_page(finished_sweep):
 
 
 def test_caption_names_the_sources_of_variation(finished_sweep):
-    assert "over sentences and seeds (these with one spread for all rows)" in report(finished_sweep.folder.path)
+    assert "two-sided p over sentences and seeds, corrected for 3 rows" in report(finished_sweep.folder.path)
 
 
 def test_caption_for_one_seed_names_the_missing_variation(fake_sweep):
     single = fake_sweep({"good": "ok 0", "poor": "ok 20"})
     single.work()
-    assert "over sentences only: one seed does not show the variation between seeds" in report(single.folder.path)
+    assert "One seed does not show the variation between seeds" in report(single.folder.path)
 
 
 def test_page_contains_the_plots(finished_sweep):
@@ -68,9 +69,31 @@ def test_page_contains_the_plots(finished_sweep):
     page = (finished_sweep.folder.path / "report" / "index.html").read_text()
     assert sorted(path.name for path in (finished_sweep.folder.path / "report").glob("*.svg")) == [
         "curves.svg",
-        "effects.svg",
+        "differences.svg",
     ]
-    assert page.count("<svg") == 2 and "Learning curves" in page and "Effects" in page
+    assert page.count("<svg") == 2 and "Learning curves" in page and "Differences" in page
+    assert page.count("<li>") == 3 and "<h2>sacrebleu</h2>" in page
+
+
+def test_figure_has_the_intervals_of_the_table(finished_sweep):
+    table, reference = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
+    (axes,) = plot_differences(table, "sacrebleu", reference).axes
+    bars = {line.get_ydata()[0]: line.get_xdata() for line in axes.lines if line.get_linewidth() == 2}
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["good", "same", "poor"] and set(bars) == {1, 2}
+    for y, ends in bars.items():
+        comparison = table[y].comparison
+        interval = comparison["interval_corrected"]
+        assert ends == pytest.approx((comparison["b"] + interval["low"], comparison["b"] + interval["high"]))
+    dots = [sorted(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [[99.0, 100.0], [89.0, 99.0], [69.0, 70.0]]
+
+
+def test_curves_of_runs_without_evaluations_are_those_of_training(finished_sweep):
+    for name in finished_sweep.names:
+        lines = "".join(f'{{"step": {step}, "loss": {9 - step}}}\n' for step in (1, 2, 3))
+        (finished_sweep.folder.workdir(name) / "metrics.jsonl").write_text(lines)
+    report(finished_sweep.folder.path, score="nll")
+    assert "training loss (nats per token)" in (finished_sweep.folder.path / "report" / "curves.svg").read_text()
 
 
 def test_parallel_coordinates_of_two_keys():

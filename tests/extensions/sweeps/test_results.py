@@ -12,11 +12,13 @@ from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import read_sweep
 from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.results import (
     check_score,
     format_difference,
     learning_curve,
     rows,
+    shared_seeds,
     trial_score,
     verdict,
 )
@@ -47,22 +49,16 @@ def test_higher_is_better_for_token_accuracy(finished_sweep):
     assert reference == "good" and [row.mean for row in table] == pytest.approx([0.67, 0.47, 0.27])
 
 
-def test_scores_without_bootstrap_are_compared_by_spread_over_seeds(finished_sweep):
-    """Student's t over three rows: two degrees of freedom."""
+def test_scores_without_sentences_are_compared_over_seeds(finished_sweep):
     described = read_sweep(finished_sweep.folder.path)
-    _, same, poor = rows(finished_sweep.folder, described, "nll")[0]
-    assert "sentences" not in poor.comparison and "Student's t" in poor.comparison["how"]
-    spread = np.array([[0.0, 0.1], [0.1, 1.1], [3.0, 3.1]])
-    residuals = spread - spread.mean(1, keepdims=True) - spread.mean(0) + spread.mean()
-    half = 4.302653 * np.sqrt((residuals**2).sum() / 2)
-    assert poor.comparison["difference"] == pytest.approx(3.0)
-    assert poor.comparison["interval"]["low"] == pytest.approx(3.0 - half, abs=1e-3)
-    assert verdict(same, "good") == "no clear difference"
+    good, same, poor = rows(finished_sweep.folder, described, "nll")[0]
+    assert "sentences" not in poor.comparison and poor.comparison["difference"] == pytest.approx(3.0)
+    assert poor.comparison["pairs"] == [[3.0, 0.0], [3.1, 0.1]]
+    assert verdict(same, "good") == "no clear difference" and verdict(good, "good") == "reference"
     significant = dataclasses.replace(poor, comparison=poor.comparison | {"p_corrected": 0.01})
     assert verdict(significant, "good") == "worse"  # a higher loss
     text = report(finished_sweep.folder.path, score="nll")
-    assert "nll, lower is better" in text
-    assert "over seeds (with one spread for all rows); p: two-sided, both corrected for all 3 pairs of rows" in text
+    assert "nll (lower is better)" in text and "two-sided p over seeds, corrected for 3 rows" in text
 
 
 def test_row_is_significant_exactly_if_its_interval_excludes_zero(finished_sweep):
@@ -136,12 +132,13 @@ def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
     folder = finished_sweep.folder
     (folder.workdir("good,seed=1") / "eval" / "test-3.hyp.txt").unlink()
     table, reference = rows(folder, read_sweep(folder.path), "sacrebleu")
-    assert reference == "good" and table[0].problem
+    assert reference == "same" and [row.name for row in table] == ["same", "poor", "good"] and table[2].problem
     assert {row.name: row.comparison and row.comparison["seeds"] for row in table} == {
         "good": None,
-        "same": [0],
-        "poor": [0],
+        "same": None,
+        "poor": [0, 1],
     }
+    assert verdict(table[2], reference) == "incomplete" and table[2].mean == 100
 
 
 def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
@@ -226,7 +223,7 @@ def test_score_of_a_named_test_set(fake_sweep):
         ("first:sacrebleu", "good", [98.0, 96.0]),
         ("other:sacrebleu", "poor", [99.0, 20.0]),
     ):
-        table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), metric)
+        table, reference = rows(sweep.folder, read_sweep(sweep.folder.path) | {"selection": ""}, metric)
         assert reference == best and [row.mean for row in table] == scores, metric
         assert table[1].comparison["score"] == "sacrebleu" and table[1].comparison["difference"] < 0
     with pytest.raises(UserError, match="no record of the test set 'third'"):
@@ -258,16 +255,50 @@ def test_score_of_one_validation_set(fake_sweep):
     assert "valid_nll/en-de" in report(sweep.folder.path, score="valid_nll/en-de")
 
 
-def test_spread_is_estimated_from_all_rows(finished_sweep):
-    """Only the seeds of `same` differ by more than a sentence, but all rows get the pooled spread."""
-    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
-    same, poor = (row.comparison for row in table[1:])
-    assert same["seed_spread"] == poor["seed_spread"] > 1 and same["freedom"] == poor["freedom"] == 2
-    width = lambda c: c["interval"]["high"] - c["interval"]["low"]  # noqa: E731
-    expected = [
-        2 * np.sqrt((4.3027 * c["seed_spread"]) ** 2 + (1.96 * c["sentence_spread"]) ** 2) for c in (same, poor)
-    ]
-    assert [width(same), width(poor)] == pytest.approx(expected, rel=0.03)
+def test_rows_are_ranked_on_the_seeds_that_they_share():
+    three, one = {0, 1, 2}, {0}
+    for sets, expected in (
+        ([three, three, three], [0, 1, 2]),
+        ([three, three, one], [0, 1, 2]),  # six trials count, and three with seed 0 alone
+        ([three, one, one, one], [0]),  # so far only the first row is finished
+        ([three, one], [0, 1, 2]),
+        ([one, {1}], [1]),
+        ([set(), set()], []),
+        ([], []),
+    ):
+        assert shared_seeds({str(i): each for i, each in enumerate(sets)}) == expected, sets
+    assert shared_seeds({"a": three, "b": three, "c": {0, 2}}, "c") == [0, 2], "a named baseline has all of them"
+
+
+def test_row_with_diverged_seeds_is_ranked_last(fake_sweep):
+    """Its one complete seed is the best of all."""
+    sweep = fake_sweep({"steady": "ok {seed}0", "wild": "ok 0", "other": "ok {seed}5"}, seeds=3)
+    for name in ("wild,seed=1", "wild,seed=2"):
+        sweep.update_status(name, outcome="failed", cause="diverged")
+    sweep.work(resources=[Resources(), Resources()])
+    table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
+    assert [row.name for row in table] == ["steady", "other", "wild"] and reference == "steady"
+    assert verdict(table[2], reference) == "2 of 3 seeds diverged" and table[2].comparison is None
+    assert table[1].comparison["seeds"] == [0, 1, 2]
+    assert "2 of 3 seeds diverged" in report(sweep.folder.path)
+
+
+def test_rows_are_selected_by_validation_and_the_test_score_is_that_of_the_selected_row(fake_sweep):
+    """The row with the best test score is not the best one on the validation set."""
+    sweep = fake_sweep({"lucky": "ok {seed}", "chosen": "ok 1{seed}"}, seeds=2)
+    sweep.work()
+    for name in ("chosen,seed=0", "chosen,seed=1"):
+        (sweep.folder.workdir(name) / "metrics.jsonl").write_text('{"step": 250, "valid_nll": 1.0}\n')
+    described = read_sweep(sweep.folder.path)
+    for metric in ("sacrebleu", "valid_nll"):
+        table, reference = rows(sweep.folder, described, metric)
+        assert [row.name for row in table] == ["chosen", "lucky"] and reference == "chosen" and table[0].selected
+    text = report(sweep.folder.path)
+    assert "Rows are ranked by valid_nll, on the validation set; sacrebleu is of the test set." in text
+    text = report(sweep.folder.path, score="valid_nll")
+    assert "Test score of the selected row, chosen: sacreBLEU" in text and "over sentences and seeds" in text
+    without = described | {"selection": ""}
+    assert rows(sweep.folder, without, "sacrebleu")[1] == "lucky"
 
 
 def test_settings_without_effect_on_scores_do_not_invalidate_a_record(fake_sweep):

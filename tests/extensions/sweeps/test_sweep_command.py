@@ -89,15 +89,19 @@ def test_search_over_unknown_key_is_rejected(tmp_path, capsys):
     assert "unknown config key 'model.width'" in capsys.readouterr().err and not (tmp_path / "s").exists()
 
 
-def test_default_score_depends_on_the_task():
+@pytest.mark.parametrize("overrides, score", [
+    ({}, "valid_nll"),
+    ({"eval.metric": "accuracy"}, "valid_accuracy"),
+    ({"eval.metric": "bleu", "eval.decode_every_steps": "100"}, "valid_bleu"),
+    ({"train.steps": "90", "eval.every_steps": "100"}, "sacrebleu"),  # no evaluation
+    ({"data.valid": "", "checkpoint.keep_best": "0"}, "sacrebleu"),
+    ({"data.test": ""}, "valid_nll"),
+])  # fmt: skip
+def test_default_score_is_one_of_the_validation_set(overrides, score):
     from t2t_flax.config import load_config
     from t2t_flax.extensions.sweeps.results import default_score
 
-    assert default_score(load_config(str(ROOT / "configs" / "parsing.py"))) == "f1"
-    assert (
-        default_score(load_config(TOY)) == "sacrebleu"
-        and default_score(load_config(TOY, {"data.test": ""})) == "valid_nll"
-    )
+    assert default_score(load_config(TOY, overrides)) == score
 
 
 def test_existing_sweep_must_match_settings_and_code(tmp_path, capsys, no_training):

@@ -81,6 +81,19 @@ def test_diverged_trial_fails_without_retry(fake_sweep):
     assert "exit code 1" in sweep.folder.status("wild,seed=0").reason, "the marker of the earlier attempt is gone"
 
 
+def test_cause_of_a_failure_is_stored_if_the_config_has_it(fake_sweep):
+    sweep = fake_sweep({"wild": "diverge", "large": "memory", "bad": "fail"})
+    sweep.work(retries=1)
+    causes = {name: sweep.folder.cause(name) for name in sweep.names}
+    assert causes == {"wild,seed=0": "diverged", "large,seed=0": "out of memory", "bad,seed=0": ""}
+    assert [sweep.folder.displayed_state(name) for name in sweep.names] == ["diverged", "out of memory", "failed"]
+    assert "exit code 1: out of memory" in sweep.folder.status("large,seed=0").reason
+    sweep.behaviours["large"] = "fail"
+    sweep.folder.retry("large,seed=0", all_failures=True)
+    sweep.work(retries=0)
+    assert sweep.folder.cause("large,seed=0") == "", "the output of an earlier attempt does not count"
+
+
 def test_only_the_diverged_trial_of_a_stack_fails(fake_sweep, monkeypatch):
     sweep = fake_sweep({"wild": "diverge", "good": "ok"})
     script = (
@@ -306,5 +319,5 @@ def test_slurm_worker_saves_in_the_signal_handler():
         "worker()\n"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
     assert "again True" in result.stdout, result.stdout + result.stderr

@@ -40,4 +40,10 @@ const post = (name) => (body, signal) =>
   });
 
 export const postTranslate = post("translate");
-export const postAttention = post("attention");
+
+/** The answer with weights from 0 to 1 in the place of thousandths. */
+export async function postAttention(body, signal) {
+  const pair = await post("attention")(body, signal);
+  const weights = (layers) => layers.map((heads) => heads.map((rows) => rows.map((row) => row.map((w) => w / 1000))));
+  return { ...pair, ...Object.fromEntries(["cross", "encoder", "decoder"].map((kind) => [kind, weights(pair[kind])])) };
+}

@@ -1,10 +1,10 @@
-"""Every command in README and docs runs as written, after the README's installation, in the order of its page.
+"""The commands of README and docs as they are run by tests/documentation: as written, after the README's installation, in the
+order of their page.
 
 Long commands are shortened by overrides at their end; the reader's own text is replaced by a stand-in.
-A new kind of command fails here until `shortened` handles it.
+A new kind of command fails until `shortened` handles it.
 """
 
-import gzip
 import os
 import re
 import shlex
@@ -12,14 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers.processes import environment
 
-from t2t_flax.data.sources import toy
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "launch/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+TOY_RUN = re.compile(r"runs/toy(?![-\w])|=toy-")
+"""What the README's first run leaves, or what is made of it."""
 BEGINS = re.compile(r"(\$ |pip install -r \S+ && |cat \S+ \| |echo .* \| )*(python -m |launch/\w+\.sh )")
 
 TINY = {
@@ -80,7 +78,8 @@ def shortened(command: str) -> str:
     if command.startswith("launch/slurm.sh"):
         return command.replace(" -- ", " --dry-run -- ")
     if command.startswith("python -m pytest"):
-        return f"cd {shlex.quote(str(ROOT))} && {command} -n 0 --collect-only -q"
+        some = "tests/test_docs.py tests/documentation"  # of both kinds, default and slow
+        return f"cd {shlex.quote(str(ROOT))} && {command} -n 0 --collect-only -q {some}"
     if command == "python -m build":
         return ""  # tests/test_wheel.py
     if command.startswith("python -m tools."):
@@ -92,6 +91,7 @@ def shortened(command: str) -> str:
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
     # tests/extensions/corpora/test_mtdata_corpus.py has its index and a cache
     command = re.sub(r"mtdata:\S+", "train.de,train.en", command)
+    command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
     name = re.search(r"t2t_flax (\w+)", command)[1]
     if name == "serve":
         return with_its_requests(f"{command} --max-batch=1")
@@ -110,6 +110,11 @@ def shortened(command: str) -> str:
     return command
 
 
+def follows_the_readme(page: str) -> bool:
+    """Whether what it runs needs the README's first run."""
+    return any(map(TOY_RUN.search, [*map(shortened, commands_of(page)), *programs_of(page)]))
+
+
 def with_its_requests(command: str) -> str:
     """Starts the server, sends what docs/serve.md shows, and ends it."""
     requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serve.md").read_text(), re.M)
@@ -119,43 +124,14 @@ def with_its_requests(command: str) -> str:
     return "\n".join([f"{command} & server=$!", wait, *sent, "kill $server; wait $server"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder like the checkout, with the text files that the page assumes."""
-    checkout = tmp_path_factory.mktemp("checkout")
-    for name in ("configs", "launch", "benchmarks", "docs"):
-        (checkout / name).symlink_to(ROOT / name)
-    splits = {split: list(toy.pairs(split, count)) for split, count in (("train", 300), ("valid", 12), ("test", 12))}
-    sides = [("en", 0), ("de", 1)]
-    for split, pairs in splits.items():
-        for language, side in sides:
-            (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    for language, side in sides:
-        for name in ("bt", "mono"):
-            (checkout / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
-    for name in ("lines.txt", "big.en"):
-        (checkout / name).write_text("It is late.\n\nThe house is red.\n")
-    multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"
-    for path in (multi30k / "tok", multi30k / "raw", multi30k / "wu2021", trees):
-        path.mkdir(parents=True)
-    for name, split in (("train", "train"), ("val", "valid"), ("test2016", "test")):
-        for language, side in sides:
-            text = "".join(f"{pair[side]}\n" for pair in splits[split])
-            for path in (
-                multi30k / "tok" / f"{name}.lc.norm.tok.{language}.gz",
-                multi30k / "raw" / f"{name}.{language}.gz",
-            ):
-                path.write_bytes(gzip.compress(text.encode()))
-    codes = b"#version: 0.2\ne n</w>\ne r\nt h\n"
-    (multi30k / "wu2021" / "bpe10k.en-de.code.gz").write_bytes(gzip.compress(codes))
-    words = "mice n = 5 were fed the a in . ( )".split()
-    bank = "".join(
-        f"(S (NP (DT The) (NN {words[i % 8]})) (VP (VBD were) (NP (NN {words[i % 5]}) (CD {i % 7}))) (. .))\n"
-        for i in range(200)
-    )
-    for name, text in (("train", bank), ("dev", "\n".join(bank.splitlines()[:9]) + "\n")):
-        (trees / f"{name}.trees.gz").write_bytes(gzip.compress(text.encode()))
-    return checkout
+def run_programs(folder: Path, pages: list[str]) -> None:
+    """Runs the pages' Python programs."""
+    for page in pages:
+        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
+            continue
+        for number, program in enumerate(programs_of(page)):
+            (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
+            run(folder, f"python example{number}.py")
 
 
 def run(folder: Path, command: str) -> str:
@@ -171,50 +147,3 @@ def run(folder: Path, command: str) -> str:
     )
     assert result.returncode == 0 and "Traceback" not in result.stdout, f"{command}\n{result.stdout[-4000:]}"
     return result.stdout
-
-
-@pytest.mark.parametrize(
-    "page, command",
-    [(page, command) for page in PAGES for command in commands_of(page)],
-    ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70],
-)
-def test_documented_command_runs(folder, page, command):
-    short = shortened(command)
-    if short:
-        run(folder, short)
-
-
-def test_documented_python_runs(folder):
-    for page in PAGES:
-        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
-            continue
-        for number, program in enumerate(programs_of(page)):
-            (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
-            run(folder, f"python example{number}.py")
-
-
-def test_documented_outputs_exist(folder):
-    for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/index.html"):
-        assert (folder / name).exists(), name
-
-
-def test_pages_contain_commands():
-    """Guards the tests above against a change of format that hides all commands."""
-    names = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
-    assert names >= {
-        "train",
-        "evaluate",
-        "translate",
-        "prepare",
-        "score",
-        "attend",
-        "average",
-        "sweep",
-        "explain",
-        "plan",
-    }
-    assert [command for command in commands_of("README.md") if command.startswith("pip install -r")] == [
-        "pip install -r requirements.txt && python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy",
-        "pip install -r requirements.txt && python -m pytest",
-    ]
-    assert len(programs_of("README.md")) == len(programs_of("docs/sweeps.md")) == 1

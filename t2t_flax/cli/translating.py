@@ -1,0 +1,81 @@
+"""How a restored run answers lines with translations, and what they depend on."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from t2t_flax import config as config_lib
+from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
+from t2t_flax.cli.line_windows import Line
+from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.schema import keys_that_change
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import Loaded
+
+_CUT = "truncated to config.decode.max_source_length"
+_ENDED = "ended by the length limit (config.decode.max_length_offset)"
+
+
+def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
+    """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
+    command line, with an effect on the output.
+    """
+    from t2t_flax.training.checksums import checksums
+
+    config = config_lib.as_json(loaded.config)
+    keys = {name: config[group][key] for name in keys_that_change(TRANSLATIONS) for group, key in [name.split(".")]}
+    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
+    return (
+        keys
+        | flags
+        | {
+            **({"--target-language": language} if language else {}),
+            "checkpoints": list(loaded.steps),
+            "parameters": sum(checksums(loaded.params, once=True).values()),
+            "tokenizers": loaded.tokenizers.digest,
+            "type of the products": loaded.engine.type,
+        }
+        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
+    )
+
+
+class Translating(Answering):
+    """Translates lines. scores: write them beside the translations. more: further settings of the output."""
+
+    command, verb = "translate", "translated"
+
+    def __init__(self, loaded: "Loaded", *, scores: bool, more: dict[str, Any] | None = None):
+        self._loaded, self._scores = loaded, scores
+        self.settings = output_settings(loaded, {"--scores": scores} | (more or {}))
+        self.window = window_size(loaded)
+
+    def introduce(self, say: Callable[[str], None]) -> None:
+        """Names the engine, where the user chose one."""
+        if self._loaded.config.decode.engine != "jax":
+            say(f"decoding with {self._loaded.engine}")
+
+    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> Answers:
+        """The translations of consecutive lines: n_best of each. An empty line has an empty translation; a source that is too
+        long is truncated, and said.
+        """
+        from t2t_flax.tasks import task_of
+
+        task, n_best = task_of(self._loaded.config), self._loaded.config.decode.n_best
+        starts = None if window[0].beside is None else [line.beside or "" for line in window]
+        translations = self._loaded.translate(
+            [line.text for line in window], prefixes=starts, first_line=window[0].number, progress=progress
+        )
+        out, notes = [], []
+        for line, translation in zip(window, translations, strict=True):
+            answers = [task.postprocess(line.text, h.text) for h in translation.hypotheses]
+            out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, self._scores)
+            notes += [Note(_CUT, line.number)] if translation.source_cut else []
+            notes += [Note(_ENDED, line.number)] if translation.hit_cap else []
+        return Answers("".join(line + "\n" for line in out), notes)
+
+
+def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
+    if n_best == 1:
+        return [f"{answers[0]}\t{scores[0]:.4f}" if with_scores else answers[0]]
+    ends = [f" ||| {score:.4f}" if with_scores else "" for score in scores]
+    return [f"{number} ||| {answer}{end}" for answer, end in zip(answers, ends, strict=True)]

@@ -1,0 +1,58 @@
+"""Commands of the README, and of the pages that go on with its run: they run in the order of the pages, in one folder."""
+
+import re
+
+import pytest
+from helpers.documented_commands import (
+    PAGES,
+    commands_of,
+    follows_the_readme,
+    programs_of,
+    run,
+    run_programs,
+    shortened,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+FOLLOWING = [page for page in PAGES if follows_the_readme(page)]
+
+
+@pytest.mark.parametrize(
+    "page, command",
+    [(page, short) for page in FOLLOWING for command in commands_of(page) if (short := shortened(command))],
+    ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70],
+)
+def test_command_runs(folder, page, command):
+    run(folder, command)
+
+
+def test_python_runs(folder):
+    run_programs(folder, FOLLOWING)
+
+
+def test_outputs_exist(folder):
+    for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/index.html"):
+        assert (folder / name).exists(), name
+
+
+def test_pages_contain_commands():
+    """Guards the tests above against a change of format that hides all commands."""
+    assert FOLLOWING[0] == "README.md"
+    names = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands_of("README.md") if "t2t_flax " in command}
+    assert names >= {
+        "train",
+        "evaluate",
+        "translate",
+        "prepare",
+        "score",
+        "attend",
+        "average",
+        "sweep",
+        "explain",
+        "plan",
+    }
+    assert [command for command in commands_of("README.md") if command.startswith("pip install -r")] == [
+        "pip install -r requirements.txt && python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy",
+        "pip install -r requirements.txt && python -m pytest",
+    ]
+    assert len(programs_of("README.md")) == len(programs_of("docs/sweeps.md")) == 1

@@ -1,0 +1,76 @@
+"""Another valid value for any config key."""
+
+import dataclasses
+from typing import Any
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.config.schema import fields
+
+# Keys whose other value follows from neither their type nor their range, with further keys that it needs.
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "data.train": {"data.train": "en-de=toy:train:140"},
+    "data.mixture": {"data.mixture": "en-de=2"},
+    "data.tags": {"data.tags": "en-de=<bt>"},
+    "data.directions": {"data.directions": "en-de=en-de, valid=en-de"},
+    "data.limits": {"data.limits": "en-de=140"},
+    "data.valid": {"data.valid": "toy:valid:20"},
+    "data.test": {"data.test": "toy:test:4", "data.directions": "by_name, valid=en-de, test=en-de"},
+    "data.task": {"data.task": "parsing"},
+    "data.source_language": {"data.source_language": "fr"},
+    "data.target_language": {"data.target_language": "fr"},
+    "data.tokenizer": {"data.tokenizer": "unigram"},
+    "data.batch_groups": {"data.batch_groups": 2, "data.batch_size_counts": "padded_tokens"},
+    "data.max_length_ratio": {"data.max_length_ratio": 3.0},
+    "data.language_filter": {"data.language_filter": 0.9},
+    "data.unigram_alpha": {"data.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
+    "decode.engine": {"decode.engine": "auto"},
+    "decode.n_best": {"decode.n_best": 2},
+    "decode.quantization": {
+        "decode.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
+        "decode.length_penalty": "power",
+    },
+    "optimizer.min_lr": {"optimizer.min_lr": 1e-5},
+    "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
+    "log.trackers": {"log.trackers": "tensorboard"},
+    "log.profile_steps": {"log.profile_steps": (1000, 1001)},
+    "mesh.data": {"mesh.data": 8},
+    "train.precision": {"train.precision": "bfloat16"},
+    "mesh.fsdp": {"mesh.data": -1, "mesh.fsdp": 2},
+    "mesh.tensor": {"mesh.data": -1, "mesh.tensor": 2},
+    "mesh.rules": {"mesh.rules": "embed=fsdp"},
+    "mesh.slices": {"mesh.slices": 2},
+}  # fmt: skip
+_NAMES = {
+    "data.root": "elsewhere",
+    "data.cache": "cache",
+    "data.corpus": "a corpus",
+    "log.group": "a group",
+    "train.compile_cache": "programs",
+}
+
+
+def with_other_value(config: Config, key: str, *, check: bool = True) -> Config:
+    """`config` with another value of `key`, and of the keys that the value needs. Raises UserError, with `check`, where they
+    need others still.
+    """
+    values = _SPECIAL.get(key) or {key: _other(config, key)}
+    for name, value in values.items():
+        group, item = name.split(".")
+        config = dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{item: value})})
+    return config_lib.resolve(config_lib.to_config_dict(config)) if check else config
+
+
+def _other(config: Config, key: str) -> Any:
+    group, name = key.split(".")
+    now, meta = getattr(config.group(group), name), fields()[key].metadata
+    if key in _NAMES:
+        return _NAMES[key]
+    if isinstance(now, bool):
+        return not now
+    if meta["choices"]:
+        return next(choice for choice in meta["choices"] if choice != now)
+    if now is None or isinstance(now, str):
+        return 0.05 if now is None else f"{now}x"
+    step = 1 if isinstance(now, int) else 0.01
+    return now + step if meta["high"] is None or now + step <= meta["high"] else now - step

@@ -1,0 +1,190 @@
+"""What each launcher installs is what the command needs; environment variables reach it by name, never by value."""
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.cloud_programs import recorded_calls, recording_programs
+
+from t2t_flax.config.tracker_names import TRACKERS
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import check_reachable
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+TRAIN = ["python", "-m", "t2t_flax", "train", "--config=configs/toy.py"]
+TPU = ["--name=n", "--zone=z"]
+
+
+@functools.cache
+def launcher_extras() -> set[str]:
+    """Those that launch/shared.sh can ask for."""
+    rules = re.search(r"\nneeds='\n(.*?)'\n", (LAUNCH / "shared.sh").read_text(), re.S)[1]
+    return {line.split()[0] for line in rules.splitlines()}
+
+
+def packages(extras) -> set[str]:
+    """Names of what these extras of pyproject.toml install."""
+    names = set()
+    for requirement in (requirement for extra in extras for requirement in EXTRAS[extra]):
+        nested = re.fullmatch(r"t2t-flax\[(.*)\]", requirement)
+        names |= packages(nested[1].split(",")) if nested else {re.match(r"[\w.-]+(\[\w+\])?", requirement)[0]}
+    return names
+
+
+def dry(script, *arguments, **env) -> str:
+    return subprocess.run(
+        [str(LAUNCH / f"{script}.sh"), arguments[0], "--dry-run", *arguments[1:]],
+        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+
+
+def image() -> list[str]:
+    """Extras of an image for TPUs, which GKE and xpk start."""
+    return re.search(r"^ARG EXTRAS=(.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1].split(",") + ["tpu"]
+
+
+def installed(launcher, command) -> set[str]:
+    """The packages that a launcher installs for a command, beside those of t2t_flax itself."""
+    if launcher in ("gke", "xpk"):
+        return packages(image())
+    flags = {"slurm": ("create", "--name=n", "--gpus-per-node=8"), "skypilot": ("run", "--name=n")}
+    out = dry(launcher, *flags.get(launcher, ("run", *TPU)), "--", *command)
+    (found,) = set(re.findall(r"T2T_EXTRAS=(\S+)|-e \S*\[(.*?)\]", out))
+    return packages("".join(found).split(","))
+
+
+LAUNCHERS = ["tpu_vm", "queued_resource", "skypilot", "slurm", "gke", "xpk"]
+COMMANDS = {
+    "plain": ([*TRAIN, "--workdir=runs/a"], set()),
+    "bucket": ([*TRAIN, "--workdir=gs://b/run"], {"gcsfs"}),
+    "text on S3": ([*TRAIN, "--config.data.train=s3://b/train"], {"s3fs"}),
+    "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna", "submitit"}),
+    "corpus": ([*TRAIN, "--config.data.train=mtdata:Statmt-newstest_deen-2020-deu-eng"], {"mtdata"}),
+    "languages": ([*TRAIN, "--config.data.language_filter=true"], {"py3langid"}),
+    "Japanese": ([*TRAIN, "--config.data.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
+    "all": (
+        ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.log.trackers=wandb,mlflow,trackio"],
+        {"gcsfs", "optuna", "wandb", "mlflow-skinny", "trackio"},
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_launcher_installs_what_the_command_needs(launcher, command):
+    words, needed = COMMANDS[command]
+    found = installed(launcher, words)
+    assert needed <= found, f"{launcher} installs {sorted(found)}"
+    assert any(package.startswith("jax[") for package in found), "an accelerator's packages"
+    if command == "plain" and launcher not in ("gke", "xpk"):
+        assert len(found) == 1, "and nothing else"
+
+
+def test_keys_that_a_config_file_sets_count(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text('config.log.trackers = "wandb"\nconfig.data.train = "gs://b/train"\n')
+    found = installed("tpu_vm", [*TRAIN[:-1], f"--config={path}:variant"])
+    assert {"wandb", "gcsfs"} <= found
+
+
+def test_extras_can_be_added():
+    out = dry(
+        "skypilot", "run", "--name=n", "--accelerators=H100:8", "--extras=hf,gcs", "--", *TRAIN, "--workdir=gs://b"
+    )
+    assert "--env=T2T_EXTRAS=cuda,hf,gcs " in out
+
+
+def test_every_extra_is_known_to_the_launchers():
+    """Those that no command of a launched run needs are named here."""
+    assert launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"} == EXTRAS.keys()
+    assert set(TRACKERS) - {"tensorboard"} <= launcher_extras()
+    assert set(EXTRAS["all"][0].removeprefix("t2t-flax[").rstrip("]").split(",")) | set(image()) >= launcher_extras()
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_hint_of_a_missing_store_is_the_extra_that_launchers_install(monkeypatch, scheme):
+    from etils import epath
+
+    def missing(self):
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
+    out = dry("skypilot", "run", "--name=n", "--", *TRAIN, f"--workdir={scheme}://b")
+    extra = re.search(r"T2T_EXTRAS=tpu,(\w+) ", out)[1]
+    with pytest.raises(UserError, match=rf"\.\[{extra}\]"):
+        check_reachable(f"{scheme}://bucket/run")
+
+
+SECRET = 'a secret\'s "value" $HOME'
+FLAGS = {
+    "tpu_vm": TPU, "queued_resource": TPU, "skypilot": ["--name=n"], "gke": ["--name=n", "--image=i"],
+    "xpk": ["--name=n", "--cluster=c", "--image=i"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", FLAGS)
+def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
+    env = {"TOKEN": SECRET, "OTHER": "x"}
+    call = ["run", *FLAGS[launcher], "--env=TOKEN,OTHER", "--", *TRAIN]
+    assert "a secret" not in dry(launcher, *call, **env)
+    result = subprocess.run(
+        [str(LAUNCH / f"{launcher}.sh"), *call], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        env=os.environ | recording_programs(tmp_path) | env,
+    )  # fmt: skip
+    assert "a secret" not in result.stdout + result.stderr + (tmp_path / "calls").read_text()
+
+
+def test_gke_passes_variables_in_a_secret(tmp_path):
+    subprocess.run(
+        [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN], check=True, timeout=60,
+        env=os.environ | recording_programs(tmp_path) | {"TOKEN": SECRET, "OTHER": "two words"},
+    )  # fmt: skip
+    secret, jobset = (each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each)
+    assert secret["kind"] == "Secret" and secret["stringData"] == {"TOKEN": SECRET, "OTHER": "two words"}
+    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
+
+
+def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
+    out = shlex.split(dry("skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, TOKEN=SECRET))
+    assert "--secret=TOKEN" in out
+    programs = recording_programs(tmp_path)
+    Path(programs["PATH"].split(":")[0], "xpk").write_text(
+        f'#!/bin/sh\nfor word; do case $word in --env-file=*) cat "${{word#*=}}" >{tmp_path}/names ;; esac; done\n'
+    )
+    command = [str(LAUNCH / "xpk.sh"), "run", *FLAGS["xpk"], "--env=TOKEN", "--", *TRAIN]
+    subprocess.run(command, env=os.environ | programs | {"TOKEN": SECRET}, check=True, timeout=60)
+    assert (tmp_path / "names").read_text() == "PYTHONUNBUFFERED=1\nTOKEN\n"
+
+
+@pytest.mark.parametrize("flag, message", [
+    ("--env=NO_SUCH_VARIABLE_1", "--env=NO_SUCH_VARIABLE_1: this variable is not set"),
+    ("--env=TOKEN=value", "expected names of environment variables"), ("--extras=a;b", "expected names of extras"),
+])  # fmt: skip
+def test_user_errors(flag, message):
+    command = [str(LAUNCH / "tpu_vm.sh"), "run", *TPU, flag, "--dry-run", "--", *TRAIN]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and message in result.stderr and "=value" not in result.stderr.partition("usage")[0]
+
+
+@pytest.mark.parametrize("state, replaced", [
+    ("", False), ("StartupPolicyCompleted", False), ("Suspended", False), ("Completed", True), ("Failed", True),
+])  # fmt: skip
+def test_only_a_jobset_that_has_ended_is_replaced(tmp_path, state, replaced):
+    programs = recording_programs(tmp_path)
+    kubectl = Path(programs["PATH"].split(":")[0], "kubectl")
+    kubectl.write_text(kubectl.read_text() + f"if sys.argv[1] == 'get': print({state!r})\n")
+    command = [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--", *TRAIN]
+    subprocess.run(command, env=os.environ | programs, check=True, timeout=60, capture_output=True)
+    words = [call[1] for call in recorded_calls(tmp_path)]
+    assert words == (["get", "delete", "apply"] if replaced else ["get", "apply"])

@@ -1,0 +1,36 @@
+"""The age of a process, whatever the wall clock shows."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from t2t_flax.monitoring.timers import seconds_since_start
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the start is a time of the wall clock, kept by the kernel"
+)
+def test_age_does_not_depend_on_the_wall_clock(monkeypatch):
+    """A clock that was set after the boot moves the start that psutil gives, by 47 s on one machine."""
+    monkeypatch.setattr(time, "time", lambda: pytest.fail("the wall clock is read"))
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
+    before = time.monotonic()
+    first, second = seconds_since_start(), seconds_since_start()
+    assert 0 < first <= second <= first + time.monotonic() - before
+
+
+def test_age_begins_with_the_process():
+    """Not with the import: a second passes before it."""
+    script = (
+        "import time; time.sleep(1); from t2t_flax.monitoring.timers import seconds_since_start as age; print(age())"
+    )
+    before = time.monotonic()
+    command = [sys.executable, "-c", script]
+    age = float(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    assert 1.0 <= age <= time.monotonic() - before + 0.02  # the kernel counts hundredths of a second

@@ -1,0 +1,179 @@
+"""What may change when a run is resumed: every mutable key can, and a change that is refused leaves the run as it was."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import pytest
+from etils import epath
+from helpers.other_values import with_other_value
+from helpers.runs import SHORT_SEARCH, tiny_run
+
+from t2t_flax import config as config_lib
+from t2t_flax import jobs
+from t2t_flax.config.keys import MODEL, TRAINING
+from t2t_flax.config.schema import fields, keys_that_change
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.training import train_state
+from t2t_flax.training.workdir import read_config
+
+MUTABLE = [key for key, item in fields().items() if item.metadata["mutable"]]
+IMMUTABLE = [key for key in fields() if key not in MUTABLE]
+FAST = ("model.attention_kernel", "train.steps")
+SCHEDULES = {
+    "noam": {"optimizer.schedule": "noam"},
+    "wsd": {"optimizer.schedule": "wsd", "optimizer.decay_steps": "60", "optimizer.cooldown_steps": "20"},
+}
+
+
+def config_of(schedule="wsd"):
+    data = dict(train="en-de=toy:train:150", directions="by_name, valid=en-de", vocab_size=400, batch_tokens=512)
+    base = tiny_run(None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5))
+    values = SHORT_SEARCH | SCHEDULES[schedule]
+    return config_lib.resolve(config_lib.override(config_lib.to_config_dict(base), values))
+
+
+def train(config, workdir):
+    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+        return jobs.train(config, epath.Path(workdir), supervisor)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Copies a run of one update, by the name of its schedule, to a folder where it may be resumed."""
+    folder = tmp_path_factory.mktemp("trained")
+
+    def copy(schedule, target):
+        if not (folder / schedule).exists():
+            train(config_of(schedule), folder / schedule)
+            (folder / schedule / "complete.json").unlink()
+        return shutil.copytree(folder / schedule, target)
+
+    return copy
+
+
+def content(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def groups_in_order(keys):
+    """The keys that are fast on every run; the others in the slow group."""
+    return [pytest.param(key, marks=() if key in FAST else pytest.mark.slow) for key in keys]
+
+
+@pytest.mark.parametrize("key", groups_in_order(MUTABLE))
+def test_every_mutable_key_can_change_when_a_run_is_resumed(key, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if key == "decode.quantization":
+        pytest.importorskip("ctranslate2")
+    schedule = "noam" if key == "optimizer.lr_scale" else "wsd"
+    workdir = trained(schedule, tmp_path / "run")
+    config = with_other_value(config_of(schedule), key)
+    assert train(config, workdir).finished
+    stored = read_config(workdir)
+    assert config_lib.differences(config_lib.as_resumed(stored, config), stored) == {}
+    assert len(load(workdir).translate(["It is late."])) == 1
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    recorded = [list(line["config_changed"]) for line in lines if "config_changed" in line]
+    assert recorded == ([[key]] if key in keys_that_change(TRAINING) else [])
+
+
+def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp_path):
+    workdir = trained("wsd", tmp_path / "run")
+    kept = content(workdir)
+    for key in IMMUTABLE:
+        with pytest.raises(UserError, match=re.escape(key)):
+            train(with_other_value(config_of(), key, check=False), workdir)
+        assert content(workdir) == kept, key
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("mesh.data", "3", "config.mesh"),
+        ("mesh.tensor", "8", "config.mesh|divi"),
+        ("data.valid", "gone.en,gone.de", "gone.en"),
+        ("data.directions", "en-de=en-fr, valid=en-fr", "data.directions"),
+        ("log.trackers", "wandb", "wandb"),
+    ],
+)
+def test_refused_change_of_a_mutable_key_changes_nothing(key, value, match, trained, tmp_path, monkeypatch):
+    import t2t_flax.monitoring.trackers as trackers
+
+    if key == "log.trackers":
+        monkeypatch.setattr(trackers, "check_installed", lambda config: (_ for _ in ()).throw(UserError("no wandb")))
+    workdir = trained("wsd", tmp_path / "run")
+    (workdir / "complete.json").write_text("{}")  # damaged, so the final evaluation is to be repeated
+    (workdir / "diverged.json").write_text("{}")
+    kept = content(workdir)
+    config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
+    with pytest.raises(UserError, match=match):
+        train(config, workdir)
+    assert content(workdir) == kept
+
+
+def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
+    """Before the first checkpoint any config may follow, but not one that cannot start."""
+    jobs.prepare(config_of(), epath.Path(tmp_path / "run"))
+    kept = content(tmp_path / "run")
+    for key, value in (("data.valid", "gone.en,gone.de"), ("mesh.data", "3"), ("data.train", "en-de=gone.en,gone.de")):
+        config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
+        with pytest.raises(UserError, match="gone|config.mesh"):
+            train(config, tmp_path / "run")
+        assert content(tmp_path / "run") == kept
+
+
+def test_keys_of_the_model_are_what_they_say():
+    """The function that the parameters are is fixed for a run; dropout and initial values only change the training."""
+    of_model = {key for key in fields() if key.startswith("model.")} | {"data.joint_vocabulary"}
+    training = {key for key in of_model if "dropout" in key or key.endswith("_init")} | {"model.attention_kernel"}
+    assert set(keys_that_change(MODEL)) == of_model - training
+
+
+def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path, monkeypatch, capsys):
+    """train.precision = auto is bfloat16 on a GPU: a run that began in float32 on CPU goes on in float32."""
+    longer = dataclasses.replace(config_of(), train=dataclasses.replace(config_of().train, steps=2))
+    assert longer.train.precision == "auto"
+    for name in ("moved", "stayed"):
+        assert read_config(trained("wsd", tmp_path / name)).train.precision == "float32"
+    train(longer, tmp_path / "stayed")
+    real = train_state.compute_dtype
+    monkeypatch.setattr(train_state, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name))
+    train(longer, tmp_path / "moved")
+    assert "config.train.precision = auto is float32, as at the start of this run" in capsys.readouterr().out
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("stayed", "moved")
+    ]
+    assert losses[0] == losses[1] and read_config(tmp_path / "moved").train.precision == "float32"
+    assert jobs.with_precision(longer, epath.Path(tmp_path / "new"), ProcessGroup()).train.precision == "bfloat16"
+    another = dataclasses.replace(longer, train=dataclasses.replace(longer.train, precision="bfloat16"))
+    with pytest.raises(UserError, match="train.precision: 'float32' in the workdir, 'bfloat16' now"):
+        train(another, tmp_path / "moved")
+
+
+@pytest.mark.parametrize(
+    ("trained_in", "decode", "backend", "expected"),
+    [
+        ("bfloat16", "auto", "cpu", "float32"),
+        ("bfloat16", "auto", "gpu", "bfloat16"),
+        ("float32", "auto", "tpu", "float32"),
+        ("tf32", "auto", "cpu", "tf32"),
+        ("bfloat16", "bfloat16", "cpu", "bfloat16"),
+        ("bfloat16", "float32", "gpu", "float32"),
+    ],
+)
+def test_precision_of_decoding(trained_in, decode, backend, expected, monkeypatch):
+    config = config_of()
+    config = dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, precision=trained_in),
+        decode=dataclasses.replace(config.decode, precision=decode),
+    )
+    monkeypatch.setattr(train_state.jax, "default_backend", lambda: backend)
+    assert train_state.decoding_precision(config) == expected
