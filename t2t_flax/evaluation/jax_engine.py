@@ -25,4 +25,5 @@ def make_engine(run: RestoredRun) -> Engine:
     config = run.config
     translator = Translator(run.model, run.tokenizers, run.mesh, config.decode, source_eos=config.data.source_eos)
     translate = functools.partial(translator.translate, run.params)
-    return Engine("jax", installed_version(), np.dtype(run.model.dtype).name, translate)
+    compile_shape = functools.partial(translator.compile, run.params)
+    return Engine("jax", installed_version(), np.dtype(run.model.dtype).name, translate, compile=compile_shape)

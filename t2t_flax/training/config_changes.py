@@ -31,7 +31,7 @@ def recorded_changes(meta: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def stored_config(meta: dict[str, Any]) -> Config:
-    """The config in a checkpoint's metadata. Raises UserError if a newer version wrote it."""
+    """The config in a checkpoint's metadata. Raises UserError if it is none."""
     return config_lib.from_json(json.dumps(meta["config"]))
 
 

@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.errors import UserError
 
 
 @dataclass(frozen=True)
 class CTranslate2:
     quantization: str = key(
-        "float32", "type of the matrices of decode.engine = ctranslate2", choices=("float32", "int8"), mutable=True
+        "float32",
+        "type of the matrices of decode.engine = ctranslate2",
+        choices=("float32", "int8"),
+        changes=TRANSLATIONS,
+        mutable=True,
     )
 
     @classmethod
