@@ -12,7 +12,7 @@ import pytest
 from helpers.processes import environment, free_port
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli import serve as command
+from t2t_flax.extensions.serving import command
 from t2t_flax.extensions.serving.command import model_names
 
 for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
