@@ -37,9 +37,7 @@ SLURM = "slurm"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial has a result (complete, pruned, diverged or out of memory), 2 when some failed otherwise,
-    75 when stopped with everything saved.
-    """
+    """Exit code 0 when every trial has a result (also diverged, out of memory), 2 when others failed, 75 when stopped, saved."""
     args, fixed = arguments.parse(_parser(), argv)
     Prices.parse(args.price)  # raises its error before any training
     if args.report:
@@ -117,8 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
     score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, "
-    score += "valid_nll/SET of one of several validation sets (default: a score of the validation set). Rows are ranked by the "
-    score += "validation set in any case"
+    score += (
+        "valid_nll/SET of one of several validation sets (default: a score of the validation set, which ranks the rows)"
+    )
     report_flag("--score", default="", help=score)
     report_flag(
         "--baseline",

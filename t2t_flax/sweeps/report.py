@@ -10,14 +10,8 @@ from t2t_flax.filesystem import atomic_write
 from t2t_flax.sweeps.device_hours import Bill, Prices, make_bill
 from t2t_flax.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.sweeps.plots import make_plots
-from t2t_flax.sweeps.results import (
-    Row,
-    format_difference,
-    rows,
-    selection_score,
-    test_of_selected,
-    verdict,
-)
+from t2t_flax.sweeps.results import selection_score
+from t2t_flax.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
 from t2t_flax.sweeps.trials import train_command
 from t2t_flax.sweeps.worker import log_tail
 from t2t_flax.tables import csv_text, text_table

@@ -28,16 +28,7 @@ from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import ALONE, child_environment
 from t2t_flax.sweeps import child_process
 from t2t_flax.sweeps.device_hours import begin_attempt, end_attempt, end_unseen_attempt
-from t2t_flax.sweeps.folder import (
-    COMPLETE,
-    DIVERGED,
-    FAILED,
-    OUT_OF_MEMORY,
-    PRUNED,
-    STOPPED,
-    Folder,
-    code_version,
-)
+from t2t_flax.sweeps.folder import COMPLETE, DIVERGED, FAILED, OUT_OF_MEMORY, PRUNED, STOPPED, Folder, code_version
 from t2t_flax.sweeps.resources import Resources
 
 MAX_UNRESOLVED = 10
