@@ -114,7 +114,7 @@ def _on_seeds(row: Row, seeds: list[int]) -> Row:
     used = [usable[seed] for seed in (seeds if ranked else sorted(usable))]
     if not used:
         return row
-    scores = [r.score for r in used]
+    scores = np.array([r.score for r in used], float)
     return dataclasses.replace(
         row,
         seeds=tuple(seeds) if ranked else (),
@@ -141,8 +141,13 @@ def _compare_rows(table: list[Row], reference: str, metric: str, *, chosen_befor
     sentences = np.array([influences[name] for name in names]) if names and len(influences) == len(names) else None
     if len(names) > 1 and reference in scores and (len(base.seeds) > 1 or sentences is not None):
         lower = lower_is_better(metric)
-        options = dict(reference=names.index(reference), chosen_before=chosen_before, lower_is_better=lower)
-        differences = compare_rows(np.array([scores[name] for name in names]), sentences, **options)
+        differences = compare_rows(
+            np.array([scores[name] for name in names]),
+            sentences,
+            reference=names.index(reference),
+            chosen_before=chosen_before,
+            lower_is_better=lower,
+        )
         for name, difference, spread in zip(names, differences.rows, differences.spread, strict=True):
             if difference:
                 pair = scores[name], scores[reference]
