@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from t2t_flax.planning.collectives import Collective
 from t2t_flax.planning.device_layout import DeviceLayout
-from t2t_flax.planning.hlo import Collective
 from t2t_flax.planning.roofline import Roofline, collective_seconds, roofline, sent_bytes
 from t2t_flax.planning.topology import parse
 
