@@ -91,11 +91,18 @@ def compare_rows(
             rows.append(None)
             continue
         difference = float(scores[row].mean() - scores[base].mean())
-        ends = []
-        for share in (LEVEL, critical):
-            half = float(stats.t.isf(share / 2, freedom[row]) * error[row])
-            ends += [difference - half, difference + half]
-        rows.append(Difference(difference, float(p_values[row]), *ends[:2], float(corrected[row]), *ends[2:]))
+        alone, of_table = (float(stats.t.isf(share / 2, freedom[row]) * error[row]) for share in (LEVEL, critical))
+        rows.append(
+            Difference(
+                difference,
+                p_value=float(p_values[row]),
+                low=difference - alone,
+                high=difference + alone,
+                p_corrected=float(corrected[row]),
+                low_corrected=difference - of_table,
+                high_corrected=difference + of_table,
+            )
+        )
     spread = np.sqrt(moderate(variances, table.seeds - 1)[0]) if table.seeds > 1 else np.zeros(len(scores))
     return Differences(rows, base, spread.tolist())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, is_remote, list_names, move_folder
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, move_folder
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.damage import DamagedCheckpoint, check_digest, with_digest
 
@@ -41,6 +41,16 @@ def write_evaluation(checkpoint: epath.Path, progress: dict[str, Any], metric: f
     meta = read_meta(checkpoint)
     meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
     atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+
+
+def finished_steps(folder: epath.PathLike) -> list[int]:
+    """Steps with a finished checkpoint in a folder of checkpoints, ascending."""
+    return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
+
+
+def is_finished(checkpoint: epath.Path) -> bool:
+    """A local folder is renamed to its step when finished; an object store gets a last file."""
+    return not is_remote(checkpoint) or (checkpoint / "commit_success.txt").exists()
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -24,14 +24,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
-from t2t_flax.training.checkpoint_files import (
-    read_meta,
-    read_metric,
-    read_scheduled,
-    remove_unfinished,
-    set_aside,
-    write_evaluation,
-)
+from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.config_changes import check_same_model, stored_config
@@ -79,7 +72,7 @@ class Checkpoints:
 
     def _list(self) -> list[int]:
         """The steps that process 0 lists, on all processes."""
-        listed = finished_steps(self._folder) if self.group.is_lead else []
+        listed = files.finished_steps(self._folder) if self.group.is_lead else []
         steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
         unseen = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
         for index, answer in enumerate(
@@ -98,21 +91,21 @@ class Checkpoints:
 
     def steps_after_failure(self) -> list[int]:
         """Steps finished on disk; `steps` may still count one that could not be written."""
-        return finished_steps(self._folder)
+        return files.finished_steps(self._folder)
 
     def metric(self, step: int) -> float | None:
         """The metric of the evaluation after this step; None where it is missing, unreadable or not finite."""
-        return read_metric(self._folder / str(step))
+        return files.read_metric(self._folder / str(step))
 
     def clean_up(self) -> None:
         """Removes what killed saves left behind. Call it only while holding the lock of the workdir."""
         if self.group.is_lead:
             for name in list_names(self._folder):
                 path = self._folder / name
-                if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not _finalized(path)):
+                if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not files.is_finished(path)):
                     log.info("removing %s, which was never finished", path)
-                    remove_unfinished(path)
-            remove_unfinished(self._folder / _DELETED)
+                    files.remove_unfinished(path)
+            files.remove_unfinished(self._folder / _DELETED)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def save(self, state: TrainState, meta: dict[str, Any], metric: float | None = None) -> None:
@@ -158,7 +151,7 @@ class Checkpoints:
         self._drain()
         metric = metric if metric is not None and math.isfinite(metric) else None
         if self.group.is_lead:
-            write_evaluation(self._folder / str(step), progress, metric)
+            files.write_evaluation(self._folder / str(step), progress, metric)
         self.group.barrier("an evaluation is added", self.group.MINUTES)
         scheduled, known = self._retention.facts[step]
         self._retention.facts[step] = scheduled, known if metric is None else metric
@@ -175,26 +168,27 @@ class Checkpoints:
 
     def _delete_old(self) -> None:
         """Deletes what the retention policy does not keep, as Orbax does after each save. Process 0 decides for all."""
-        infos = [_Step(step) for step in self._list()]
-        keep = self._retention.should_preserve(infos, context=None)
-        old = json.dumps([info.step for info, kept in zip(infos, keep, strict=True) if not kept])
-        deleted = json.loads(self.group.broadcast("old checkpoints", old))
-        for step in deleted:
+        steps = self._list()
+        old = sorted(set(steps) - self._retention.kept(steps))
+        for step in json.loads(self.group.broadcast("old checkpoints", json.dumps(old))):
             self._writer().delete(step)
+            steps.remove(step)
         self._empty_deleted()
-        self._steps = [info.step for info in infos if info.step not in deleted]
+        self._steps = steps
 
     def _empty_deleted(self) -> None:
         """Removes the files of deleted checkpoints in a thread, so that training does not wait."""
         if self.group.is_lead:
-            self._emptying = threading.Thread(target=remove_unfinished, args=(self._folder / _DELETED,), daemon=True)
+            self._emptying = threading.Thread(
+                target=files.remove_unfinished, args=(self._folder / _DELETED,), daemon=True
+            )
             self._emptying.start()
 
     def _writer(self) -> ocp.CheckpointManager:
         """Orbax's manager, opened on first use, which creates the folder."""
         if self._manager is None:
             self._retention.facts |= {
-                step: (read_scheduled(self._folder / str(step)), self.metric(step)) for step in self._steps
+                step: (files.read_scheduled(self._folder / str(step)), self.metric(step)) for step in self._steps
             }
             handlers = {name: ocp.StandardCheckpointHandler() for name in _ITEMS}
             self._manager = ocp.CheckpointManager(
@@ -322,7 +316,7 @@ class Checkpoints:
 
     def meta(self, step: int) -> dict[str, Any]:
         """The metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
-        meta = self._together(step, lambda: read_meta(self._folder / str(step)))
+        meta = self._together(step, lambda: files.read_meta(self._folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
                 f"{self._folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
@@ -390,7 +384,7 @@ class Checkpoints:
 
     def _set_aside(self, damaged: Mapping[int, str]) -> None:
         if self.group.is_lead:
-            set_aside(self._folder, self._workdir, damaged)
+            files.set_aside(self._folder, self._workdir, damaged)
         self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
         self._steps = [step for step in self._steps if step not in damaged]
         if self.group.count > 1:  # Orbax lists the folder on every host
@@ -398,24 +392,8 @@ class Checkpoints:
                 appears(self._folder / str(step), exists=False)
 
 
-class _Step(NamedTuple):
-    """A checkpoint as `Retention` wants it."""
-
-    step: int
-
-
 class _Always(policies.SaveDecisionPolicy):
     """The loop decides when to save; Orbax's own rule would add step 0 and skip others."""
 
     def should_save(self, step, previous_steps, *, context) -> bool:
         return True
-
-
-def finished_steps(folder: epath.Path) -> list[int]:
-    """Steps with a finished checkpoint, ascending."""
-    return sorted(int(name) for name in list_names(folder) if name.isdigit() and _finalized(folder / name))
-
-
-def _finalized(path: epath.Path) -> bool:
-    """A local folder is renamed to its step when finished; an object store gets a last file."""
-    return not is_remote(path) or ocp.path.step.is_path_finalized(path)

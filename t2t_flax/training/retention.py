@@ -19,11 +19,14 @@ class Retention:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Whether to keep each of these checkpoints, which are in ascending order of `step`."""
-        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = self.kept([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+    def kept(self, steps: list[int]) -> set[int]:
+        """Which of these steps, in ascending order, to keep."""
         known = {step: self.facts.get(step, (None, None)) for step in steps}
         scheduled = [step for step in steps if known[step][0]]
         unknown = [step for step in steps if known[step][0] is None]
         measured = [step for step in steps if known[step][1] is not None]
         best = sorted(measured, key=lambda step: (-known[step][1], step))[: self.best]
-        kept = {*scheduled[-self.last :], *unknown, *best, *steps[-1:]}
-        return [step in kept for step in steps]
+        return {*scheduled[-self.last :], *unknown, *best, *steps[-1:]}

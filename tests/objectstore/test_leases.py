@@ -8,8 +8,9 @@ import pytest
 from helpers.writer_processes import remove_locks
 
 from t2t_flax import filesystem as files
-from t2t_flax import locks
+from t2t_flax import leases, locks
 from t2t_flax.errors import UserError
+from t2t_flax.lock_holder import this_process
 
 STARTS = 50
 STORAGE = ["local disk", "no locks", "gs", "s3"]
@@ -18,8 +19,8 @@ STORAGE = ["local disk", "no locks", "gs", "s3"]
 @pytest.fixture
 def run_folder(request, tmp_path, monkeypatch):
     """A folder on each kind of storage."""
-    monkeypatch.setattr(locks, "BEAT", 0.2)
-    monkeypatch.setattr(locks, "EXPIRY", 600.0)
+    monkeypatch.setattr(leases, "BEAT", 0.2)
+    monkeypatch.setattr(leases, "EXPIRY", 600.0)
     if request.param == "gs":
         request.getfixturevalue("gcs")
         return "gs://bucket/run"
@@ -66,13 +67,13 @@ def test_one_of_many_takes_over_an_expired_lease(run_folder, monkeypatch):
     def create(*arguments):
         lease = real(*arguments)
         if lease:  # whatever the speed of this machine, the new lease does not expire
-            monkeypatch.setattr(locks, "EXPIRY", 600.0)
+            monkeypatch.setattr(leases, "EXPIRY", 600.0)
         return lease
 
-    real = locks.Lease.create
-    monkeypatch.setattr(locks.Lease, "create", create)
-    monkeypatch.setattr(locks, "EXPIRY", 1.0)
-    dead = dataclasses.replace(locks.this_process("train"), host="tpu-7", processes="there")
+    real = leases.Lease.create
+    monkeypatch.setattr(leases.Lease, "create", create)
+    monkeypatch.setattr(leases, "EXPIRY", 1.0)
+    dead = dataclasses.replace(this_process("train"), host="tpu-7", processes="there")
     files.atomic_write(f"{run_folder}/.lock-3", json.dumps(dataclasses.asdict(dead) | {"beat": 9}))
     check_one_holds(*start_at_once(run_folder))
     assert [name for name in files.list_names(run_folder) if name.startswith(".lock-")] == [".lock-4"]

@@ -19,6 +19,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.planning import hlo
 from t2t_flax.extensions.planning.chips import target_config
+from t2t_flax.extensions.planning.collectives import collectives
 from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
@@ -152,14 +153,14 @@ def _facts(run: AbstractRun, compile_: Callable[[], jax.stages.Compiled]) -> dic
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}
     program = hlo.parse(compiled.as_text(), run.topology.platform)
     layout = DeviceLayout.of(run.mesh, run.topology)
-    collectives = hlo.collectives(program, run.mesh.size)
+    found = collectives(program, run.mesh.size)
     return {
         "fits": True,
         "memory": memory,
         "argument_bytes": _argument_bytes(compiled),
         "hbm_bytes": hlo.hbm_traffic(program),
-        "collectives": layout.summary(collectives),
-        "gradient_exchanges": layout.gradient_exchanges(collectives),
+        "collectives": layout.summary(found),
+        "gradient_exchanges": layout.gradient_exchanges(found),
         "custom_calls": hlo.custom_calls(program),
         "compile_seconds": round(seconds, 1),
     }

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2t_flax.extensions.planning.hlo import Collective
+from t2t_flax.extensions.planning.collectives import Collective
 from t2t_flax.extensions.planning.topology import Topology
 
 

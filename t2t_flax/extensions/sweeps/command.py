@@ -37,9 +37,7 @@ SLURM = "slurm"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial has a result (complete, pruned, diverged or out of memory), 2 when some failed otherwise,
-    75 when stopped with everything saved.
-    """
+    """Exit code 0 when every trial has a result (also diverged, out of memory), 2 when others failed, 75 when stopped, saved."""
     args, fixed = arguments.parse(_parser(), argv)
     Prices.parse(args.price)  # raises its error before any training
     if args.report:
@@ -76,9 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'log.profile_steps=(0,0);(5,9)'.\n"
-        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 every trial\n"
-        "has a result (one that diverged or ran out of memory too), 75 stopped by a signal with everything saved, 2 invalid\n"
-        "input or failed trials.",
+        "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 all have\n"
+        "results (diverged too), 75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
     )
     arguments.add_workdir(parser, "folder of the sweep; created if it does not exist")
     trial_flag = parser.add_argument_group("trials").add_argument
@@ -115,16 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     run_flag("--submit-option", action="append", default=[], metavar="OPTION=VALUE", help=option)
     report_flag = parser.add_argument_group("report").add_argument
     report_flag("--report", action="store_true", help="only write the report on the trials so far")
-    score = "valid_nll, valid_accuracy, sacrebleu, chrf, ter, nll ...; SET:sacrebleu of a named test set, "
-    score += "valid_nll/SET of one of several validation sets (default: a score of the validation set). Rows are ranked by the "
-    score += "validation set in any case"
-    report_flag("--score", default="", help=score)
-    report_flag(
-        "--baseline",
-        default="",
-        metavar="ROW",
-        help="row to compare the others with (default: the best on the validation set)",
+    score = (
+        "default: valid_nll, or that of eval.metric; valid_nll/SET, sacrebleu, chrf, SET:sacrebleu (of a test set) ..."
     )
+    report_flag("--score", default="", help=score)
+    report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
     price = "price of an hour of one chip, or of one kind: 'TPU v5 lite=AMOUNT'; the report then has costs"
     report_flag("--price", action="append", default=[], metavar="[KIND=]AMOUNT", help=price)
     return parser

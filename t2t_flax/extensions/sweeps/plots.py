@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 from t2t_flax.extensions.sweeps.folder import Folder
-from t2t_flax.extensions.sweeps.results import Row, learning_curve
+from t2t_flax.extensions.sweeps.results import learning_curve
+from t2t_flax.extensions.sweeps.rows import Row
 from t2t_flax.extensions.sweeps.trials import short_keys
 
 _STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}

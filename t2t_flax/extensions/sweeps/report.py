@@ -9,14 +9,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.device_hours import Bill, Prices, make_bill
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.extensions.sweeps.plots import make_plots
-from t2t_flax.extensions.sweeps.results import (
-    Row,
-    format_difference,
-    rows,
-    selection_score,
-    test_of_selected,
-    verdict,
-)
+from t2t_flax.extensions.sweeps.results import selection_score
+from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
 from t2t_flax.extensions.sweeps.trials import train_command
 from t2t_flax.extensions.sweeps.worker import log_tail
 from t2t_flax.filesystem import atomic_write

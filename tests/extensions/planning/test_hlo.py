@@ -3,7 +3,7 @@
 import pytest
 
 from t2t_flax.extensions.planning import hlo
-from t2t_flax.extensions.planning.hlo import Collective, collectives, first_group
+from t2t_flax.extensions.planning.collectives import Collective, collectives, first_group
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

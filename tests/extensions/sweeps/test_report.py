@@ -10,7 +10,7 @@ from t2t_flax.extensions.sweeps.folder import read_sweep
 from t2t_flax.extensions.sweeps.plots import plot_differences, plot_parallel
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.results import Row, rows
+from t2t_flax.extensions.sweeps.rows import Row, rows
 
 
 def test_report_explains_why_a_row_is_not_compared(finished_sweep):

@@ -13,15 +13,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import read_sweep
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.results import (
-    check_score,
-    format_difference,
-    learning_curve,
-    rows,
-    shared_seeds,
-    trial_score,
-    verdict,
-)
+from t2t_flax.extensions.sweeps.results import check_score, learning_curve, trial_score
+from t2t_flax.extensions.sweeps.rows import format_difference, rows, shared_seeds, verdict
 from t2t_flax.extensions.sweeps.worker import TrialQueue
 
 

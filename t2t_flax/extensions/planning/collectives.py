@@ -1,0 +1,176 @@
+"""The collectives of an optimized XLA program: what devices exchange, how often, and beside which other work."""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from t2t_flax.extensions.planning.hlo import Computation, Instruction, Program, Visit, visits
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_SUMMING = ("all-reduce", "reduce-scatter")
+_COMPUTING = ("fusion", "dot", "convolution", "custom-call", "while")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:,\s*device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+)
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """`bytes`: of the whole array on one device each time it runs (all-gather: the gathered one). `group`: positions
+    in the mesh of the first group's devices. `across_slices`: the part of one that TPU slices exchange over the
+    data-centre network. `times`: runs in one run of the program; `known` False: in a loop of unknown trip count,
+    counted once. `overlaps`: other work is scheduled between its start and its end. `in_loop`: it runs in a loop. `sums`: it
+    sums arrays of several elements that each device has whole, and not only numbers, or parts that together are one array.
+    """
+
+    kind: str
+    bytes: int
+    group: tuple[int, ...]
+    times: int = 1
+    known: bool = True
+    overlaps: bool = False
+    across_slices: bool = False
+    in_loop: bool = dataclasses.field(default=False, compare=False)
+    sums: bool = dataclasses.field(default=False, compare=False)
+
+
+def collectives(program: Program, devices: int) -> list[Collective]:
+    """Every collective that moves data between devices, in program order.
+
+    GPU programs and most TPU programs have pairs of a start and a done, or single instructions. The TPU compiler also
+    writes them inside fusions, where one that runs beside products appears in each of these with the same channel;
+    and, between slices, as transfers of each device to the host and back, which name the operation.
+    """
+    result: list[Collective] = []
+    channels: dict[str, int] = {}
+    for visit in visits(program):
+        it, computation = visit.instruction, visit.computation
+        transfer = _TRANSFER.search(it.attributes) if it.op == "send" else None
+        if transfer:
+            kind = transfer[1].lower().replace("_", "-")
+            size = sum(o.bytes for o in computation.operands(it))
+            overlaps = _work_before_answer(computation, it)
+            sums = kind in _SUMMING and any(a.elements > 1 for o in computation.operands(it) for a in o.arrays)
+            result.append(
+                Collective(kind, size, (0,), visit.times, visit.known, overlaps, True, in_loop=visit.in_loop, sums=sums)
+            )
+            continue
+        fused = _fused(program, it)
+        home, collective = fused or (computation, it)
+        kind = _kind(collective)
+        if kind is None:
+            continue
+        if fused and "reduce-scatter" in it.called[0]:
+            kind = "reduce-scatter"
+        channel = _CHANNEL.search(collective.attributes)
+        if fused and channel and channel[1] in channels:  # a later part of a collective that is in the list
+            if any(i.op in ("dot", "convolution", "reduce") for i in home.instructions.values()):
+                index = channels[channel[1]]
+                result[index] = dataclasses.replace(result[index], overlaps=True)
+            continue
+        group = first_group(collective.attributes, devices)
+        size = sum(o.bytes for o in home.operands(collective)) * (len(group) if kind == "all-gather" else 1)
+        if len(group) > 1:
+            if fused and channel:
+                channels[channel[1]] = len(result)
+            sums = kind in _SUMMING and _sums_whole_arrays(program, home, collective)
+            runs = visit.times, visit.known, _overlaps(visit)
+            result.append(Collective(kind, size, group, *runs, in_loop=visit.in_loop, sums=sums))
+    return result
+
+
+def _sums_whole_arrays(program: Program, home: Computation, collective: Instruction) -> bool:
+    """The TPU compiler gathers small arrays by a sum of their parts, each of which was written into zeros."""
+
+    def is_part(operand: Instruction) -> bool:
+        inside = program.computations.get(operand.called[0]) if operand.op == "fusion" and operand.called else None
+        made_by = inside.instructions[inside.root].op if inside and inside.root in inside.instructions else operand.op
+        return made_by == "dynamic-update-slice"
+
+    operands = home.operands(collective)
+    return any(a.elements > 1 and not is_part(operand) for operand in operands for a in operand.arrays)
+
+
+def _kind(instruction: Instruction) -> str | None:
+    name = instruction.op.removesuffix("-start")
+    return name if name in KINDS else None
+
+
+def _fused(program: Program, it: Instruction) -> tuple[Computation, Instruction] | None:
+    """The collective inside a fusion, with its computation."""
+    if it.op != "fusion" or not it.called or it.called[0] not in program.computations:
+        return None
+    home = program.computations[it.called[0]]
+    inside = next((i for i in home.instructions.values() if _kind(i)), None)
+    return (home, inside) if inside else None
+
+
+def _overlaps(visit: Visit) -> bool:
+    it = visit.instruction
+    if visit.asynchronous or not it.op.endswith("-start"):
+        return visit.asynchronous
+    for later in visit.computation.after(it):
+        if it.name in later.operands and later.op.endswith("-done"):
+            return False
+        if later.op in _COMPUTING:
+            return True
+    return False
+
+
+def _work_before_answer(computation: Computation, send: Instruction) -> bool:
+    """Whether something is computed between a transfer to other slices and the arrival of its answer."""
+    mark = f'"{_RENDEZVOUS.search(send.attributes)[1]}"'
+    answers = {i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes}
+    for later in computation.after(send):
+        if later.op == "recv-done" and answers & set(later.operands):
+            return False
+        if later.op in _COMPUTING:
+            return True
+    return False
+
+
+def first_group(attributes: str, devices: int) -> tuple[int, ...]:
+    """Positions in the mesh of the first group of `replica_groups`, in any of XLA's notations; all where it is empty."""
+    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes)
+    if pairs:
+        return tuple(sorted({int(pairs[1]), int(pairs[2])}))
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    if listed:
+        return tuple(int(n) for n in listed[1].split(","))
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if iota:
+        sizes, shape, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
+        positions = np.arange(np.prod(shape)).reshape(shape)
+        positions = positions.transpose(order) if order else positions
+        return tuple(int(n) for n in positions.reshape(sizes)[0])
+    named = _MESH.search(attributes)
+    if named:
+        return _mesh_group(*named.groups())
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        raise ValueError(f"unknown notation of groups: {attributes[attributes.index('replica_groups=') :][:120]}")
+    return tuple(range(devices))
+
+
+def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str) -> tuple[int, ...]:
+    """`'a'=4,'b'=2` and `'a'`, or a part of an axis: `'a':(2)2` is the 2 after the first 2 of a. Devices are numbered
+    row by row, or as in a mesh of `order_sizes` whose axes are permuted by `order`.
+    """
+    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    positions = np.arange(np.prod(list(sizes.values())))
+    if order_sizes:
+        positions = positions.reshape([int(n) for n in order_sizes.split(",")])
+        positions = positions.transpose([int(n) for n in order.split(",")]) if order else positions
+    positions = positions.reshape(list(sizes.values()))
+    index: list = [slice(0, 1)] * positions.ndim
+    for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
+        axis = list(sizes).index(name)
+        if not size:
+            index[axis] = slice(None)
+            continue
+        step = sizes[name] // (int(before) * int(size))
+        index[axis] = slice(0, step * int(size), step)
+    return tuple(int(n) for n in positions[tuple(index)].ravel())

@@ -1,0 +1,140 @@
+"""Leases on folders, for storage without locks that all hosts respect: object stores, some network file systems."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from etils import epath
+
+from t2t_flax.errors import FAILURE, first_line
+from t2t_flax.filesystem import atomic_write, create_file, list_names, read_if_exists
+from t2t_flax.lock_holder import Holder, in_use, parse_holder, read_holder, this_process
+
+log = logging.getLogger("t2t_flax")
+NAME = ".lock"
+"""Of the locked file; leases are numbered: .lock-1, .lock-2, ..."""
+BEAT = 15.0
+"""Seconds between two renewals of a lease."""
+EXPIRY = 120.0
+"""Seconds without a renewal after which another process may take a lease over. Its holder ends one `BEAT` earlier."""
+
+
+class Lease:
+    """The right to write in a folder, on storage without locks: the file `.lock-N` with the largest number there, renewed
+    every `BEAT` seconds by its holder.
+
+    A lease that was released or has expired is never removed or overwritten by others. Whoever follows creates the next
+    number, at which one of any number of processes succeeds (`filesystem.create_file`), and only then removes the smaller
+    ones. So the largest number never falls, and a holder that finds a larger one has lost its lease: it ends at once. It
+    also ends when it could not renew its lease for so long that it may be lost.
+    """
+
+    def __init__(self, folder: epath.Path, number: int, me: Holder, renewed: float):
+        self._folder, self._number, self._me, self._renewed = folder, number, me, renewed
+        self._path, self._beats = _lease_path(folder, number), 0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._renew, self._watch)]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def create(cls, folder: epath.Path, number: int, me: Holder) -> "Lease | None":
+        """The lease of this number; None if another process has created it or a larger one."""
+        renewed, path = _now(), _lease_path(folder, number)
+        if not create_file(path, _record(me)) and read_holder(path) != me:
+            return None
+        numbers = _numbers(folder)
+        # Where there is a larger one, its holder has removed `number`, which only therefore was free.
+        lost = any(other > number for other in numbers)
+        with contextlib.suppress(Exception):  # what stays has no effect
+            for unused in [number] if lost else [other for other in numbers if other < number]:
+                _lease_path(folder, unused).unlink(missing_ok=True)
+        return None if lost else cls(folder, number, me, renewed)
+
+    def release(self) -> None:
+        """Stops the renewals and lets the next process in."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        with contextlib.suppress(Exception):  # then it expires
+            atomic_write(self._path, _record(self._me, released=True))
+
+    def _renew(self) -> None:
+        while not self._stop.wait(BEAT):
+            try:
+                now, largest = _now(), max(_numbers(self._folder), default=0)
+                if largest > self._number:
+                    self._lose(f"was taken over by {read_holder(_lease_path(self._folder, largest))}")
+                self._beats += 1
+                atomic_write(self._path, _record(self._me, beat=self._beats))
+                self._renewed = now
+            except Exception as error:  # noqa: BLE001 - any network error; the next beat tries again
+                log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
+
+    def _watch(self) -> None:
+        """Beside `_renew`, which a store that does not answer may block."""
+        while not self._stop.wait(min(1.0, BEAT / 4)):
+            if (silent := _now() - self._renewed) > EXPIRY - BEAT:
+                self._lose(f"was not renewed for {silent:.0f} s, so that another process may take it over")
+
+    def _lose(self, what: str) -> None:
+        log.error("%s %s; this process ends at once", self._path, what)
+        os._exit(FAILURE)
+
+
+def take_lease(folder: epath.Path, command: str, say: Callable[[str], None]) -> Lease:
+    """Raises UserError if another process holds the lease, after at most `EXPIRY` seconds in which its holder, which may be
+    dead, shows no sign of life.
+    """
+    me, seen, since = this_process(command), None, 0.0
+    while True:
+        number = max(_numbers(folder), default=0)
+        text = number and read_if_exists(_lease_path(folder, number)) or ""
+        holder = parse_holder(text)
+        expired = (number, text) == seen and time.monotonic() - since > EXPIRY
+        if not number or _is_released(text) or expired or (holder and holder.gone):
+            if lease := Lease.create(folder, number + 1, me):
+                return lease
+            winner = read_if_exists(_lease_path(folder, number + 1)) or ""
+            if not _is_released(winner):
+                raise in_use(folder, parse_holder(winner))
+            continue
+        if seen is None:
+            say(
+                f"--workdir={folder} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life"
+            )
+            seen, since = (number, text), time.monotonic()
+        elif (number, text) != seen:
+            raise in_use(folder, holder)
+        time.sleep(min(1.0, BEAT / 4))
+
+
+def _numbers(folder: epath.Path) -> list[int]:
+    """Of the leases in a folder, ascending."""
+    matches = (re.fullmatch(rf"{re.escape(NAME)}-(\d+)", name) for name in list_names(folder))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _lease_path(folder: epath.Path, number: int) -> epath.Path:
+    return folder / f"{NAME}-{number}"
+
+
+def _record(me: Holder, beat: int = 0, released: bool = False) -> bytes:
+    return (json.dumps(dataclasses.asdict(me) | {"beat": beat, "released": released}) + "\n").encode()
+
+
+def _is_released(text: str) -> bool:
+    return parse_holder(text) is not None and json.loads(text).get("released") is True
+
+
+def _now() -> float:
+    """Seconds, counted also while the machine sleeps where it has such a clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
