@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import re
 import threading
@@ -19,6 +18,8 @@ from t2t_flax.cli.line_windows import full_windows, paired
 from t2t_flax.cli.shared_translation import Share, Shares, join
 from t2t_flax.cli.translating import output_settings
 from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.config.directions import Direction
+from t2t_flax.data.languages import Languages
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.distributed.hang_watchdog import HangWatchdog
@@ -48,6 +49,7 @@ class CapitalsRun:
 
     fail_at = ""
     target_language = None
+    languages = Languages()
     before_batch = staticmethod(lambda: None)
 
     def __init__(self, n_best, more=None):
@@ -205,15 +207,15 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
 
 
 @pytest.mark.parametrize(
-    ("data", "language", "shown"),
-    [({}, "de", None), ({"train": "en-de=a; fr-de=b", "directions": "by_name"}, "de", "de")],
-    ids=["no directions", "one target"],
+    ("languages", "shown"),
+    [(Languages(), None), (Languages((Direction("en", "de"), Direction("fr", "de")), {"de": 4}), "de")],
+    ids=["one direction", "one target"],
 )
-def test_the_only_target_language_may_be_named_when_resuming(data, language, shown):
+def test_the_only_target_language_may_be_named_when_resuming(languages, shown):
     run = CapitalsRun("1")
-    run.config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, **data))
+    run.languages = languages
     unnamed = output_settings(run, {})
-    run.target_language = language
+    run.target_language = "de"
     assert output_settings(run, {}) == unnamed and unnamed.get("--target-language") == shown
 
 

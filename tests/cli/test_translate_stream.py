@@ -16,6 +16,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.cli import arguments, line_loop
 from t2t_flax.cli.line_windows import arriving_windows, full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.data.languages import Languages
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
 from t2t_flax.locks import single_writer
@@ -34,6 +35,7 @@ class CapitalsRun:
     """A run whose translations are the lines in capitals. windows: the lines of each call."""
 
     target_language = None
+    languages = Languages()
 
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
