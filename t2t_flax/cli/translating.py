@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax import config as config_lib
 from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
 from t2t_flax.cli.line_windows import Line
 from t2t_flax.config.keys import TRANSLATIONS
@@ -22,8 +21,8 @@ def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
     """
     from t2t_flax.training.checksums import checksums
 
-    config = config_lib.as_json(loaded.config)
-    keys = {name: config[group][key] for name in keys_that_change(TRANSLATIONS) for group, key in [name.split(".")]}
+    split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
+    keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
     language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
     return (
         keys
