@@ -7,7 +7,7 @@ for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "
 from helpers.http_server import serving  # noqa: E402
 
 from benchmarks import http_load  # noqa: E402
-from benchmarks.serving import entry_of, percentile  # noqa: E402
+from benchmarks.serving import beside_quiet, entry_of, percentile  # noqa: E402
 from t2t_flax.data.sources import toy  # noqa: E402
 from t2t_flax.tasks import task_of  # noqa: E402
 
@@ -38,3 +38,9 @@ def test_percentiles_are_latencies_that_occurred():
     latencies = [i / 1000 for i in range(100, 0, -1)]
     assert [percentile(latencies, p) for p in (1, 50, 99, 100)] == [1.0, 50.0, 99.0, 100.0]
     assert percentile([0.002], 99) == 2.0
+
+
+def test_abuse_is_compared_with_the_time_before_it():
+    """Not with the time after it, which it may have harmed as well."""
+    phases = beside_quiet([{"p99_ms": 100.0}, {"p99_ms": 400.0}, {"p99_ms": 700.0}])
+    assert [phase["p99_to_quiet"] for phase in phases] == [1.0, 4.0, 7.0]
