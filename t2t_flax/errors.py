@@ -26,7 +26,7 @@ _OPTIONAL = {
     "arrow": "pyarrow",
     "plots": "matplotlib",
     "sweep": "optuna submitit matplotlib",
-    "serve": "fastapi prometheus-client pydantic python-multipart uvicorn",
+    "serve": "fastapi h11 prometheus-client pydantic pydantic-core python-multipart starlette uvicorn",
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "trackio": "trackio",

@@ -65,7 +65,7 @@ def test_every_import_of_the_package_is_required():
     known = importlib.metadata.packages_distributions()
     optional = set().union(*extras().values())
     known = {"mlflow": ["mlflow-skinny"], **known}  # where it is not installed
-    for module in imported("t2t_flax") - {"libtpu", "fsspec"}:  # jax[tpu] brings libtpu, etils[epath] fsspec
+    for module in imported("t2t_flax") - {"libtpu", "jax_plugins", "fsspec"}:  # of jax[tpu], jax[cuda13], etils[epath]
         distributions = {name_of(name) for name in known.get(module, [module])}
         assert distributions & (names("requirements-run.txt") | optional), f"nothing installs {module}"
 
