@@ -230,16 +230,6 @@ def test_average_refuses_duplicates(workdir, tmp_path, capsys):
     assert f"--workdir names {workdir} twice" in error_of(capsys, *command, f"--workdir={workdir}", "--average=1")
 
 
-def test_older_flags_of_average_still_work(workdir, tmp_path, capsys):
-    for name, flags in (("steps", ["--steps=1,2"]), ("last", ["--last=2"]), ("up_to", ["--step=2", "--average=2"])):
-        assert main(["average", f"--workdir={workdir}", *flags, f"--output={tmp_path / name}", DEVICES]) == 0
-        output = capsys.readouterr().out
-        assert all(f"{workdir} step {step}" in output for step in (1, 2)), flags
-    average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
-    assert "expected step numbers" in error_of(capsys, *average, "--steps=one")
-    assert "--last: must be at least 1" in error_of(capsys, *average, "--last=-1")
-
-
 def test_attend_checks_the_picture_format_first(workdir, tmp_path, capsys):
     attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
     assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")

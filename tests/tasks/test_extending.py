@@ -99,7 +99,7 @@ def test_token_metrics_have_a_direction_and_can_score_a_sweep():
         config = small_config(data=dict(valid="toy:valid"), eval=dict(metric=name, every_steps=5))
         assert name in task_of(config).training_metrics() and lower_is_better(f"valid_{name}") != higher_is_better
         check_score(f"valid_{name}", config)
-    with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_steps"):
+    with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_epochs, or config.eval.every_steps"):
         check_score("valid_accuracy", small_config(data=dict(valid="toy:valid"), eval=dict(every_steps=0)))
     with pytest.raises(UserError, match="no score 'accuracy'"):  # records do not have it
         check_score("accuracy", small_config(data=dict(test="toy:test")))

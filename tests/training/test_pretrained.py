@@ -15,6 +15,7 @@ from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
+from t2t_flax.training.checkpoint_files import write_evaluation
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.pretrained import pretrained_params
@@ -30,7 +31,7 @@ def first(tmp_path_factory, cache):
     config = tiny_run(workdir, steps=4, checkpoint=dict(every_steps=1, keep_last=9), eval=dict(every_steps=1))
     loop.train(start(config, workdir, cache), score=None)
     for step in range(1, 5):
-        (workdir / "checkpoints" / str(step) / "metrics" / "metrics").write_text(f'{{"metric": {-abs(step - 2)}}}')
+        write_evaluation(workdir / "checkpoints" / str(step), {}, -abs(step - 2))
     return workdir
 
 

@@ -299,8 +299,7 @@ def start_process(
     """The training, or its part on this host. environment: what tells it which of several processes it is. process: its
     number, for the name of its log. descriptors: that it inherits.
     """
-    folder, names, cwd = assignment.folder, assignment.names, assignment.cwd
-    resources = assignment.resources
+    folder, names, cwd, resources = assignment.folder, assignment.names, assignment.cwd, assignment.resources
     path = folder.log(names[0], process)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:
@@ -321,8 +320,8 @@ def training_command(folder: Folder, names: list[str], resources: Resources) -> 
     """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache,
     and one group in the trackers.
     """
-    cores = ",".join(map(str, resources.cores)) or "-"
-    train = ["t2t_flax", "train" if len(names) == 1 else "train_together"]
+    cores, command = ",".join(map(str, resources.cores)) or "-", "train" if len(names) == 1 else "train_together"
+    train = ["t2t_flax", command]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     config = folder.read_config(names[0])
@@ -387,9 +386,7 @@ def _last_attempt(folder: Folder, name: str) -> str:
 
 
 def _end_of_log(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 20_000))
-        return file.read().decode(errors="replace")
+    return path.read_bytes()[-20_000:].decode(errors="replace")
 
 
 def _append_to_log(folder: Folder, name: str, text: str) -> None:

@@ -25,6 +25,8 @@ EOS = 1
 class Characters:
     """A tokenizer whose tokens are characters."""
 
+    digest = "characters"
+
     def __init__(self, vocabulary):
         self.vocabulary = vocabulary
 

@@ -281,7 +281,7 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):
         for text in (LINES[0], f">>{language}<< {LINES[0]}"):  # a text that has its tag gets no second one
-            (pair,) = loaded._encode([(text, "x")], str, "fra" if text == LINES[0] and language == "fra" else "deu")
+            (pair,) = loaded._encode([(text, "x")], "fra" if text == LINES[0] and language == "fra" else "deu")
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
     with pytest.raises(UserError, match="translates into deu, fra: choose one"):

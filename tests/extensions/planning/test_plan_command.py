@@ -51,7 +51,7 @@ def test_python_api_plans_in_a_child_process():
     ("flags", "message"),
     [
         (["--topology=v7q-8"], "Did you mean"),
-        (["--topology=h100-12"], "hosts of 8"),
+        (["--topology=h100-12"], "groups of 8"),
         (["--topology=,"], "names no machine"),
         (["--topology=cpu:8", "--rows=0"], "at least 1"),
         ([], "--topology"),

@@ -83,7 +83,7 @@ def test_form_within_a_form_is_plain_text():
     ids=["file", "too many fields", "Latin-1"],
 )
 def test_what_a_form_may_not_hold_is_refused(body):
-    with pytest.raises(RequestError, match="the body is not a form in UTF-8 with at most 10000 fields and no files."):
+    with pytest.raises(RequestError, match="the body is not a form in UTF-8 with at most 2000 fields and no files."):
         parse_body(body, BOUNDARY, LibreTranslateRequest, form=True)
 
 
@@ -108,7 +108,7 @@ def test_repeated_field_of_a_form_is_a_list():
         (b'{"text": "a", "n_best": 1e999}', "application/json", 422, "n_best must be a whole number from 1."),
         (b'{"text": "a", "n_best": 0}', "application/json", 422, "n_best must be a whole number from 1."),
         (b'{"text": "a", "nbest": 1}', "application/json", 422, "unknown field 'nbest': expected model, text, prefix"),
-        (b"text=a", "application/x-www-form-urlencoded", 400, "not valid JSON"),
+        (b"text=a", "application/x-www-form-urlencoded", 415, "expected application/json"),
     ],
 )  # fmt: skip
 def test_wrong_bodies_are_refused_with_one_clear_text(body, content_type, status, message):
