@@ -8,11 +8,11 @@ from typing import Any
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.device_hours import Bill, Prices, make_bill
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
+from t2t_flax.extensions.sweeps.logs import log_tail
 from t2t_flax.extensions.sweeps.plots import make_plots
 from t2t_flax.extensions.sweeps.results import selection_score
 from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
 from t2t_flax.extensions.sweeps.trials import train_command
-from t2t_flax.extensions.sweeps.worker import log_tail
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tables import csv_text, text_table
 from t2t_flax.tasks import lower_is_better

@@ -33,6 +33,7 @@ from t2t_flax.extensions.sweeps.folder import (
     Folder,
     code_version,
 )
+from t2t_flax.extensions.sweeps.logs import append_to_log, last_attempt, log_tail
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
@@ -46,8 +47,6 @@ _CLAIM_INTERVAL = 1.0
 """Seconds between attempts to claim a trial while other workers hold all of them."""
 POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
-_LOG_TAIL = 25
-"""Lines of a failed trial's log that are shown."""
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*(memory|alloc|hbm)|\bMemoryError\b", re.IGNORECASE)
 """How JAX and Python report it. A process that the kernel kills says nothing: it counts as any other failure."""
 
@@ -254,7 +253,7 @@ class Worker:
             **begin_attempt(folder, name, status, stacked),
         )
         output = f", output in the log of {first}" if name != first else ""
-        _append_to_log(folder, name, f"== attempt {status.attempts}, {resources.description}{output}")
+        append_to_log(folder, name, f"== attempt {status.attempts}, {resources.description}{output}")
 
     def _end(self, name: str, names: list[str], exit_code: int, terminated: bool) -> str:
         """The outcome of an attempt, stored in the trial's status."""
@@ -279,18 +278,18 @@ class Worker:
             status = folder.set_status(name, status, unresolved=0, failures=status.failures + 1, exit_code=exit_code)
             if status.failures > self.retries:
                 last = f"with exit code {exit_code}"
-                cause = OUT_OF_MEMORY if _OUT_OF_MEMORY.search(_last_attempt(folder, name)) else ""
+                cause = OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last_attempt(folder, name)) else ""
                 reason = f"{status.failures} attempts failed, the last {f'{last}: {cause}' if cause else last}"
                 self._mark_failed(name, reason, cause=cause)
         if name != names[0]:
-            _append_to_log(folder, name, log_tail(folder, names[0]))
+            append_to_log(folder, name, log_tail(folder, names[0]))
         return status.outcome or FAILED  # a pruned trial stays pruned, however its training ended
 
     def _mark_failed(self, name: str, reason: str, **changes: Any) -> None:
         status = self.folder.status(name)
         if not status.outcome:
             self.folder.set_status(name, status, outcome=FAILED, reason=reason, unresolved=0, **changes)
-            _append_to_log(self.folder, name, f"== failed: {reason}")
+            append_to_log(self.folder, name, f"== failed: {reason}")
 
 
 def start_process(
@@ -369,30 +368,6 @@ def relative_paths(config: Config) -> dict[str, str]:
 def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
     """The number of trials in each state."""
     return dict(Counter(map(folder.displayed_state, names)))
-
-
-def log_tail(folder: Folder, name: str) -> str:
-    """The last lines of a trial's log."""
-    path: Path = folder.log(name)
-    if not path.exists():
-        return ""
-    return "\n".join(_end_of_log(path).splitlines()[-_LOG_TAIL:])
-
-
-def _last_attempt(folder: Folder, name: str) -> str:
-    """The end of what the last attempt at a trial printed, on all hosts."""
-    paths = [path for path in (folder.log(name), *folder.logs_of_others(name)) if path.exists()]
-    return "\n".join(_end_of_log(path).rpartition("== attempt ")[2] for path in paths)
-
-
-def _end_of_log(path: Path) -> str:
-    return path.read_bytes()[-20_000:].decode(errors="replace")
-
-
-def _append_to_log(folder: Folder, name: str, text: str) -> None:
-    folder.log(name).parent.mkdir(parents=True, exist_ok=True)
-    with folder.log(name).open("ab") as log:
-        log.write(f"{text}\n".encode())
 
 
 def _diverged_marker(folder: Folder, name: str) -> Path:
