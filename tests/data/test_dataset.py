@@ -10,7 +10,6 @@ from helpers.thread_groups import run_processes
 
 from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.dataset import prepare_corpus, split_store
-from t2t_flax.data.sources import toy
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
@@ -116,24 +115,6 @@ def test_unshared_cache_is_an_error(tmp_path, single_process, monkeypatch):
 def test_empty_train_key_is_an_error(tmp_path):
     with pytest.raises(UserError, match="config.data.train is empty: give --config.data.train=SRC,TGT"):
         prepare_corpus(task_of(small_config(data=DATA | dict(train=""))), tmp_path)
-
-
-@pytest.mark.parametrize("own", [dict(), dict(seed=3)], ids=["other libraries", "seed"])
-def test_run_of_an_earlier_version_keeps_its_training_data(tmp_path, monkeypatch, encoded, own):
-    """Earlier versions generated the text, by the installed libraries and seed.data; the digests say so."""
-    config = small_config(data=DATA, seed=dict(data=own.get("seed", 0)))
-    other_text = list(toy.pairs("train", 400))[200:]
-    with monkeypatch.context() as earlier:
-        earlier.setattr(toy.ToySource, "fingerprint", lambda self: self._digest(*libraries, seed=own.get("seed", 0)))
-        earlier.setattr(toy.ToySource, "read", lambda self: iter(other_text[: self.count]))
-        libraries = "toy 2", "babel 2.17.0", "num2words 0.5.14"
-        before = prepare_corpus(task_of(config), tmp_path)
-    encoded.clear()
-    after = prepare_corpus(task_of(config), tmp_path)
-    assert (after.train.digest, after.tokenizers.digest) == (before.train.digest, before.tokenizers.digest)
-    assert sum(map(len, encoded.values())) == 20, "only the validation text is new"
-    new = prepare_corpus(task_of(config), tmp_path / "new")
-    assert new.train.digest != before.train.digest and new.tokenizers.digest != before.tokenizers.digest
 
 
 def test_seed_does_not_change_the_text(tmp_path, single_process):

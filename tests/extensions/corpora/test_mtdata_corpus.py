@@ -196,7 +196,7 @@ def test_files_that_have_gone_and_damaged_indices_are_named(index, cached, tmp_p
 
 
 def test_identifiers_of_the_page_are_in_the_index(index):
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     identifiers = set(re.findall(r"mtdata:(\w+-\w+-\w+-\w+-\w+)", page))
     assert len(identifiers) == 3 and all(mtdata_index.DatasetId.parse(name) in index for name in identifiers)
 
