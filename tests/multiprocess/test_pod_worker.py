@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.processes import ROOT, Processes, environment, note
 
-SWEEPS = ROOT / "tests" / "sweeps"
+SWEEPS = ROOT / "tests" / "extensions" / "sweeps"
 sys.path.insert(0, str(SWEEPS))
 from fake_sweep import FakeSweep  # noqa: E402
 

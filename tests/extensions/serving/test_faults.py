@@ -20,7 +20,7 @@ from helpers.processes import environment, free_port  # noqa: E402
 
 from t2t_flax.extensions.serving.healthcheck import is_well  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 
 

@@ -53,8 +53,8 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     (["--seeds=0"], "--seeds: must be at least 1"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is not a row of the sweep: dropout=0.1"),
     (["--set", "model.dropout=0.1", "--jobs=999"], "needs one core per trial"),
-    (["--slurm", "x=1"], "give --submit=[LAUNCHER:]N too"),
-    (["--slurm", "x", "--submit=1"], "expected --submit-option OPTION=VALUE"),
+    (["--submit-option", "x=1"], "give --submit=[LAUNCHER:]N too"),
+    (["--submit-option", "x", "--submit=1"], "expected --submit-option OPTION=VALUE"),
 ])  # fmt: skip
 def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setitem(sys.modules, "submitit", None)  # these errors come before the one about submitit
@@ -156,7 +156,7 @@ def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsy
 ])  # fmt: skip
 def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib
-    from t2t_flax.cli import train_together
+    from t2t_flax.extensions.sweeps import train_together
 
     arguments = []
     for i, keys in enumerate(changes):
