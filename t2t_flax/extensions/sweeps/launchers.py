@@ -15,7 +15,7 @@ from pathlib import Path
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.process_setup import on_stop_signal
 
-SCRIPTS = Path(__file__).parents[2] / "launch"
+SCRIPTS = Path(__file__).parents[3] / "launch"
 _MAX_NAME = 30
 """Characters of a worker's name: Kubernetes adds its own to it, and allows 63."""
 
