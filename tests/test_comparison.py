@@ -19,10 +19,10 @@ def test_the_source_is_of_a_toolkit_that_the_row_names():
         assert source[1 : source.index("]")] in elsewhere, label
 
 
-def test_kills_are_those_of_the_log():
+def test_stops_are_those_of_the_log():
     log = Path(__file__).parents[1] / "benchmarks" / "results" / "kill_drill.log"
-    kills, runs, equal, other = re.search(
-        r"(\d+) kills in (\d+) runs .*?: (\d+) equal .*?, (\d+) not", log.read_text()
+    stops, runs, equal, other = re.search(
+        r"(\d+) stops in (\d+) runs: (\d+) equal .*?, (\d+) not", log.read_text()
     ).groups()
-    assert f"[{runs} runs, killed {kills} times](../benchmarks/results/kill_drill.log), all equal" in TEXT
+    assert f"[{runs} runs, stopped {stops} times](../benchmarks/results/kill_drill.log), all equal" in TEXT
     assert (equal, other) == (runs, "0")
