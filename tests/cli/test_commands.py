@@ -206,7 +206,7 @@ def test_evaluate_many_runs_reuses_existing_records(copy, t2t, tmp_path, childre
 def test_evaluate_runs_missing_evaluations_in_child_processes(copy, t2t):
     out, _ = t2t("evaluate", f"--workdir={copy}", "--step=10", "--step=20")
     assert out.count("== --workdir=") == 1 and "--step=10" in out  # the record of step 20 exists
-    assert (copy / "eval" / "test-10.json").exists() and "two-sided p" in out
+    assert (copy / "eval" / "test-10.json").exists() and "p (whole table)" in out
 
 
 @pytest.mark.parametrize(

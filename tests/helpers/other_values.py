@@ -5,7 +5,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.schema import fields
+from t2t_flax.config.schema import CORE_GROUPS, fields
 
 # Keys whose other value follows from neither their type nor their range, with further keys that it needs.
 _SPECIAL: dict[str, dict[str, Any]] = {
@@ -24,10 +24,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data.max_length_ratio": {"data.max_length_ratio": 3.0},
     "data.language_filter": {"data.language_filter": 0.9},
     "data.unigram_alpha": {"data.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
-    "decode.engine": {"decode.engine": "auto"},
+    "decode.engine": {
+        "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",
+    },
     "decode.n_best": {"decode.n_best": 2},
-    "decode.quantization": {
-        "decode.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
+    "ctranslate2.quantization": {
+        "ctranslate2.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
         "decode.length_penalty": "power",
     },
     "optimizer.min_lr": {"optimizer.min_lr": 1e-5},
@@ -57,7 +59,12 @@ def with_other_value(config: Config, key: str, *, check: bool = True) -> Config:
     values = _SPECIAL.get(key) or {key: _other(config, key)}
     for name, value in values.items():
         group, item = name.split(".")
-        config = dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{item: value})})
+        changed = dataclasses.replace(config.group(group), **{item: value})
+        if group in CORE_GROUPS:
+            config = dataclasses.replace(config, **{group: changed})
+        else:
+            others = tuple(entry for entry in config.extensions if entry[0] != group)
+            config = dataclasses.replace(config, extensions=(*others, (group, changed)))
     return config_lib.resolve(config_lib.to_config_dict(config)) if check else config
 
 
