@@ -18,11 +18,5 @@ def test_multi30k_over_seeds():
     scores = [first["score"], *row["bleu"]]
     mean, spread = statistics.mean(scores), statistics.stdev(scores)
     text = (ROOT / "README.md").read_text()
-    assert f"**{scores[0]:.2f}** and **{scores[1]:.2f}** BLEU on test2016 with seeds 1 and 2" in text
-    assert (
-        f"mean {mean:.2f}, standard deviation {spread:.2f}, 95 % interval of the mean ± {T * spread / math.sqrt(2):.2f}"
-        in text
-    )
-    assert (
-        f"5,456 and {row['updates'][0]:,} updates" in text and f"{row['seconds_of'][0]['step']:,.0f} s of steps" in text
-    )
+    assert f"**{scores[0]:.2f}**, **{scores[1]:.2f}** BLEU (seeds 1, 2)" in text
+    assert f"mean {mean:.2f} ± {T * spread / math.sqrt(2):.2f}" in text

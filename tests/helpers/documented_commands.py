@@ -116,8 +116,8 @@ def follows_the_readme(page: str) -> bool:
 
 
 def with_its_requests(command: str) -> str:
-    """Starts the server, sends what docs/serve.md shows, and ends it."""
-    requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serve.md").read_text(), re.M)
+    """Starts the server, sends what docs/serving.md shows, and ends it."""
+    requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serving.md").read_text(), re.M)
     assert len(requests) == 6
     wait = "until curl -sf http://127.0.0.1:8000/ready; do kill -0 $server; sleep 0.2; done"
     sent = [request.replace("curl ", "curl -sS --fail-with-body ") for request in requests]

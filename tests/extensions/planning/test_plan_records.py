@@ -1,4 +1,4 @@
-"""The committed plans, made with the real compilers by the commands in docs/scaling.md and docs/accelerators.md."""
+"""The committed plans, made with the real compilers by the commands in docs/planning.md."""
 
 import json
 from pathlib import Path
