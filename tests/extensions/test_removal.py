@@ -64,20 +64,67 @@ def checkout_without(extension: str, folder: Path) -> Path:
     return folder
 
 
+SERVER = """
+import contextlib, io, json, os, sys, jax, flax, optax, orbax.checkpoint, sentencepiece, t2t_flax.__main__
+for line in sys.stdin:
+    words, text, out = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{out}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        read, write = os.pipe()
+        os.write(write, text.encode())
+        os.close(write)
+        os.dup2(read, 0)
+        sys.argv = ["t2t_flax", *words]
+        code = 1
+        try:
+            code = t2t_flax.__main__.main()
+        except SystemExit as error:
+            code = error.code
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code or 0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Commands:
+    """Commands of a checkout, each in a process forked from one that has imported JAX: starting Python takes most of a small
+    command.
+    """
+
+    def __init__(self, checkout: Path):
+        self._out = checkout / "output"
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], cwd=checkout, env=environment, stdin=-1, stdout=-1, text=True
+        )
+
+    def run(self, *words: str, code: int = 0, stdin: str = "") -> str:
+        """The output of a command that ends with `code`: its standard error unless that is 0."""
+        self._process.stdin.write(json.dumps([words, stdin, str(self._out)]) + "\n")
+        self._process.stdin.flush()
+        ended = int(self._process.stdout.readline())
+        output, errors = (Path(f"{self._out}.{name}").read_text() for name in ("out", "err"))
+        assert ended == code, errors
+        assert "Traceback" not in errors
+        return errors if code else output
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_an_extension_can_be_removed(extension, tmp_path):
     checkout = checkout_without(extension, tmp_path / "checkout")
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-
-    def run(*words, code=0, stdin=""):
-        result = subprocess.run(
-            [sys.executable, "-m", "t2t_flax", *words],
-            cwd=checkout, env=environment, input=stdin, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert result.returncode == code, result.stderr
-        assert "Traceback" not in result.stderr
-        return result.stdout if code == 0 else result.stderr
+    commands = Commands(checkout)
+    run = commands.run
 
     workdir = f"--workdir={tmp_path / 'run'}"
     run("prepare", *TINY, workdir)
@@ -106,3 +153,4 @@ def test_an_extension_can_be_removed(extension, tmp_path):
     for key in ("decode.engine", "model.attention_kernel"):
         for value in KNOWN[extension].get(key, ()):
             assert named in run("translate", workdir, f"--config.{key}={value}", code=2)
+    commands.close()
