@@ -321,7 +321,9 @@ class Drill:
         stops = [first, *(self.random_stop(name, rng) for _ in range(LATER)), None]
         commands = [(self.runs.train, stop) for stop in stops]
         if name == EXPORTED:
-            in_export = Stop("export", 1, rng.uniform(0.001, 0.5), rng.choice((signal.SIGTERM, signal.SIGKILL)))
+            in_export = Stop(
+                "export", 1, rng.choice((0.0, rng.uniform(0.001, 0.05))), rng.choice((signal.SIGTERM, signal.SIGKILL))
+            )
             commands += [(self.runs.export, in_export), (self.runs.export, None)]
         try:
             for command, stop in commands:
