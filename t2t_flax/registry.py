@@ -78,6 +78,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
+WATCHERS = Table()
+"""What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 

@@ -6,7 +6,7 @@ calls the functions of `t2t_flax.registry`, and add its name.
 
 import importlib
 
-EXTENSIONS = ("sweeps", "planning", "serving", "interop", "corpora", "parsing", "kernels", "recipes")
+EXTENSIONS = ("sweeps", "planning", "serving", "interop", "corpora", "parsing", "kernels", "recipes", "resilience")
 
 KNOWN = {
     "sweeps": {"commands": ("sweep", "train_together")},
@@ -16,6 +16,7 @@ KNOWN = {
     "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
+    "resilience": {"groups": ("resilience",)},
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
