@@ -36,10 +36,10 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
 
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.monitoring import flops, memory
+    from t2t_flax.training.parameters import backward_of
     from t2t_flax.training.prefetch import Prefetcher
     from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state
-    from t2t_flax.training.trainable import backward_of
 
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)

@@ -68,7 +68,7 @@ CONFIGS = {
     "padded tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
     "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "data.mixture": "many=1, few=1; 4: few=1"},
     "BPE dropout": {"data.bpe_dropout": 0.1, "data.subword_samples": 2},
-    "LoRA": {"train.lora_rank": 2},
+    "LoRA": {"finetuning.lora_rank": 2},
     "EMA": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 128},
     "epochs": {
         "data.batch_tokens": 4096, "checkpoint.every_steps": 0, "checkpoint.every_epochs": 1, "eval.every_steps": 0,
@@ -180,7 +180,7 @@ class Runs:
     def train(self, workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
         keys = BASE | CONFIGS[name] | {"data.cache": self.folder / "cache"}
         if name == "LoRA":
-            keys["train.init_from"] = self.folder / "whole packed"
+            keys["finetuning.init_from"] = self.folder / "whole packed"
         flags = [f"--config.{key}={value}" for key, value in keys.items()]
         return self._run(
             ["train", f"--config={ROOT}/configs/toy.py", f"--workdir={workdir}", *flags], workdir, name, stop

@@ -201,9 +201,9 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     from t2t_flax.tasks import task_of
     from t2t_flax.training.divergence import NonFiniteUpdate, mark
     from t2t_flax.training.loop import train as train_loop
+    from t2t_flax.training.parameters import parameters_of
     from t2t_flax.training.setup import describe_shapes, set_up_training
     from t2t_flax.training.train_state import count_params
-    from t2t_flax.training.trainable import split
 
     task, group, say = task_of(config), supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
@@ -211,7 +211,7 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     run = set_up_training(config, workdir, corpus)
     sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     device = jax.devices()[0]
-    trained, frozen = (count_params(part, config, *sizes) for part in split(config, run.abstract.params))
+    trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
         f"{config.data.train}: {corpus.describe_train()}\n"

@@ -6,6 +6,7 @@ Rows name modules, which are imported when they are used, so that a run imports 
 import dataclasses
 import fnmatch
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -46,6 +47,21 @@ class Table(dict[str, str]):
         return importlib.import_module(self[name])
 
 
+class Features(list[tuple[str, str, tuple[str, ...]]]):
+    """Modules that take part in the runs whose config sets one of their keys to something; imported for those runs alone."""
+
+    def add(self, module: str, *keys: str, group: str) -> None:
+        """keys: of the extension's group of config keys."""
+        self.append((module, group, keys))
+
+    def of(self, config: Any) -> Iterator[Any]:
+        """The modules for a run with this config."""
+        load_extensions()
+        for module, group, keys in self:
+            if any(getattr(config.group(group), key) for key in keys):
+                yield importlib.import_module(module)
+
+
 COMMANDS = {
     "train": Command("t2t_flax.cli.train", "train a config, or resume the run in a workdir; ends with an evaluation record"),
     "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
@@ -78,6 +94,10 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
+PARAMETERS = Features()
+"""Modules with `parameters(config) -> training.parameters.Parameters`; the first one counts."""
+TOKENIZERS_OF = Features()
+"""Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 GROUPS: dict[str, tuple[str, str]] = {}

@@ -10,7 +10,7 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "average",
         "Writes the mean of checkpoints (6.1) to a new folder that evaluate, translate, score, attend and\n"
-        "train.init_from accept like a run's. (evaluate --average=N does the same without writing a folder.)",
+        "finetuning.init_from accept like a run's. (evaluate --average=N does the same without writing a folder.)",
         epilog="Examples:\n"
         "  python -m t2t_flax average --workdir=runs/toy --average=5 --output=runs/toy-mean\n"
         "  python -m t2t_flax average --workdir=runs/toy --step=500 --step=1000 --output=runs/toy-mean\n"

@@ -50,11 +50,13 @@ class Data:
         mutable=True,
     )
     root: str = key(
-        "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True
+        "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True, path=True
     )
     source_language: str = key("en", "language code of the source side; see directions", changes=SCORES)
     target_language: str = key("de", "language code of the target side; see directions", changes=SCORES)
-    cache: str = key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True)
+    cache: str = key(
+        "", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True, path=True
+    )
     num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
     corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
     pretokenized: bool = key(
@@ -67,7 +69,9 @@ class Data:
         choices=("bpe", "unigram", "subword_nmt"),
     )
     tokenizer_model: str = key(
-        "", "existing tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes"
+        "",
+        "existing tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes",
+        path=True,
     )
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7

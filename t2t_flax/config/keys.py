@@ -18,19 +18,21 @@ MODEL, TRANSLATIONS, SCORES, TRAINING, NOTHING = "model", "translations", "score
 
 def key(
     default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None,
+    changes: str | None = None, path: bool = False,
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
     mutable: may change when a run is resumed. changes: what another value changes in a trained run: MODEL = the function that
     its parameters are, TRANSLATIONS = what it writes for a line, SCORES = the scores of what it writes, TRAINING = only updates
     to come, NOTHING = only speed, memory, when something is done, and what is shown. Default: TRAINING, NOTHING if mutable.
-    Raises ValueError for a mutable key that changes the model.
+    path: a folder or file on this machine. Raises ValueError for a mutable key that changes the model.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:
         raise ValueError(f"a run cannot go on as another model, so this key cannot be mutable: {doc}")
-    metadata = dict(doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable, changes=changes)
+    metadata = dict(
+        doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable, changes=changes, path=path
+    )
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -7,6 +7,7 @@ Defaults are the base model of "Attention Is All You Need" (numbers in parenthes
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,40 +75,13 @@ class Train:
         "measured). CPU and TPU are always deterministic",
         mutable=True,
     )
-    init_from: str = key("", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from")
-    init_vocabulary: str = key(
-        "same",
-        "same = the tokenizer of train.init_from; by_piece = this run's own tokenizer: rows of pieces that both know are copied, "
-        "those of new pieces start near the mean of all",
-        choices=("same", "by_piece"),
-    )
-    init_checkpoint: str = key(
-        "newest",
-        "checkpoint of train.init_from: newest, best, the number of an update, or average:N = mean of the last N",
-    )
-    freeze: str = key(
-        "",
-        "parameters that are not trained: glob patterns of their paths, separated by spaces (encoder_* shared_embedding); "
-        "empty = none",
-    )
-    lora_rank: int = key(
-        0,
-        "rank of the adapters that are trained in place of the parameters (LoRA, Hu et al. 2021); 0 = none",
-        low=0,
-        high=4096,
-    )
-    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", low=1e-6)
-    lora_modules: str = key(
-        "*/query */value",
-        "kernels that have adapters: glob patterns of their paths, separated by spaces (encoder_*/query)",
-    )
     cpu_allocator: bool = key(
         True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
         mutable=True,
     )  # fmt: skip
     compile_cache: str = key(
         "~/.cache/t2t_flax/jax", "local folder that caches compiled programs across runs; empty = none. "
-        "JAX_COMPILATION_CACHE_DIR takes the place of the default", mutable=True,
+        "JAX_COMPILATION_CACHE_DIR takes the place of the default", mutable=True, path=True,
     )  # fmt: skip
 
 
@@ -283,6 +257,27 @@ class Config:
         if name in CORE_GROUPS:
             return getattr(self, name)
         return dict(self.extensions).get(name) or group_class(name)()
+
+    def value(self, name: str) -> Any:
+        """The value of a key by its dotted name."""
+        group, _, item = name.partition(".")
+        return getattr(self.group(group), item)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Config":
+        """A copy with other values of keys, by their dotted names; not validated."""
+        config = self
+        for name, value in values.items():
+            group, _, item = name.partition(".")
+            changed = dataclasses.replace(config.group(group), **{item: value})
+            if group in CORE_GROUPS:
+                config = dataclasses.replace(config, **{group: changed})
+                continue
+            others = {other: keys for other, keys in config.extensions if other != group}
+            set_groups = others | ({group: changed} if changed != type(changed)() else {})
+            config = dataclasses.replace(
+                config, extensions=tuple((n, set_groups[n]) for n in groups() if n in set_groups)
+            )
+        return config
 
 
 CORE_GROUPS: dict[str, type] = {

@@ -1,7 +1,6 @@
 """Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.directions import parse_directions
-from t2t_flax.config.fine_tuning import check_fine_tuning
 from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
@@ -17,13 +16,6 @@ def check_combinations(c: Config) -> None:
     _check_model(c.model)
     _check_data(c)
     check_optimizer(c.optimizer)
-    check_fine_tuning(c.train)
-    if c.train.lora_rank and c.optimizer.name == "muon":
-        raise UserError(
-            f"config.train.lora_rank = {c.train.lora_rank} freezes the kernels, whose updates config.optimizer.name = muon "
-            "orthogonalizes: the adapters would be trained by plain Adam. Say so with config.optimizer.name = adam, or train the "
-            "kernels (lora_rank = 0)."
-        )
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)

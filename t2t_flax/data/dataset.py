@@ -28,7 +28,7 @@ from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Segmentation
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
-from t2t_flax.pretrained import run_folder
+from t2t_flax.registry import TOKENIZERS_OF
 
 log = logging.getLogger("t2t_flax")
 
@@ -86,7 +86,7 @@ def prepare_corpus(
     progress: Callable[[str], ProgressCallback] | None = None,
     group: ProcessGroup | None = None,
 ) -> Corpus:
-    """Tokenizers (trained, given, or those of `train.init_from`) and token stores; existing ones are reused.
+    """Tokenizers (trained or given) and token stores; existing ones are reused.
 
     `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `group` must call this:
     process 0 prepares with all its cores while the others wait, then all open the same stores. Raises UserError for
@@ -311,9 +311,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     config = task.config
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
-    if config.train.init_from and config.train.init_vocabulary == "same":
-        # A resumed run needs only its own folder: the run that it was initialized from may have been deleted.
-        initial = run_folder(config.train.init_from) / "tokenizer"
+    initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
+    if initial:  # a resumed run needs only its own folder: the other one may have been deleted
         pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
     elif data.tokenizer == "subword_nmt":
         codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)

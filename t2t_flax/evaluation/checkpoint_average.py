@@ -1,4 +1,4 @@
-"""The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `train.init_from`."""
+"""The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `finetuning.init_from`."""
 
 import dataclasses
 import os
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from t2t_flax.config.fine_tuning import with_adapters_merged
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
@@ -14,6 +13,7 @@ from t2t_flax.filesystem import refuse_existing
 from t2t_flax.pretrained import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean
 from t2t_flax.training.config_changes import check_same_model
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.params_run import write_params_run
 
 
@@ -68,6 +68,6 @@ def average(
         "averaged": averaged,
         "config_changes": list(combined.config_changes),
     }
-    stored = dataclasses.replace(first.stored, train=with_adapters_merged(first.stored.train))
+    stored = parameters_of(first.stored).merged_config(first.stored)
     write_params_run(output, stored, first.tokenizers, combined.params, origin, flag="--output", command="average")
     return averaged

@@ -6,7 +6,18 @@ calls the functions of `t2t_flax.registry`, and add its name.
 
 import importlib
 
-EXTENSIONS = ("sweeps", "planning", "serving", "interop", "corpora", "parsing", "kernels", "recipes", "resilience")
+EXTENSIONS = (
+    "sweeps",
+    "planning",
+    "serving",
+    "interop",
+    "corpora",
+    "parsing",
+    "kernels",
+    "recipes",
+    "resilience",
+    "finetuning",
+)
 
 KNOWN = {
     "sweeps": {"commands": ("sweep", "train_together")},
@@ -17,6 +28,7 @@ KNOWN = {
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
+    "finetuning": {"groups": ("finetuning",)},
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },

@@ -36,10 +36,9 @@ from t2t_flax.training.damage import (
     shape_differences,
     with_digest,
 )
-from t2t_flax.training.lora import merge_on_devices, with_adapters
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import TrainState
-from t2t_flax.training.trainable import LORA
 from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
@@ -302,8 +301,8 @@ class Checkpoints:
     def _check_resumable(self, step: int, meta: dict[str, Any], config: Config, digests: Mapping[str, str]) -> None:
         if meta.get("params_only"):
             raise UserError(
-                f"{self._workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run with "
-                f"--config.train.init_from={self._workdir} and another --workdir."
+                f"{self._workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run from "
+                "them in another --workdir."
             )
         check_same_model(stored_config(meta), config, f"checkpoint {step}")
         for name, digest in digests.items():
@@ -324,15 +323,14 @@ class Checkpoints:
         return meta
 
     def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
-        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`, with low-rank
-        adapters merged. Raises DamagedCheckpoint on all processes if one cannot read them.
+        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`: those of the
+        model. Raises DamagedCheckpoint on all processes if one cannot read them.
         """
         meta = self.meta(step)
-        train = stored_config(meta).train
-        if any(path.startswith(f"{LORA}.") for path in meta["arrays"].get(item, ())):  # none in averages
-            abstract_params = with_adapters(train, abstract_params)
+        parameters = parameters_of(stored_config(meta))
+        abstract_params = parameters.extend(abstract_params)
         params = self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
-        return merge_on_devices(train, params)
+        return parameters.merge_on_devices(params)
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
         """`read()` on every process. Raises DamagedCheckpoint on all of them if it did so on one; other errors only where
@@ -378,7 +376,7 @@ class Checkpoints:
                 f"checkpoint {step} in {self._folder} does not fit this program: {name}: {differ}. It was made by "
                 f"another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) or with another "
                 "optimizer. Nothing was changed. Use the version that made it, or start a new run from its "
-                f"parameters with --config.train.init_from={self._workdir}."
+                "parameters."
             )
         return handler.restore(path, args=ocp.args.StandardRestore(tree))
 

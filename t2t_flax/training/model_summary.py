@@ -11,9 +11,9 @@ from t2t_flax.config.mixture_keys import parse_limits, parse_mixture, parse_tags
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import flops
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parameters import backward_of, parameters_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
-from t2t_flax.training.trainable import backward_of, split
 
 # Millions of parameters in Table 3, by (layers per stack, d_model, d_ff, heads, d_k). The paper gives none for rows (A).
 _PAPER = {
@@ -32,7 +32,7 @@ def describe(config: Config) -> str:
     sizes = (config.data.vocab_size,) * 2
     state = abstract_state(config, sizes)
     parts = [
-        *([_start(config)] if config.train.init_from else []),
+        *([start] if (start := parameters_of(config).describe()) else []),
         _parameters(config, state.params, sizes),
         _flops(config, sizes[1], backward_of(config, sizes[1], state.params)),
         _batches(config),
@@ -49,19 +49,13 @@ def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
     return init_state(config, model, make_optimizer(config), one, abstract=True)[0]
 
 
-def _start(config: Config) -> list[str]:
-    t = config.train
-    rows = {"same": "its tokenizer", "by_piece": "another tokenizer, rows by piece"}[t.init_vocabulary]
-    return ["start", f"  parameters of {t.init_from}, checkpoint {t.init_checkpoint}, {rows}"]
-
-
 def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str]:
     groups = parameter_groups(params, config, *sizes)
     total = sum(groups.values())
     lines = [f"parameters (vocabulary {sizes[1]:,})"]
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
-    trained, frozen = (count_params(part, config, *sizes) for part in split(config, params))
+    trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(params))
     lines += [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
     m = config.model
     known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, m.head_widths[0]))
@@ -161,7 +155,7 @@ def _memory(config: Config, state: TrainState) -> list[str]:
     trees = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
-    lines.append(f"  {'gradients':32} {size(split(config, state.params)[0]):>14,.1f}")
+    lines.append(f"  {'gradients':32} {size(parameters_of(config).split(state.params)[0]):>14,.1f}")
     chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
     rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")

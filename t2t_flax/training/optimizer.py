@@ -109,7 +109,7 @@ def matrix_axes(params: Any) -> Any:
     found = jax.tree_util.tree_map_with_path(axes, params)
     if not jax.tree.leaves(found):
         raise UserError(
-            "config.optimizer.name = muon has nothing to orthogonalize: config.train.freeze leaves no kernel to train. Use "
+            "config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel. Use "
             "config.optimizer.name = adam, by which all else is trained anyway."
         )
     return found

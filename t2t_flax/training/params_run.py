@@ -1,4 +1,4 @@
-"""A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `train.init_from`."""
+"""A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `finetuning.init_from`."""
 
 import contextlib
 from pathlib import Path

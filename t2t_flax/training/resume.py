@@ -15,7 +15,7 @@ from t2t_flax.filesystem import is_write_refused
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import config_changes, format_changes, stored_config
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.pretrained import pretrained_params
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainState, init_state
 
@@ -57,7 +57,7 @@ def open_checkpoints(setup: TrainingSetup, group: ProcessGroup | None = None) ->
 def restore_or_init(
     setup: TrainingSetup, checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
-    """The newest checkpoint, else a new state, with the parameters of train.init_from if set. Raises UserError."""
+    """The newest checkpoint, else a new state. Raises UserError."""
     digests = {"tokenizer": setup.corpus.tokenizers.digest, "training data": setup.corpus.train.digest}
     restored = checkpoints.restore_latest(setup.abstract, setup.config, digests)
     if restored:
@@ -69,8 +69,8 @@ def restore_or_init(
         say(f"resuming {setup.workdir} after update {meta['step']}{changed}")
         return state, progress
     state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
-    if setup.config.train.init_from:
-        params = state.params | pretrained_params(setup, state.params, checkpoints.group, say)
+    params = parameters_of(setup.config).start(setup, state.params, checkpoints.group, say)
+    if params is not state.params:
         state = state.replace(params=params)
         if state.ema is not None:
             state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))

@@ -19,7 +19,7 @@ from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_schedule import is_scheduled
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.lora import merge_on_devices, without_adapters
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.resume import TrainProgress, open_checkpoints, report_full_disk, restore_or_init, save
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss
 from t2t_flax.training.train_logger import TrainLogger
@@ -142,7 +142,7 @@ class RunTracker:
         """
         config, values = self.run.config, {}
         with self.clock.measure("eval"):
-            params = merge_on_devices(config.train, state.eval_params)
+            params = parameters_of(config).merge_on_devices(state.eval_params)
             if self._valid_loss and due.loss:
                 means = self._valid_loss(params, supervisor.raise_if_stopping)
                 values |= {f"valid_{name}": mean for name, mean in means.items()}
@@ -204,7 +204,7 @@ def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | Non
     if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
         return None
     besides = run.abstract.opt_state, run.abstract.ema
-    params = without_adapters(run.abstract.params)
+    params = parameters_of(run.config).of_model(run.abstract.params)
     programs: dict[Any, Any] = {}
     losses = {
         name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)

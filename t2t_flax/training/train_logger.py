@@ -13,10 +13,10 @@ from t2t_flax.monitoring.profiler import Profile
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
+from t2t_flax.training.parameters import backward_of
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
-from t2t_flax.training.trainable import backward_of
 
 
 class DelayedMetrics:

@@ -17,8 +17,7 @@ from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import ATTENTION_KERNELS
-from t2t_flax.training import lora
-from t2t_flax.training.trainable import LORA, split
+from t2t_flax.training.parameters import parameters_of
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
     import optax
@@ -119,10 +118,11 @@ def init_state(
     config: Config, model: Transformer, tx: "optax.GradientTransformation", mesh: jax.sharding.Mesh, *, abstract=False
 ) -> tuple[TrainState, TrainState]:
     """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
+    parameters = parameters_of(config)
 
     def rest(params):
         ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
-        return jnp.zeros((), jnp.int32), tx.init(split(config, params)[0]), ema
+        return jnp.zeros((), jnp.int32), tx.init(parameters.split(params)[0]), ema
 
     param_shapes = run_params(config, model, mesh)
     with mesh_lib.use(mesh):
@@ -137,10 +137,7 @@ def init_state(
         )
         if not abstract:
             key = jax.random.key(config.seed.init)
-            params = _init_program(model, mesh, config.mesh)(key)
-            if LORA in param_shapes:
-                init = functools.partial(lora.init_adapters, param_shapes[LORA])
-                params = params | {LORA: jax.jit(init, out_shardings=param_shardings[LORA])(key)}
+            params = parameters.init(_init_program(model, mesh, config.mesh)(key), param_shapes, key)
             others = (shardings.step, shardings.opt_state, shardings.ema)
             step, opt_state, ema = jax.jit(rest, out_shardings=others)(params)
             return TrainState(step, params, opt_state, ema), shardings
@@ -154,8 +151,8 @@ def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *
 
 
 def run_params(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
-    """As `abstract_params`, with the low-rank adapters that the config adds."""
-    return lora.with_adapters(config.train, abstract_params(config.mesh, model, mesh, optimizer=optimizer))
+    """As `abstract_params`, of the run, see `training.parameters`."""
+    return parameters_of(config).extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
 
 
 def _sharding(x: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:

@@ -12,13 +12,12 @@ from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
-from t2t_flax.training.lora import merge
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates
+from t2t_flax.training.parameters import join, parameters_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.shards import over_shards, sum_over_shards, zeros_of_shards
 from t2t_flax.training.train_state import TrainState, run_params
-from t2t_flax.training.trainable import join, split
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
 
@@ -56,19 +55,19 @@ def train_step(
     Where updates are bounded, and no moving average reads them anyway, a learning rate below _LARGEST_RATE stands for the
     parameters: to check those, the compiler would compute all updates twice, from state that is read twice.
     """
-    rate = learning_rate_schedule(config.optimizer, config.model.d_model)
+    parameters, rate = parameters_of(config), learning_rate_schedule(config.optimizer, config.model.d_model)
     bounded = has_bounded_updates(config.optimizer) and not config.optimizer.ema_decay
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
         count, rows, _ = batch["target"].shape
-        trained, frozen = split(config, state.params)
+        trained, frozen = parameters.split(state.params)
 
         def micro(trained, part):
             rows, numbers = part
 
             def loss(trained):
-                return loss_sums(config, model, merge(config.train, join(trained, frozen)), rows, Noise(key, numbers))
+                return loss_sums(config, model, parameters.merge(join(trained, frozen)), rows, Noise(key, numbers))
 
             with products(model.matmul_precision):  # its custom_vjp is traced here
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
@@ -91,7 +90,7 @@ def train_step(
         updates, opt_state = tx.update(grads, state.opt_state, trained)
         params = optax.apply_updates(trained, updates)
         decay = config.optimizer.ema_decay
-        old_ema, frozen_ema = split(config, state.ema) if decay else (None, {})
+        old_ema, frozen_ema = parameters.split(state.ema) if decay else (None, {})
         ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, old_ema, params) if decay else None
         norm = optax.tree.norm(grads)
         learning_rate = rate(state.step + 1)
@@ -124,7 +123,8 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
 
 def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
     """`train_step` jitted on the mesh; the state is donated."""
-    moments, _ = split(config, jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True)))
+    shardings_of = jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True))
+    moments, _ = parameters_of(config).split(shardings_of)
     step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)

@@ -45,7 +45,7 @@ _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*
 
 def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
-    check_writable(workdir, f"give a new folder, and --config.train.init_from={workdir} to start from its parameters")
+    check_writable(workdir, "give a new folder")
     if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"{what}={workdir} is a file: give a folder.")
     names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]

@@ -1,6 +1,5 @@
 """Every config key has an effect: it has a test here, or is listed with the file that tests it."""
 
-import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -83,10 +82,10 @@ PROGRAM = {
     "data.packed_decoder_start": ("start", "previous_eos", {}),
     "train.precision": ("float32", "bfloat16", {}),
     "train.remat": ("none", "dots", {}),
-    "train.freeze": ("", "encoder_*", {}),
-    "train.lora_rank": (0, 2, {}),
-    "train.lora_alpha": (16.0, 8.0, {"train.lora_rank": 2}),
-    "train.lora_modules": ("*/query */value", "*/query", {"train.lora_rank": 2}),
+    "finetuning.freeze": ("", "encoder_*", {}),
+    "finetuning.lora_rank": (0, 2, {}),
+    "finetuning.lora_alpha": (16.0, 8.0, {"finetuning.lora_rank": 2}),
+    "finetuning.lora_modules": ("*/query */value", "*/query", {"finetuning.lora_rank": 2}),
     "seed.dropout": (0, 1, {}),
 }
 
@@ -119,7 +118,7 @@ ELSEWHERE = {
     "distributed/test_zero.py": "mesh.fsdp_mode mesh.slices",
     "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout resilience.hang_timeout",
     "monitoring/test_stragglers.py": "distributed.straggler_share",
-    "training/test_loop.py": "data.valid train.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps log.profile_steps",
+    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps log.profile_steps",
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
@@ -138,7 +137,7 @@ ELSEWHERE = {
     "extensions/interop/test_engine.py": "decode.engine ctranslate2.quantization",
     "test_process_setup.py": "train.deterministic",
     "training/test_changed_keys.py": "decode.precision",
-    "training/test_pretrained.py": "train.init_checkpoint train.init_vocabulary",
+    "extensions/finetuning/test_pretrained.py": "finetuning.init_checkpoint finetuning.init_vocabulary",
     "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
@@ -148,10 +147,7 @@ ELSEWHERE = {
 
 
 def changed(config: Config, keys: dict) -> Config:
-    for name, value in keys.items():
-        group, item = name.split(".")
-        config = dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{item: value})})
-    return config
+    return config.with_values(keys)
 
 
 def abstract_batch(*shape: int) -> dict:

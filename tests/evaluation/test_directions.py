@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
+from t2t_flax.training.pretrained import pretrained_params
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -19,7 +20,6 @@ from t2t_flax.evaluation.restore import Loaded, load
 from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
-from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.run_tracker import validation_loss, with_means
 from t2t_flax.training.train_state import init_state
 
@@ -216,7 +216,7 @@ def test_the_table_keeps_zero_shot_apart():
 
 
 def test_starting_without_directions_from_such_a_model_is_said(workdir, tmp_path, cache):
-    plain = tiny_run(tmp_path, data=dict(vocab_size=400), train=dict(init_from=str(workdir)))
+    plain = tiny_run(tmp_path, data=dict(vocab_size=400), finetuning=dict(init_from=str(workdir)))
     said = []
     pretrained_params(start(plain, tmp_path, cache), {}, say=said.append)
     assert any("translates into de, en by a token" in line for line in said), said

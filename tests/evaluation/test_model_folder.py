@@ -110,11 +110,11 @@ def test_files_that_do_not_fit_are_refused(exported, tmp_path):
 
 
 def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cache):
-    run = start(tiny_run(tmp_path, steps=4, train=dict(init_from=str(exported))), tmp_path / "tuned", cache)
+    run = start(tiny_run(tmp_path, steps=4, finetuning=dict(init_from=str(exported))), tmp_path / "tuned", cache)
     state, progress = resume.restore_or_init(run, resume.open_checkpoints(run), print)
     assert_equal(state.params, load(workdir).params)
     assert progress.step == 0
-    other = tiny_run(tmp_path, train=dict(init_from="pretrained:toy"))
+    other = tiny_run(tmp_path, finetuning=dict(init_from="pretrained:toy"))
     run = start(other, tmp_path / "other", cache)
     assert (
         run.corpus.tokenizers.digest
@@ -211,6 +211,6 @@ def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path, capsys):
 
 
 def test_the_preset_is_the_config_of_the_pretrained_model():
-    """`train --config=toy --config.train.init_from=pretrained:toy` goes on from it."""
+    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it."""
     stored = to_config_dict(stored_config("pretrained:toy")).to_dict()
     assert stored == to_config_dict(t2t_flax.api.resolve("toy")).to_dict()

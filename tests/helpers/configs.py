@@ -23,8 +23,7 @@ VOCAB = 37
 def small_config(**groups) -> Config:
     """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group."""
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
-    changed = {name: dataclasses.replace(getattr(base, name), **keys) for name, keys in groups.items()}
-    return dataclasses.replace(base, **changed)
+    return base.with_values({f"{group}.{key}": x for group, keys in groups.items() for key, x in keys.items()})
 
 
 def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:

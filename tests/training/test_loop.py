@@ -18,6 +18,7 @@ from helpers.configs import small_config
 from helpers.full_disk import full_disk
 from helpers.processes import environment
 from helpers.runs import start, tiny_run
+from t2t_flax.training.pretrained import pretrained_params
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import prepare_corpus
@@ -29,7 +30,6 @@ from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.workdir import adopt_config, begin
 
 ROOT = Path(__file__).parents[2]
@@ -273,25 +273,25 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, uninterrupted):
     first, tuned = uninterrupted[0], tmp_path / "tuned"
-    config = tiny_run(tuned, steps=4, train=dict(init_from=str(first)), data=dict(train="toy:train:200"))
+    config = tiny_run(tuned, steps=4, finetuning=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
     assert_same_state(pretrained_params(run, {}), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
-    other = tiny_run(tmp_path / "wider", train=dict(init_from=str(first)), model=dict(d_model=32))
+    other = tiny_run(tmp_path / "wider", finetuning=dict(init_from=str(first)), model=dict(d_model=32))
     with pytest.raises(
-        UserError, match="config.train.init_from = .* is of another model:\\n  model.d_model: 16 there, 32 here"
+        UserError, match="config.finetuning.init_from = .* is of another model:\\n  model.d_model: 16 there, 32 here"
     ):
         loop.train(start(other, tmp_path / "wider", cache), score=None)
 
 
 @pytest.mark.slow
 def test_resuming_needs_only_the_workdir(tmp_path, cache):
-    """The run of train.init_from and the tokenizer of data.tokenizer_model may have been deleted."""
+    """The run of finetuning.init_from and the tokenizer of data.tokenizer_model may have been deleted."""
     first, ready = tmp_path / "first", tmp_path / "ready.model"
     loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
     shutil.copy(first / "tokenizer" / "tokenizer.model", ready)
-    tuned = dict(train=dict(init_from=str(first)))
+    tuned = dict(finetuning=dict(init_from=str(first)))
     loop.train(start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "tuned", cache), score=None)
     with_tokenizer = tiny_run(tmp_path, data=dict(tokenizer_model=str(ready), cache=str(cache)))
     digest = prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest

@@ -65,8 +65,7 @@ class TokenizerPair:
                     f"the tokenizer has no control symbol {symbol}, which config.data.directions puts before source sentences. "
                     "A run trains a tokenizer that has it with config.data.tokenizer = bpe or unigram; one in "
                     "config.data.tokenizer_model must be a SentencePiece model trained with "
-                    f"--control_symbols={','.join(symbols)}, and that of config.train.init_from of a run with these target "
-                    "languages (config.train.init_vocabulary = by_piece gives this run its own)."
+                    f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
                 )
         return ids
 

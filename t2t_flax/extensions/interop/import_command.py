@@ -9,7 +9,7 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "import",
         "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`, and writes it as a\n"
-        "workdir that translate, evaluate, score, attend, export and train.init_from accept like a run's.\n"
+        "workdir that translate, evaluate, score, attend, export and finetuning.init_from accept like a run's.\n"
         "What is read is recognized by its files.",
         epilog="Examples:\n"
         "  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n"
@@ -74,6 +74,6 @@ def run(argv: list[str]) -> int:
     choice = next((f" --target-language={language}" for language in model.tokenizers.languages.targets), "")
     print(
         f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
-        f"--config={args.workdir}/config.json --config.train.init_from={args.workdir} --config.data.train=... --workdir=NEW"
+        f"--config={args.workdir}/config.json --config.finetuning.init_from={args.workdir} --config.data.train=... --workdir=NEW"
     )
     return OK

@@ -24,8 +24,8 @@ from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring.memory import program_memory
-from t2t_flax.training.lora import without_adapters
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import batch_struct, compiler_options
 from t2t_flax.training.train_state import TrainState, decoding_precision, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
@@ -118,7 +118,7 @@ def compile_decode_step(run: AbstractRun) -> dict[str, Any]:
     `least_hbm_bytes`: weights and caches read once.
     """
     lengths = dict(source_length=SOURCE_LENGTH, length=CACHE_LENGTH)
-    config, params = run.config.decode, without_adapters(run.state.params)
+    config, params = run.config.decode, parameters_of(run.config).of_model(run.state.params)
     vocab, platform = run.config.data.vocab_size, run.topology.platform
     precision = decoding_precision(run.config, platform)
     model = make_model(run.config, vocab, vocab, platform=platform, precision=precision)

@@ -17,7 +17,7 @@ from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.slots import SHARED_BEAMS
 from t2t_flax.monitoring.flops import Backward, Tokens, forward_flops, training_flops
 from t2t_flax.monitoring.memory import resident_bytes
-from t2t_flax.training.trainable import backward_of
+from t2t_flax.training.parameters import backward_of
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from t2t_flax import errors
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config.schema import fields
 from t2t_flax.data.sources import files_of
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps import child_process
@@ -350,11 +351,10 @@ def relative_paths(config: Config) -> dict[str, str]:
         elsewhere = is_remote(path) or is_pretrained(path) or os.path.isabs(os.path.expanduser(path.strip()))
         return bool(path.strip()) and not elsewhere
 
-    data, train = config.data, config.train
-    paths = {"data.root": data.root, "data.cache": data.cache, "train.init_from": train.init_from}
-    paths["train.compile_cache"] = train.compile_cache
-    if not data.root:  # these are relative to it
-        paths["data.tokenizer_model"] = data.tokenizer_model
+    data = config.data
+    paths = {name: config.value(name) for name, item in fields().items() if item.metadata["path"]}
+    if data.root:  # to which it is relative
+        del paths["data.tokenizer_model"]
     relative = {key: path for key, path in paths.items() if is_relative(path)}
     for key in () if data.root else ("train", "valid", "test"):
         value = getattr(data, key)

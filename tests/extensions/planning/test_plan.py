@@ -16,7 +16,7 @@ from t2t_flax.extensions.planning.plan import batch_shape, ideal, make_plan, upd
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.masks import SegmentMask
 from t2t_flax.monitoring.memory import resident_bytes
-from t2t_flax.training.trainable import backward_of
+from t2t_flax.training.parameters import backward_of
 
 
 def config_of(**groups):
@@ -88,7 +88,7 @@ LOWEST_TRAINED_IS_A_FEED_FORWARD = "*_embedding *_0 encoder_1 */self_attention *
 
 
 @pytest.mark.parametrize(
-    ("train", "model"),
+    ("keys", "model"),
     [
         (dict(freeze="shared_embedding"), {}),
         (dict(freeze="encoder_*"), {}),
@@ -102,9 +102,9 @@ LOWEST_TRAINED_IS_A_FEED_FORWARD = "*_embedding *_0 encoder_1 */self_attention *
         (dict(lora_rank=2, lora_modules="decoder_1/feed_forward/*"), {}),
     ],
 )
-def test_products_of_frozen_parameters_are_not_counted(train, model):
+def test_products_of_frozen_parameters_are_not_counted(keys, model):
     sizes = dict(num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1)
-    config = config_of(train=train, model=sizes | model, loss=dict(logits_chunk_size=0))
+    config = config_of(finetuning=keys, model=sizes | model, loss=dict(logits_chunk_size=0))
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
     products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     backward = backward_of(config, VOCAB, run.state.params)
@@ -113,11 +113,11 @@ def test_products_of_frozen_parameters_are_not_counted(train, model):
     assert counted < 0.97 * all_trained
 
 
-@pytest.mark.parametrize("train", [dict(freeze="shared_embedding encoder_*"), dict(lora_rank=2)])
-def test_compiler_counts_as_many_flops_with_frozen_parameters(train):
+@pytest.mark.parametrize("keys", [dict(freeze="shared_embedding encoder_*"), dict(lora_rank=2)])
+def test_compiler_counts_as_many_flops_with_frozen_parameters(keys):
     """The loss in chunks, too: its gradient of a frozen table is traced, but not compiled."""
     config = small_config(
-        train=train, model=dict(d_model=128, d_ff=512, dropout=0.0), data=dict(vocab_size=1024, pack_length=32)
+        finetuning=keys, model=dict(d_model=128, d_ff=512, dropout=0.0), data=dict(vocab_size=1024, pack_length=32)
     )
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
     xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]

@@ -1,4 +1,4 @@
-"""Tables of one vocabulary from those of another, see config.train.init_vocabulary."""
+"""Tables of one vocabulary from those of another, see config.finetuning.init_vocabulary."""
 
 import functools
 from typing import Any

@@ -13,15 +13,22 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import loop, lora
-from t2t_flax.training.lora import merge, merge_on_devices, with_adapters, without_adapters
+from t2t_flax.extensions.finetuning import lora
+from t2t_flax.extensions.finetuning.keys import of
+from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
+from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
-from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.train_state import abstract_params, init_state, make_model
 from t2t_flax.training.train_step import loss_sums
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
+
+
+def of_model(params: dict) -> dict:
+    """Without the adapters."""
+    return {name: tree for name, tree in params.items() if name != "lora"}
 
 
 def with_random_adapters(params: dict) -> dict:
@@ -53,16 +60,16 @@ def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def test_gradients_are_the_full_gradient_projected(mixer):
     """Oracle: with W + s A B, dL/dA = s G B^T and dL/dB = s A^T G, in float64 NumPy from the gradient G of the merged kernel."""
     lora = dict(lora_rank=3, lora_alpha=6.0, lora_modules="*")
-    config = small_config(model=dict(dropout=0.0, mixer=mixer), train=lora)
+    config = small_config(model=dict(dropout=0.0, mixer=mixer), finetuning=lora)
     model, _, state, _ = model_and_state(config)
     params, batch = with_random_adapters(state.params), rows_alone(random_pairs(4))
-    loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, merge(config.train, p), batch, None)[0]))
+    loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, merge(of(config), p), batch, None)[0]))
     full_loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, p, batch, None)[0]))
     value, grads = loss(params)
-    merged = merge_on_devices(config.train, params)
+    merged = merge_on_devices(of(config), params)
     full_value, full = full_loss(merged)
     assert float(value) == pytest.approx(float(full_value), rel=1e-6)
-    kernels, after, gradient = (flatten_dict(without_adapters(t), sep="/") for t in (params, merged, full))
+    kernels, after, gradient = (flatten_dict(of_model(t), sep="/") for t in (params, merged, full))
     of_adapters, pairs = adapters_of(grads), adapters_of(params)
     assert set(pairs) == {path for path in kernels if path.endswith("/kernel")} and len(pairs) > 9
     for path, (a, b) in pairs.items():
@@ -77,10 +84,10 @@ def test_gradients_are_the_full_gradient_projected(mixer):
 
 def test_a_merged_kernel_gives_the_sum_of_both_paths():
     """x (W + s A B) = x W + s (x A) B."""
-    config = small_config(train=dict(lora_rank=2, lora_modules="*/Einsum_0"))
+    config = small_config(finetuning=dict(lora_rank=2, lora_modules="*/Einsum_0"))
     params = with_random_adapters(model_and_state(config)[2].params)
     path = "encoder_0/feed_forward/Einsum_0/kernel"
-    w, merged = (flatten_dict(p, sep="/")[path] for p in (params, merge_on_devices(config.train, params)))
+    w, merged = (flatten_dict(p, sep="/")[path] for p in (params, merge_on_devices(of(config), params)))
     a, b = (x[0] for x in adapters_of(params)[path])
     x = np.random.default_rng(0).normal(size=(5, len(w)))
     np.testing.assert_allclose(x @ np.asarray(merged), x @ np.asarray(w) + 8.0 * (x @ a) @ b, atol=1e-4)
@@ -92,7 +99,7 @@ def store(tmp_path_factory):
 
 
 KEYS = dict(
-    train=dict(lora_rank=2, lora_modules="*/query */value */out */Einsum_1"),
+    finetuning=dict(lora_rank=2, lora_modules="*/query */value */out */Einsum_1"),
     optimizer=dict(lr_scale=2.0, weight_decay=0.1, ema_decay=0.9),
 )
 
@@ -105,7 +112,7 @@ def trained(store):
 def test_only_adapters_change_and_have_optimizer_state(trained):
     before, after, _ = trained
     for old, new in ((before.params, after.params), (before.ema, after.ema)):
-        jax.tree.map(np.testing.assert_array_equal, without_adapters(new), without_adapters(old))
+        jax.tree.map(np.testing.assert_array_equal, of_model(new), of_model(old))
         changed = [
             not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new["lora"], old["lora"])), strict=True)
         ]
@@ -132,7 +139,7 @@ def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
 def test_every_optimizer_trains_adapters(name):
-    config = small_config(train=KEYS["train"], optimizer=dict(name=name, weight_decay=0.1))
+    config = small_config(finetuning=KEYS["finetuning"], optimizer=dict(name=name, weight_decay=0.1))
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     state = init_state(config, model, tx, devices_mesh(), abstract=True)[0]
     paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree.leaves_with_path(state.opt_state)]
@@ -141,23 +148,23 @@ def test_every_optimizer_trains_adapters(name):
 
 
 def test_a_pattern_without_a_kernel_is_refused():
-    config = small_config(train=dict(lora_rank=2, lora_modules="*/query shared_embedding"))
+    config = small_config(finetuning=dict(lora_rank=2, lora_modules="*/query shared_embedding"))
     model, mesh = make_model(config, 37, 37), devices_mesh()
-    with pytest.raises(UserError, match="config.train.lora_modules: no parameter matches 'shared_embedding'"):
-        with_adapters(config.train, abstract_params(config.mesh, model, mesh))
+    with pytest.raises(UserError, match="config.finetuning.lora_modules: no parameter matches 'shared_embedding'"):
+        with_adapters(of(config), abstract_params(config.mesh, model, mesh))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"lora_alpha": "8"}, "set config.train.lora_rank"),
-        ({"lora_modules": "*"}, "set config.train.lora_rank"),
-        ({"lora_rank": "4", "freeze": "encoder_*"}, "leave out config.train.freeze"),
+        ({"lora_alpha": "8"}, "set config.finetuning.lora_rank"),
+        ({"lora_modules": "*"}, "set config.finetuning.lora_rank"),
+        ({"lora_rank": "4", "freeze": "encoder_*"}, "leave out config.finetuning.freeze"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        config_lib.load_config("aiayn_base", {f"train.{key}": value for key, value in keys.items()})
+        config_lib.load_config("aiayn_base", {f"finetuning.{key}": value for key, value in keys.items()})
 
 
 @pytest.mark.slow
@@ -166,14 +173,14 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
     keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
 
     def config(steps):
-        return tiny_run("", steps, train=dict(steps=steps) | KEYS["train"], **keys)
+        return tiny_run("", steps, train=dict(steps=steps), finetuning=KEYS["finetuning"], **keys)
 
     whole = loop.train(start(config(4), tmp_path / "whole", cache), score=None).state
     loop.train(start(config(2), tmp_path / "parts", cache), score=None)
     run = start(config(4), tmp_path / "parts", cache)
     parts = loop.train(run, score=None).state
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
-    merged = merge_on_devices(run.config.train, whole.params)
+    merged = merge_on_devices(of(run.config), whole.params)
     assert not np.array_equal(*(jax.tree.leaves(p)[0] for p in (merged["encoder_0"]["self_attention"]["query"],
                                                                whole.params["encoder_0"]["self_attention"]["query"])))  # fmt: skip
     newest = load(tmp_path / "whole", overrides=HERE).params
@@ -186,13 +193,13 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
         load(tmp_path / "mean", overrides=HERE).params,
         expected,
     )
-    after = tiny_run("", 2, train=dict(init_from=str(tmp_path / "whole")))
+    after = tiny_run("", 2, finetuning=dict(init_from=str(tmp_path / "whole")))
     tuned = pretrained_params(start(after, tmp_path / "tuned", cache), {})
     jax.tree.map(np.testing.assert_array_equal, tuned, merged)
 
 
 def test_explain_counts_adapters():
-    config = config_lib.load_config("aiayn_base", {"train.lora_rank": "8"})
+    config = config_lib.load_config("aiayn_base", {"finetuning.lora_rank": "8"})
     lines = dict(line.strip().rsplit(maxsplit=1) for line in describe(config).splitlines() if line.startswith("  "))
     each = 8 * (512 + 512)
     assert int(lines["trained"].replace(",", "")) == int(lines["lora"].replace(",", "")) == 2 * 18 * each
@@ -204,23 +211,23 @@ def test_adapters_are_added_in_the_order_of_their_paths():
     config = small_config(**KEYS)
     _, _, state, _ = model_and_state(config)
     added = []
-    lora._merged(config.train, state.params, lambda equation, scale, w, a, b: added.append(id(w)) or w)
-    leaves = {id(x): path for path, x in flatten_dict(without_adapters(state.params), sep="/").items()}
+    lora._merged(of(config), state.params, lambda equation, scale, w, a, b: added.append(id(w)) or w)
+    leaves = {id(x): path for path, x in flatten_dict(of_model(state.params), sep="/").items()}
     paths = [leaves[one] for one in added]
     assert len(paths) > 5 and paths == sorted(paths)
 
 
 def test_muon_says_that_it_cannot_train_adapters():
     """It orthogonalizes the updates of kernels, which are frozen: adapters would be trained by Adam without a word."""
-    keys = {"optimizer.name": "muon", "train.lora_rank": "4"}
-    with pytest.raises(UserError, match=r"(?s)config\.train\.lora_rank = 4 .*config\.optimizer\.name = muon"):
+    keys = {"optimizer.name": "muon", "finetuning.lora_rank": "4"}
+    with pytest.raises(UserError, match=r"(?s)config\.finetuning\.lora_rank = 4 .*config\.optimizer\.name = muon"):
         config_lib.resolve(config_lib.override(config_lib.default_config(), keys))
 
 
 @pytest.mark.parametrize("freeze", ["*/kernel", "encoder_* decoder_*"])
 def test_muon_needs_a_kernel_to_train(freeze):
-    config = small_config(optimizer=dict(name="muon"), train=dict(freeze=freeze))
+    config = small_config(optimizer=dict(name="muon"), finetuning=dict(freeze=freeze))
     with pytest.raises(
-        UserError, match="config.optimizer.name = muon has nothing to orthogonalize: config.train.freeze"
+        UserError, match="config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel"
     ):
         init_state(config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), abstract=True)

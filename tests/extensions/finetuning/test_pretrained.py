@@ -1,4 +1,4 @@
-"""What train.init_from takes from another run: the chosen checkpoint, and rows by piece for another vocabulary."""
+"""What finetuning.init_from takes from another run: the chosen checkpoint, and rows by piece for another vocabulary."""
 
 import dataclasses
 
@@ -9,19 +9,19 @@ from helpers.configs import devices_mesh, small_config
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.config.fine_tuning import parse_init_checkpoint
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.finetuning.keys import parse_init_checkpoint
+from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.vocabulary import rows_by_piece, tables_by_piece
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint_files import write_evaluation
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import init_state, make_model
-from t2t_flax.training.vocabulary import rows_by_piece, tables_by_piece
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,11 @@ def first(tmp_path_factory, cache):
 @pytest.fixture(scope="module")
 def tuned(first, tmp_path_factory, cache) -> TrainingSetup:
     workdir = tmp_path_factory.mktemp("tuned")
-    return start(tiny_run(workdir, train=dict(init_from=str(first))), workdir, cache)
+    return start(tiny_run(workdir, finetuning=dict(init_from=str(first))), workdir, cache)
 
 
 def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
-    train = dataclasses.replace(setup.config.train, init_checkpoint=text)
-    return dataclasses.replace(setup, config=dataclasses.replace(setup.config, train=train))
+    return dataclasses.replace(setup, config=setup.config.with_values({"finetuning.init_checkpoint": text}))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_init_checkpoint_chooses_what_load_chooses(first, tuned, text, choice, r
 
 def test_a_checkpoint_that_is_not_there_is_refused(tuned):
     with pytest.raises(
-        UserError, match=r"config.train.init_checkpoint = 7: .* no checkpoint of step 7: it has \[1, 2, 3, 4\]"
+        UserError, match=r"config.finetuning.init_checkpoint = 7: .* no checkpoint of step 7: it has \[1, 2, 3, 4\]"
     ):
         pretrained_params(with_checkpoint(tuned, "7"), {})
     with pytest.raises(UserError, match="cannot average 5 checkpoints"):
@@ -74,19 +73,21 @@ def test_a_checkpoint_that_is_not_there_is_refused(tuned):
 
 @pytest.mark.parametrize("text", ["", "last", "0", "-1", "average:0", "average:", "average:2.5", "best:3"])
 def test_other_texts_are_refused(text):
-    with pytest.raises(UserError, match="config.train.init_checkpoint = .* expected newest, best"):
+    with pytest.raises(UserError, match="config.finetuning.init_checkpoint = .* expected newest, best"):
         parse_init_checkpoint(text)
 
 
 @pytest.mark.parametrize(("key", "value"), [("init_checkpoint", "best"), ("init_vocabulary", "by_piece")])
 def test_keys_about_the_first_run_need_one(key, value):
-    with pytest.raises(UserError, match=f"config.train.{key} = {value} .* name its workdir in config.train.init_from"):
-        config_lib.load_config("aiayn_base", {f"train.{key}": value})
+    with pytest.raises(
+        UserError, match=f"config.finetuning.{key} = {value} .* name its workdir in config.finetuning.init_from"
+    ):
+        config_lib.load_config("aiayn_base", {f"finetuning.{key}": value})
 
 
 def test_explain_says_where_parameters_start():
     keys = {"init_from": "runs/base", "init_checkpoint": "average:3", "init_vocabulary": "by_piece"}
-    config = config_lib.load_config("toy", {f"train.{key}": value for key, value in keys.items()})
+    config = config_lib.load_config("toy", {f"finetuning.{key}": value for key, value in keys.items()})
     start = describe(config).split("\n\n")[0]
     assert start == "start\n  parameters of runs/base, checkpoint average:3, another tokenizer, rows by piece"
 

@@ -14,32 +14,34 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t2t_flax.config import Train
+from t2t_flax.extensions.finetuning.frozen import matching
+from t2t_flax.extensions.finetuning.keys import FineTuning
 from t2t_flax.training.matrix_axes import matrix_axes_of
-from t2t_flax.training.trainable import LORA, matching
 
+NAME = "lora"
+"""Of the adapters beside the parameters of the model."""
 _Add = Callable[[str, float, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def with_adapters(train: Train, params: dict[str, Any]) -> dict[str, Any]:
+def with_adapters(keys: FineTuning, params: dict[str, Any]) -> dict[str, Any]:
     """A model's parameters as ShapeDtypeStructs with shardings, and those of the adapters that the config wants: float32, A
     [inputs, rank] and B [rank, outputs], whose axes are sharded as those of W. Raises UserError for a pattern of
-    train.lora_modules that matches no kernel.
+    finetuning.lora_modules that matches no kernel.
     """
-    if not train.lora_rank:
+    if not keys.lora_rank:
         return params
     leaves = flatten_dict(params, sep="/")
     kernels = [path for path, leaf in leaves.items() if matrix_axes_of(tuple(path.split("/")), leaf.shape)]
     adapters = {}
-    for path in sorted(matching(train.lora_modules, kernels, "config.train.lora_modules")):
+    for path in sorted(matching(keys.lora_modules, kernels, "config.finetuning.lora_modules")):
         leaf, (*letters, whole) = leaves[path], _equation(path, leaves[path].shape)
-        sizes = dict(zip(whole, leaf.shape, strict=True)) | {"r": train.lora_rank}
+        sizes = dict(zip(whole, leaf.shape, strict=True)) | {"r": keys.lora_rank}
         axes = dict(zip(whole, leaf.sharding.spec, strict=False))
         for name, own in zip("ab", letters, strict=True):
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*map(axes.get, own)))
             shape = tuple(map(sizes.__getitem__, own))
             adapters[f"{path}/{name}"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-    return params | {LORA: unflatten_dict(adapters, sep="/")}
+    return params | {NAME: unflatten_dict(adapters, sep="/")}
 
 
 def init_adapters(adapters: Any, key: jax.Array) -> Any:
@@ -55,29 +57,25 @@ def init_adapters(adapters: Any, key: jax.Array) -> Any:
     return unflatten_dict({path: init(path, leaves[path], keys[i]) for i, path in enumerate(sorted(leaves))}, sep="/")
 
 
-def without_adapters(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the model alone."""
-    return {name: tree for name, tree in params.items() if name != LORA}
-
-
-def merge(train: Train, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def merge(keys: FineTuning, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The model's parameters with the adapters added; for use within a traced function."""
-    return _merged(train, params, _added)
+    return _merged(keys, params, _added)
 
 
-def merge_on_devices(train: Train, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def merge_on_devices(keys: FineTuning, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """As `merge`, of arrays; the result has their shardings."""
-    return _merged(train, params, lambda *parts: _program(*parts[:2], parts[2].sharding)(*parts[2:]))
+    return _merged(keys, params, lambda *parts: _program(*parts[:2], parts[2].sharding)(*parts[2:]))
 
 
-def _merged(train: Train, params: Mapping[str, Any], add: _Add) -> Mapping[str, Any]:
-    if LORA not in params:
+def _merged(keys: FineTuning, params: Mapping[str, Any], add: _Add) -> Mapping[str, Any]:
+    if NAME not in params:
         return params
-    leaves, adapters = flatten_dict(without_adapters(params), sep="/"), flatten_dict(params[LORA], sep="/")
+    model = {name: tree for name, tree in params.items() if name != NAME}
+    leaves, adapters = flatten_dict(model, sep="/"), flatten_dict(params[NAME], sep="/")
     for path in sorted({path.rpartition("/")[0] for path in adapters}):  # all processes in the same order
         a, b, whole = _equation(path, leaves[path].shape)
         parts = leaves[path], adapters[f"{path}/a"], adapters[f"{path}/b"]
-        leaves[path] = add(f"{a},{b}->{whole}", train.lora_alpha / train.lora_rank, *parts)
+        leaves[path] = add(f"{a},{b}->{whole}", keys.lora_alpha / keys.lora_rank, *parts)
     return unflatten_dict(leaves, sep="/")
 
 

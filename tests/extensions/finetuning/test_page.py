@@ -1,15 +1,15 @@
-"""The table of docs/fine_tuning.md shows the record."""
+"""The table of docs/finetuning.md shows the record."""
 
 import json
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_table_shows_the_record():
     record = json.loads((ROOT / "benchmarks" / "results" / "fine_tuning.json").read_text())
-    page = (ROOT / "docs" / "fine_tuning.md").read_text()
+    page = (ROOT / "docs" / "finetuning.md").read_text()
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| .* \|$", page, re.M)][1:]
     expected = [
         [

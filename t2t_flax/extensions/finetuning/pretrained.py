@@ -1,40 +1,41 @@
-"""The parameters that a new run starts from: those of another run or an exported model, see config.train.init_from."""
+"""The parameters that a new run starts from: those of another run or an exported model, see config.finetuning.init_from."""
 
 from collections.abc import Callable
 from typing import Any
 
-from t2t_flax.config.fine_tuning import parse_init_checkpoint
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.finetuning.keys import of, parse_init_checkpoint
+from t2t_flax.extensions.finetuning.vocabulary import tables_by_piece
 from t2t_flax.pretrained import run_folder
 from t2t_flax.training.checkpoint_selection import Choice, mean, restore_parts
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import abstract_params, make_model
-from t2t_flax.training.vocabulary import tables_by_piece
 from t2t_flax.training.workdir import read_model_config
 
 
 def pretrained_params(
     setup: TrainingSetup, own: dict[str, Any], group: ProcessGroup | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """The parameters that train.init_from, train.init_checkpoint and train.init_vocabulary name, on the run's devices.
+    """The parameters of the run that finetuning.init_from names, on the run's devices.
 
     own: the run's initial parameters. Raises UserError for another model, and where there are none.
     """
-    config, workdir = setup.config, run_folder(setup.config.train.init_from)
+    config, keys = setup.config, of(setup.config)
+    workdir = run_folder(keys.init_from)
     stored = read_model_config(workdir)
     if stored is None:
-        raise UserError(f"config.train.init_from = {workdir} holds no run: it has no config.json.")
-    check_same_model(stored, config, f"config.train.init_from = {workdir}")
+        raise UserError(f"config.finetuning.init_from = {workdir} holds no run: it has no config.json.")
+    check_same_model(stored, config, f"config.finetuning.init_from = {workdir}")
     old, new = TokenizerPair.load(workdir / "tokenizer"), setup.corpus.tokenizers
     abstract = abstract_params(config.mesh, make_model(config, *old.vocab_sizes), setup.mesh)
-    choice = Choice(**parse_init_checkpoint(config.train.init_checkpoint))
+    choice = Choice(**parse_init_checkpoint(keys.init_checkpoint))
     try:
         part = mean(restore_parts(workdir, stored, choice, abstract, old.digest, group))
     except UserError as error:
-        raise UserError(f"config.train.init_checkpoint = {config.train.init_checkpoint}: {error}") from None
+        raise UserError(f"config.finetuning.init_checkpoint = {keys.init_checkpoint}: {error}") from None
     steps = (
         f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
@@ -49,6 +50,6 @@ def pretrained_params(
     try:
         params, counts = tables_by_piece(setup.model, own, part.params, old, new)
     except UserError as error:
-        raise UserError(f"config.train.init_vocabulary = by_piece: {error}") from None
+        raise UserError(f"config.finetuning.init_vocabulary = by_piece: {error}") from None
     say(f"vocabulary: {'; '.join(counts)}")
     return params

@@ -11,13 +11,14 @@ from helpers.updates import run_updates
 from t2t_flax import config as config_lib
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.finetuning.frozen import matching
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
+from t2t_flax.training.parameters import join, parameters_of
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import loss_sums
-from t2t_flax.training.trainable import join, matching, split
 
 TREE = {
     "encoder_0": {"norm": {"scale": 1}, "self_attention": {"query": {"kernel": 2}}},
@@ -45,22 +46,24 @@ PATHS = [
     ],
 )
 def test_patterns_match_paths_and_folders(patterns, found):
-    assert matching(patterns, PATHS, "config.train.freeze") == set(found)
+    assert matching(patterns, PATHS, "config.finetuning.freeze") == set(found)
 
 
 def test_a_pattern_without_a_match_is_refused_with_the_closest_paths():
-    with pytest.raises(UserError, match=r"config.train.freeze: no parameter matches 'encodr_1'. .* encoder_1(,|\b)"):
-        matching("shared_embedding encodr_1", PATHS, "config.train.freeze")
+    with pytest.raises(
+        UserError, match=r"config.finetuning.freeze: no parameter matches 'encodr_1'. .* encoder_1(,|\b)"
+    ):
+        matching("shared_embedding encodr_1", PATHS, "config.finetuning.freeze")
 
 
 def test_split_and_join():
-    config = small_config(train=dict(freeze="encoder_0 shared_embedding"))
-    trained, frozen = split(config, TREE)
+    config = small_config(finetuning=dict(freeze="encoder_0 shared_embedding"))
+    trained, frozen = parameters_of(config).split(TREE)
     assert trained == {name: TREE[name] for name in ("encoder_1", "encoder_10")}
     assert frozen == {name: TREE[name] for name in ("encoder_0", "shared_embedding")}
     assert join(trained, frozen) == TREE
     with pytest.raises(UserError, match="nothing is left to train"):
-        split(small_config(train=dict(freeze="*")), TREE)
+        parameters_of(small_config(finetuning=dict(freeze="*"))).split(TREE)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ KEYS = dict(optimizer=dict(lr_scale=2.0, weight_decay=0.1, ema_decay=0.9, max_gr
 
 @pytest.fixture(scope="module")
 def frozen_run(store):
-    config = small_config(train=FREEZE, **KEYS)
+    config = small_config(finetuning=FREEZE, **KEYS)
     return config, *run_updates(config, store)
 
 
@@ -82,7 +85,9 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
     """Weight decay, clipping and the moving average are on."""
     config, before, after, _ = frozen_run
     for name in ("params", "ema"):
-        (trained, frozen), (old_trained, old_frozen) = (split(config, getattr(s, name)) for s in (after, before))
+        (trained, frozen), (old_trained, old_frozen) = (
+            parameters_of(config).split(getattr(s, name)) for s in (after, before)
+        )
         jax.tree.map(np.testing.assert_array_equal, frozen, old_frozen)
         changed = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (trained, old_trained)), strict=True)]
         assert all(changed)
@@ -90,25 +95,27 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
 
 def test_the_optimizer_keeps_state_of_the_trained_parameters_only(frozen_run):
     config, _, after, _ = frozen_run
-    trained = jax.tree.structure(split(config, after.params)[0])
+    trained = jax.tree.structure(parameters_of(config).split(after.params)[0])
     assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure(after.opt_state[0].nu) == trained
 
 
 def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
     """Oracle: the gradient of all parameters, cut to the trained ones; so are its norm and the clipping."""
-    config = small_config(train=FREEZE, **KEYS)
+    config = small_config(finetuning=FREEZE, **KEYS)
     before, after, (metrics,) = run_updates(config, store, updates=1)
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     first = Batches(store, config.data, seed=0).batch(0)
     batch = {k: x[0] for k, x in first.rows(0, first.shape.rows).items()}
     noise = Noise(noise_key(config.seed.dropout, jnp.int32(0)), jnp.arange(len(batch["target"]), dtype=jnp.uint32))
     grads = jax.jit(jax.grad(lambda p: loss_sums(config, model, p, batch, noise)[0]))(before.params)
-    grads = jax.tree.map(lambda g: g / metrics["tokens"], split(config, grads)[0])
+    grads = jax.tree.map(lambda g: g / metrics["tokens"], parameters_of(config).split(grads)[0])
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    old = split(config, before.params)[0]
+    old = parameters_of(config).split(before.params)[0]
     updates, _ = tx.update(grads, tx.init(old), old)
-    for new, was, update in zip(*map(jax.tree.leaves, (split(config, after.params)[0], old, updates)), strict=True):
+    for new, was, update in zip(
+        *map(jax.tree.leaves, (parameters_of(config).split(after.params)[0], old, updates)), strict=True
+    ):
         np.testing.assert_allclose(new - was, update, atol=2e-4 * float(jnp.abs(update).max()) + 1e-7)
 
 
@@ -122,7 +129,7 @@ def test_losses_are_the_same_on_every_mesh(store, frozen_run, shape):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_leaves_frozen_parameters_out(name):
-    config = small_config(train=FREEZE, optimizer=dict(name=name, weight_decay=0.1))
+    config = small_config(finetuning=FREEZE, optimizer=dict(name=name, weight_decay=0.1))
     mesh = devices_mesh(fsdp=2)
     state = init_state(config, make_model(config, 37, 37), make_optimizer(config), mesh, abstract=True)[0]
     paths = {jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree.leaves_with_path(state.opt_state)}
@@ -132,7 +139,7 @@ def test_every_optimizer_leaves_frozen_parameters_out(name):
 @pytest.mark.slow
 def test_resumed_run_is_bit_identical(tmp_path, cache):
     def config(steps):
-        return tiny_run("", steps, train=dict(steps=steps) | FREEZE, **KEYS)
+        return tiny_run("", steps, train=dict(steps=steps), finetuning=FREEZE, **KEYS)
 
     whole = loop.train(start(config(8), tmp_path / "whole", cache), score=None).state
     loop.train(start(config(4), tmp_path / "parts", cache), score=None)
@@ -141,7 +148,7 @@ def test_resumed_run_is_bit_identical(tmp_path, cache):
 
 
 def test_explain_shows_counts(store):
-    config = config_lib.load_config("aiayn_base", {"train.freeze": "encoder_*"})
+    config = config_lib.load_config("aiayn_base", {"finetuning.freeze": "encoder_*"})
     lines = dict(line.strip().rsplit(maxsplit=1) for line in describe(config).splitlines() if line.startswith("  "))
     count = {name: int(lines[name].replace(",", "")) for name in ("all", "trained", "frozen")}
     assert count["frozen"] == 6 * (4 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512)

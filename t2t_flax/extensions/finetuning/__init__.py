@@ -1,0 +1,7 @@
+"""Fine-tuning: parameters of another run to start from, frozen parameters, low-rank adapters, another vocabulary."""
+
+from t2t_flax.registry import PARAMETERS, TOKENIZERS_OF, add_group
+
+add_group("finetuning", "t2t_flax.extensions.finetuning.keys", "FineTuning")
+PARAMETERS.add("t2t_flax.extensions.finetuning.parameters", "init_from", "freeze", "lora_rank", group="finetuning")
+TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.tokenizer", "init_from", group="finetuning")
