@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
-from t2t_flax.training.pretrained import pretrained_params
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -18,6 +17,7 @@ from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import evaluate
 from t2t_flax.evaluation.restore import Loaded, load
 from t2t_flax.evaluation.validation import validation_score
+from t2t_flax.extensions.finetuning.pretrained import pretrained_params
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.run_tracker import validation_loss, with_means

@@ -18,11 +18,11 @@ from helpers.configs import small_config
 from helpers.full_disk import full_disk
 from helpers.processes import environment
 from helpers.runs import start, tiny_run
-from t2t_flax.training.pretrained import pretrained_params
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.finetuning.pretrained import pretrained_params
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop

@@ -137,7 +137,7 @@ def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
     """A larger joint vocabulary, tied tables: known pieces have their rows, and the run's own tokenizer is used."""
     keys = dict(init_from=str(first), init_vocabulary="by_piece")
     data = dict(vocab_size=340, train="toy:train:400")
-    run = start(tiny_run(tmp_path, steps=2, train=keys, data=data), tmp_path, cache)
+    run = start(tiny_run(tmp_path, steps=2, finetuning=keys, data=data), tmp_path, cache)
     old, new = TokenizerPair.load(first / "tokenizer").source, run.corpus.tokenizers.source
     assert (old.vocab_size, new.vocab_size) == (300, 340)
     own = init_state(run.config, run.model, run.tx, run.mesh)[0].params
