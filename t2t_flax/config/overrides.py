@@ -32,7 +32,7 @@ def to_config_dict(config: Config) -> ml_collections.ConfigDict:
 
 
 def _asdict(group: Any) -> dict[str, Any]:
-    return {item.name: getattr(group, item.name) for item in dataclasses.fields(group)}
+    return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
 def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
@@ -83,6 +83,10 @@ def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
     extensions = tuple(
         (name, group) for name, group in frozen.items() if name not in CORE_GROUPS and group != type(group)()
     )
+    of_model = tuple(
+        pair for pair in extensions if keys.MODEL in {item.metadata["changes"] for item in keys.keys_of(pair[1])}
+    )
+    frozen["model"] = dataclasses.replace(frozen["model"], extensions=of_model)
     resolved = Config(**{name: frozen[name] for name in CORE_GROUPS}, extensions=extensions)
     check_combinations(resolved)
     return resolved

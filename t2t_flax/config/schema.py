@@ -12,7 +12,7 @@ from typing import Any
 
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.decode_keys import Decode
-from t2t_flax.config.keys import SCORES, TRAINING, TRANSLATIONS, key
+from t2t_flax.config.keys import SCORES, TRAINING, TRANSLATIONS, key, keys_of
 from t2t_flax.config.model_keys import Model
 from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
@@ -308,7 +308,7 @@ def groups() -> dict[str, type]:
 @functools.cache
 def fields() -> dict[str, dataclasses.Field]:
     """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
-    return {f"{name}.{item.name}": item for name, group in groups().items() for item in dataclasses.fields(group)}
+    return {f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)}
 
 
 def keys_that_change(*what: str) -> tuple[str, ...]:

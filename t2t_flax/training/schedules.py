@@ -1,4 +1,8 @@
-"""Learning-rate schedules: the rate of an update as a function of its number (5.3)."""
+"""Learning-rate schedules: the rate of an update as a function of its number (5.3); rows of `registry.SCHEDULES`.
+
+The numbers of the config may be traced arrays: runs that are trained together differ in them. The keys that each reads are in
+`config/optimizer_keys.py`.
+"""
 
 from collections.abc import Callable
 
@@ -7,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Optimizer
+from t2t_flax.registry import SCHEDULES
 
 Rate = Callable[[jax.Array], jax.Array]
 """t -> rate, float32; t = update - 1 + schedule_first_step."""
@@ -37,29 +42,14 @@ def linear(o: Optimizer, d_model: int) -> Rate:
     return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.warmup_steps)
 
 
-def warmup_stable_decay(o: Optimizer, d_model: int) -> Rate:
+def wsd(o: Optimizer, d_model: int) -> Rate:
     """peak_lr until cooldown_steps before decay_steps, then a line to min_lr (Hu et al. 2024, MiniCPM)."""
     return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.decay_steps - o.cooldown_steps)
 
 
-SCHEDULES: dict[str, Callable[[Optimizer, int], Rate]] = {
-    "noam": noam,
-    "inverse_sqrt": inverse_sqrt,
-    "constant": constant,
-    "cosine": cosine,
-    "linear": linear,
-    "wsd": warmup_stable_decay,
-}
-"""(config.optimizer, d_model) -> rate. The numbers of the config may be traced arrays: runs that are trained together
-differ in them. The keys that each reads are in `config/optimizer_keys.py`.
-"""
-
-
 def learning_rate_schedule(o: Optimizer, d_model: int) -> Rate:
-    """update 1, 2, ... -> its rate, float32. Raises ValueError for an unknown schedule."""
-    if o.schedule not in SCHEDULES:
-        raise ValueError(f"unknown optimizer.schedule {o.schedule!r}; known: {', '.join(SCHEDULES)}")
-    rate = SCHEDULES[o.schedule](o, d_model)
+    """update 1, 2, ... -> its rate, float32. Raises KeyError for an unknown schedule."""
+    rate = SCHEDULES.load(o.schedule)(o, d_model)
     return lambda update: rate(jnp.asarray(update, jnp.float32) - 1 + o.schedule_first_step)
 
 

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config, Data, Model, Optimizer
+from t2t_flax.config.schema import CORE_GROUPS
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.registry import group_class, load_extensions
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 
@@ -23,8 +25,13 @@ VOCAB = 37
 def small_config(**groups) -> Config:
     """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group."""
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
-    changed = {name: dataclasses.replace(getattr(base, name), **keys) for name, keys in groups.items()}
-    return dataclasses.replace(base, **changed)
+    core = {
+        name: dataclasses.replace(getattr(base, name), **keys) for name, keys in groups.items() if name in CORE_GROUPS
+    }
+    load_extensions()
+    others = {name: group_class(name)(**keys) for name, keys in groups.items() if name not in CORE_GROUPS}
+    config = dataclasses.replace(base, **core, extensions=tuple(others.items()))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, extensions=tuple(others.items())))
 
 
 def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:

@@ -13,10 +13,11 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
+from t2t_flax.registry import OPTIMIZERS
 from t2t_flax.training import loop, lora
 from t2t_flax.training.lora import merge, merge_on_devices, with_adapters, without_adapters
 from t2t_flax.training.model_summary import describe
-from t2t_flax.training.optimizer import OPTIMIZERS, make_optimizer
+from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.pretrained import pretrained_params
 from t2t_flax.training.train_state import abstract_params, init_state, make_model
 from t2t_flax.training.train_step import loss_sums
