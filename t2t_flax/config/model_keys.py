@@ -43,23 +43,22 @@ class Model:
     dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
     feed_forward: str = model_key(
         "dense",
-        "activation(x W1 + b1) W2 + b2 (3.3), or gated: (activation(x W) * x V) W2, without biases",
+        "feed-forward sub-layer; dense = activation(x W1 + b1) W2 + b2 (3.3)",
         choices=FEED_FORWARDS,
     )
     activation: str = model_key(
         "relu",
-        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation; gated swish is SwiGLU, gated gelu "
-        "GEGLU",
+        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation",
         choices=ACTIVATIONS,
     )
     attention_score: str = model_key(
         "scaled_dot",
-        "compatibility function of query and key: q k / sqrt(d_k) (3.2.1), q k, or v tanh(q + k)",
+        "compatibility function of query and key: scaled_dot = q k / sqrt(d_k) (3.2.1), dot = q k",
         choices=SCORES,
     )
     mixer: str = model_key(
         "attention",
-        "layer that mixes positions: self-attention or a replacement (Table 1); cross-attention is unaffected",
+        "layer that mixes positions: self-attention (3.2.3) or a replacement; cross-attention is unaffected",
         choices=MIXERS,
     )
     attention_kernel: str = key(
@@ -78,7 +77,9 @@ class Model:
         "Xavier uniform with gain 1, or with gain 1/sqrt(2) for queries, keys and values as in fairseq",
         choices=("xavier", "xavier_qkv_rsqrt2"),
     )
-    norm_type: str = model_key("layernorm", "LayerNorm (paper, 3.1), or RMSNorm: no mean, no bias", choices=NORMS)
+    norm_type: str = model_key(
+        "layernorm", "norm of sub-layers and stacks: LayerNorm in the paper (3.1)", choices=NORMS
+    )
     norm_placement: str = model_key(
         "post", "norm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
     )
@@ -90,8 +91,7 @@ class Model:
     norm_eps: float = model_key(1e-6, "epsilon of the norms; the paper gives none", low=1e-12, high=1e-1)
     position: str = model_key(
         "sinusoid_interleaved",
-        "vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor), or in "
-        "self-attention: rotary rotates queries and keys, alibi subtracts the distance from the scores",
+        "how positions enter: vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor)",
         choices=POSITIONS,
     )
     position_offset: int = model_key(

@@ -24,27 +24,27 @@ def noam(o: Optimizer, d_model: int) -> Rate:
 
 def inverse_sqrt(o: Optimizer, d_model: int) -> Rate:
     """peak_lr * sqrt(warmup_steps / t) after the warm-up."""
-    return _warm_up(o, lambda t: o.peak_lr * jnp.sqrt(o.warmup_steps / t))
+    return warm_up(o, lambda t: o.peak_lr * jnp.sqrt(o.warmup_steps / t))
 
 
 def constant(o: Optimizer, d_model: int) -> Rate:
     """peak_lr after the warm-up."""
-    return _warm_up(o, lambda t: o.peak_lr)
+    return warm_up(o, lambda t: o.peak_lr)
 
 
 def cosine(o: Optimizer, d_model: int) -> Rate:
     """Half a cosine from peak_lr after the warm-up to min_lr at t = decay_steps (Loshchilov and Hutter 2017)."""
-    return _decay(o, optax.cosine_decay_schedule(1.0, 1), o.warmup_steps)
+    return decay(o, optax.cosine_decay_schedule(1.0, 1), o.warmup_steps)
 
 
 def linear(o: Optimizer, d_model: int) -> Rate:
     """A line from peak_lr after the warm-up to min_lr at t = decay_steps."""
-    return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.warmup_steps)
+    return decay(o, optax.linear_schedule(1.0, 0.0, 1), o.warmup_steps)
 
 
 def wsd(o: Optimizer, d_model: int) -> Rate:
     """peak_lr until cooldown_steps before decay_steps, then a line to min_lr (Hu et al. 2024, MiniCPM)."""
-    return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.decay_steps - o.cooldown_steps)
+    return decay(o, optax.linear_schedule(1.0, 0.0, 1), o.decay_steps - o.cooldown_steps)
 
 
 def learning_rate_schedule(o: Optimizer, d_model: int) -> Rate:
@@ -53,7 +53,7 @@ def learning_rate_schedule(o: Optimizer, d_model: int) -> Rate:
     return lambda update: rate(jnp.asarray(update, jnp.float32) - 1 + o.schedule_first_step)
 
 
-def _warm_up(o: Optimizer, rate: Rate) -> Rate:
+def warm_up(o: Optimizer, rate: Rate) -> Rate:
     """Linear from warmup_init at t = 0 to peak_lr at t = warmup_steps, then `rate`."""
 
     def warm(t):
@@ -62,11 +62,11 @@ def _warm_up(o: Optimizer, rate: Rate) -> Rate:
     return lambda t: jnp.where(t < o.warmup_steps, warm(t), rate(t))
 
 
-def _decay(o: Optimizer, shape: optax.Schedule, first: int | jax.Array) -> Rate:
+def decay(o: Optimizer, shape: optax.Schedule, first: int | jax.Array) -> Rate:
     """After the warm-up: peak_lr up to t = first, then along `shape` (1 at 0, 0 from 1 on) to min_lr at t = decay_steps."""
 
     def rate(t):
         share = shape(jnp.maximum(t - first, 0) / (o.decay_steps - first))
         return o.peak_lr * share + o.min_lr * (1 - share)  # exact at both ends
 
-    return _warm_up(o, rate)
+    return warm_up(o, rate)

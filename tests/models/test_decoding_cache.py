@@ -46,15 +46,3 @@ def test_wide_beams_and_samples_have_slots_of_their_own():
         beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.array.shape for beams in (1, 8, 9, 64)
     }
     assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}
-
-
-def test_wide_beams_and_samples_have_slots_of_their_own():
-    """Shared ones would multiply products and scores by their number."""
-    module = SelfAttention(Model(d_model=8, num_heads=2), causal=True)
-    variables = module.init(
-        jax.random.key(0), jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
-    )
-    shapes = {
-        beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.array.shape for beams in (1, 8, 9, 64)
-    }
-    assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}
