@@ -111,6 +111,8 @@ OPTIMIZERS = Table(
     {name: f"t2t_flax.training.optimizer:{name}" for name in ("adam", "adamw", "adafactor", "lion", "muon")}
 )
 """Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
+WATCHERS = Table()
+"""What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 

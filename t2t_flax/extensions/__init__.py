@@ -15,6 +15,7 @@ EXTENSIONS = (
     "parsing",
     "kernels",
     "recipes",
+    "resilience",
     "layer_types",
     "inspection",
 )
@@ -27,6 +28,7 @@ KNOWN = {
     "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
+    "resilience": {"groups": ("resilience",)},
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
