@@ -44,8 +44,10 @@ class Table(dict[str, str]):
             raise ValueError(f"two rows are called {name!r}: {self[name]} and {module}")
 
     def load(self, name: str) -> Any:
-        """The module of a row, or its object. Raises KeyError for an unknown name."""
+        """The module of a row, or its object. Raises ValueError for an unknown name."""
         load_extensions()
+        if name not in self:
+            raise ValueError(f"{name!r} is none of {', '.join(self)}")
         module, _, attribute = self[name].partition(":")
         return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 

@@ -10,8 +10,8 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.scoring import PairIds, rows_of
 from t2t_flax.errors import UserError
 from t2t_flax.models.attention import SelfAttention
+from t2t_flax.models.mixer import mixer_class
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import MIXERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AttentionMaps:
 
 def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:
     """Attention weights of a teacher-forced pair. Raises UserError for a model without self-attention."""
-    if MIXERS.load(model.config.mixer).NAME != SelfAttention.NAME:
+    if mixer_class(model.config).NAME != SelfAttention.NAME:
         raise UserError(f"config.model.mixer = {model.config.mixer}: this run has no self-attention weights to show.")
     batch = {name: jax.numpy.asarray(x) for name, x in rows_of([pair], 1).items()}
     _, state = _forward(model, params, batch)

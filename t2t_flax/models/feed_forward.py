@@ -30,6 +30,11 @@ class FeedForward(nn.Module):
         return tokens * 2 * config.d_model * config.d_ff
 
 
+def feed_forward_class(config: Model) -> type[nn.Module]:
+    """Returns the class of model.feed_forward."""
+    return FEED_FORWARDS.load(config.feed_forward)
+
+
 def make_feed_forward(config: Model, dtype: jnp.dtype) -> nn.Module:
     """Returns the feed-forward sub-layer of a layer."""
-    return FEED_FORWARDS.load(config.feed_forward)(config, dtype)
+    return feed_forward_class(config)(config, dtype)

@@ -33,7 +33,12 @@ class MixerInputs:
     noise: Noise | None = None
 
 
+def mixer_class(config: Model) -> type[nn.Module]:
+    """Returns the class of model.mixer."""
+    return MIXERS.load(config.mixer)
+
+
 def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
     """Returns the mixer of a layer above `depth` others, causal in the decoder."""
-    mixer = MIXERS.load(config.mixer)
+    mixer = mixer_class(config)
     return mixer(config, dtype, causal, depth, name=mixer.NAME)

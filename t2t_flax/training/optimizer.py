@@ -56,7 +56,7 @@ def muon(o: Optimizer) -> optax.GradientTransformation:
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Clipping, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
 
-    The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises KeyError
+    The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
     for an unknown optimizer or schedule.
     """
     o = config.optimizer

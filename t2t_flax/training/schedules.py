@@ -48,7 +48,7 @@ def wsd(o: Optimizer, d_model: int) -> Rate:
 
 
 def learning_rate_schedule(o: Optimizer, d_model: int) -> Rate:
-    """update 1, 2, ... -> its rate, float32. Raises KeyError for an unknown schedule."""
+    """update 1, 2, ... -> its rate, float32. Raises ValueError for an unknown schedule."""
     rate = SCHEDULES.load(o.schedule)(o, d_model)
     return lambda update: rate(jnp.asarray(update, jnp.float32) - 1 + o.schedule_first_step)
 
