@@ -35,7 +35,9 @@ class SourceForm:
 
 
 class Table(dict[str, str]):
-    """Rows of name -> module of one kind, such as decoders. The choices of a config key are the names in its table."""
+    """Rows of one kind, such as decoders: name -> `module`, or `module:object`. The choices of a config key are the names in
+    its table.
+    """
 
     def add(self, name: str, module: str) -> None:
         """Adds a row. Raises ValueError for a name that another module has."""
@@ -43,8 +45,12 @@ class Table(dict[str, str]):
             raise ValueError(f"two rows are called {name!r}: {self[name]} and {module}")
 
     def load(self, name: str) -> Any:
-        """The module of a row."""
-        return importlib.import_module(self[name])
+        """The module of a row, or its object. Raises ValueError for an unknown name."""
+        load_extensions()
+        if name not in self:
+            raise ValueError(f"{name!r} is none of {', '.join(self)}")
+        module, _, attribute = self[name].partition(":")
+        return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
 
 class Features(list[tuple[str, str, tuple[str, ...]]]):
@@ -68,7 +74,6 @@ COMMANDS = {
     "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
     "prepare": Command("t2t_flax.cli.prepare", "train the tokenizer and tokenise the data of a config before training"),
     "score": Command("t2t_flax.cli.score", "log-probability of given pairs"),
-    "attend": Command("t2t_flax.cli.attend", "attention weights of every layer and head for a pair, as arrays and a picture"),
     "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
         "t2t_flax.cli.explain", "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys"
@@ -98,6 +103,36 @@ PARAMETERS = Features()
 """Modules with `parameters(config) -> training.parameters.Parameters`; the first one counts."""
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
+MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
+"""Choices of model.mixer; see `t2t_flax.models.mixer`."""
+SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})
+"""Choices of model.attention_score: functions that return a flax module, (q [..., T, N, H], k [..., S, N, H]) -> float32
+[..., N, T, S].
+"""
+FEED_FORWARDS = Table({"dense": "t2t_flax.models.feed_forward:FeedForward"})
+"""Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
+ACTIVATIONS = Table({"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"})
+"""Choices of model.activation: functions of an array."""
+NORMS = Table({"layernorm": "t2t_flax.models.dense:layer_norm"})
+"""Choices of model.norm_type: functions (epsilon, dtype) -> function or flax module, [..., D] -> [..., D]."""
+POSITIONS = Table(
+    {
+        name: f"t2t_flax.models.positions:{name.upper()}"
+        for name in ("sinusoid_interleaved", "sinusoid_halves", "learned", "none")
+    }
+)
+"""Choices of model.position: objects of the class `PositionScheme`."""
+SCHEDULES = Table(
+    {
+        name: f"t2t_flax.training.schedules:{name}"
+        for name in ("noam", "inverse_sqrt", "constant", "cosine", "linear", "wsd")
+    }
+)
+"""Choices of optimizer.schedule: functions (config.optimizer, d_model) -> rate; see `t2t_flax.training.schedules`."""
+OPTIMIZERS = Table(
+    {name: f"t2t_flax.training.optimizer:{name}" for name in ("adam", "adamw", "adafactor", "lion", "muon")}
+)
+"""Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 GROUPS: dict[str, tuple[str, str]] = {}

@@ -18,7 +18,7 @@ from t2t_flax.training.safetensors_file import flatten
 SAME_AS_PAPER = (
     "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale", "logit_scale", "output_bias",
     "attention_bias", "decoder_start_token", "activation", "feed_forward", "attention_score", "mixer", "num_kv_heads",
-    "d_k", "d_v", "norm_type", "final_norm", "attention_window",
+    "d_k", "d_v", "norm_type", "final_norm",
 )  # fmt: skip
 """Keys of the model that must have their defaults: the other engines read only this form."""
 

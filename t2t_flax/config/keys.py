@@ -36,6 +36,11 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def keys_of(group: Any) -> list[dataclasses.Field]:
+    """The keys of a group, a dataclass or an object of it: its fields that `key` made."""
+    return [item for item in dataclasses.fields(group) if item.metadata]
+
+
 def type_name(item: dataclasses.Field) -> str:
     """A key's type in words: `int`, `float or none`, `one of post, pre`."""
     if item.metadata["choices"]:

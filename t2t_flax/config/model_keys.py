@@ -2,9 +2,19 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config.keys import MODEL, TRAINING, key
-from t2t_flax.registry import ATTENTION_KERNELS
+from t2t_flax.registry import (
+    ACTIVATIONS,
+    ATTENTION_KERNELS,
+    FEED_FORWARDS,
+    MIXERS,
+    NORMS,
+    POSITIONS,
+    SCORES,
+    group_class,
+)
 
 model_key = functools.partial(key, changes=MODEL)
 """A key of the function that the parameters are: a run with another value is of another model."""
@@ -33,33 +43,23 @@ class Model:
     dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)
     feed_forward: str = model_key(
         "dense",
-        "activation(x W1 + b1) W2 + b2 (3.3), or gated: (activation(x W) * x V) W2, without biases",
-        choices=("dense", "gated"),
+        "feed-forward sub-layer; dense = activation(x W1 + b1) W2 + b2 (3.3)",
+        choices=FEED_FORWARDS,
     )
     activation: str = model_key(
         "relu",
-        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation; gated swish is SwiGLU, gated gelu "
-        "GEGLU",
-        choices=("relu", "gelu", "swish"),
+        "activation of the feed-forward sub-layer (3.3); gelu by its tanh approximation",
+        choices=ACTIVATIONS,
     )
     attention_score: str = model_key(
         "scaled_dot",
-        "compatibility function of query and key: q k / sqrt(d_k) (3.2.1), q k, or v tanh(q + k)",
-        choices=("scaled_dot", "dot", "additive"),
+        "compatibility function of query and key: scaled_dot = q k / sqrt(d_k) (3.2.1), dot = q k",
+        choices=SCORES,
     )
     mixer: str = model_key(
         "attention",
-        "layer that mixes positions: self-attention or a replacement (Table 1); cross-attention is unaffected",
-        choices=("attention", "lstm", "gru", "conv", "dilated_conv"),
-    )
-    conv_kernel_size: int = model_key(
-        3, "k, odd: kernel width of the convolutions of model.mixer", unit="tokens", low=3, high=1025
-    )
-    attention_window: int = model_key(
-        0,
-        "r, odd: self-attention reaches (r - 1) / 2 positions to each side (section 4); 0 = all",
-        unit="tokens",
-        low=0,
+        "layer that mixes positions: self-attention (3.2.3) or a replacement; cross-attention is unaffected",
+        choices=MIXERS,
     )
     attention_kernel: str = key(
         "einsum",
@@ -78,7 +78,7 @@ class Model:
         choices=("xavier", "xavier_qkv_rsqrt2"),
     )
     norm_type: str = model_key(
-        "layernorm", "LayerNorm (paper, 3.1), or RMSNorm: no mean, no bias", choices=("layernorm", "rmsnorm")
+        "layernorm", "norm of sub-layers and stacks: LayerNorm in the paper (3.1)", choices=NORMS
     )
     norm_placement: str = model_key(
         "post", "norm after the residual sum (paper, 3.1) or before the sub-layer", choices=("post", "pre")
@@ -91,14 +91,12 @@ class Model:
     norm_eps: float = model_key(1e-6, "epsilon of the norms; the paper gives none", low=1e-12, high=1e-1)
     position: str = model_key(
         "sinusoid_interleaved",
-        "vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor), or in "
-        "self-attention: rotary rotates queries and keys, alibi subtracts the distance from the scores",
-        choices=("sinusoid_interleaved", "sinusoid_halves", "learned", "rotary", "alibi", "none"),
+        "how positions enter: vectors added to the embeddings (3.5; halves = all sines, then all cosines, as in tensor2tensor)",
+        choices=POSITIONS,
     )
     position_offset: int = model_key(
         0, "index of the first position of the sinusoids: 0 in the paper, 2 in fairseq", low=0, high=2
     )
-    rope_theta: float = model_key(10000.0, "base of the wavelengths of rotary positions", low=1.0, high=1e12)
     max_positions: int = model_key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
     tie_embeddings: str = model_key(
         "all",
@@ -129,6 +127,12 @@ class Model:
         low=1,
         high=2**16,
     )
+    extensions: tuple[tuple[str, Any], ...] = ()
+    """No key: those groups of `Config.extensions` that belong to the model, for rows of tables that have keys of their own."""
+
+    def group(self, name: str) -> Any:
+        """The keys of an extension that belong to the model."""
+        return dict(self.extensions).get(name) or group_class(name)()
 
     @property
     def head_widths(self) -> tuple[int, int]:

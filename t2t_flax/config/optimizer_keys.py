@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
+from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 
 KEYS_OF_SCHEDULE: dict[str, tuple[str, ...]] = {
     "noam": ("lr_scale",),
@@ -35,14 +36,14 @@ class Optimizer:
         "adam",
         "adam (5.3; with weight_decay it is AdamW); adamw = adam that requires weight_decay; adafactor = factored second "
         "moments, rates relative to each parameter's RMS; lion; muon = orthogonalized momentum for matrices, Adam for the rest",
-        choices=tuple(KEYS_OF_OPTIMIZER),
+        choices=OPTIMIZERS,
     )
     schedule: str = key(
         "noam",
         "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3). The others warm up linearly to peak_lr, then: "
         "inverse_sqrt = peak_lr * sqrt(warmup / t); constant; cosine and linear decay to min_lr at decay_steps; wsd = "
         "constant, then linear decay over the last cooldown_steps before decay_steps",
-        choices=tuple(KEYS_OF_SCHEDULE),
+        choices=SCHEDULES,
     )
     lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True, changes=TRAINING)
     peak_lr: float = key(5e-4, "peak learning rate of every schedule but noam", low=0.0, mutable=True, changes=TRAINING)

@@ -32,7 +32,7 @@ def to_config_dict(config: Config) -> ml_collections.ConfigDict:
 
 
 def _asdict(group: Any) -> dict[str, Any]:
-    return {item.name: getattr(group, item.name) for item in dataclasses.fields(group)}
+    return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
 def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
@@ -80,10 +80,8 @@ def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
         name: group(**{item: _checked(f"{name}.{item}", value) for item, value in values.get(name, {}).items()})
         for name, group in groups().items()
     }
-    extensions = tuple(
-        (name, group) for name, group in frozen.items() if name not in CORE_GROUPS and group != type(group)()
-    )
-    resolved = Config(**{name: frozen[name] for name in CORE_GROUPS}, extensions=extensions)
+    set_groups = {name: group for name, group in frozen.items() if name not in CORE_GROUPS and group != type(group)()}
+    resolved = Config(**{name: frozen[name] for name in CORE_GROUPS}).with_extensions(set_groups)
     check_combinations(resolved)
     return resolved
 

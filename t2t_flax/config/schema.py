@@ -13,7 +13,7 @@ from typing import Any
 
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.decode_keys import Decode
-from t2t_flax.config.keys import SCORES, TRAINING, TRANSLATIONS, key
+from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of
 from t2t_flax.config.model_keys import Model
 from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
@@ -273,11 +273,14 @@ class Config:
                 config = dataclasses.replace(config, **{group: changed})
                 continue
             others = {other: keys for other, keys in config.extensions if other != group}
-            set_groups = others | ({group: changed} if changed != type(changed)() else {})
-            config = dataclasses.replace(
-                config, extensions=tuple((n, set_groups[n]) for n in groups() if n in set_groups)
-            )
+            config = config.with_extensions(others | ({group: changed} if changed != type(changed)() else {}))
         return config
+
+    def with_extensions(self, groups_by_name: Mapping[str, Any]) -> "Config":
+        """A copy with these groups of extensions; `model.extensions` has those with keys that change the model."""
+        pairs = tuple((name, groups_by_name[name]) for name in groups() if name in groups_by_name)
+        of_model = tuple(pair for pair in pairs if MODEL in {key.metadata["changes"] for key in keys_of(pair[1])})
+        return dataclasses.replace(self, extensions=pairs, model=dataclasses.replace(self.model, extensions=of_model))
 
 
 CORE_GROUPS: dict[str, type] = {
@@ -295,7 +298,7 @@ def groups() -> dict[str, type]:
 @functools.cache
 def fields() -> dict[str, dataclasses.Field]:
     """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
-    return {f"{name}.{item.name}": item for name, group in groups().items() for item in dataclasses.fields(group)}
+    return {f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)}
 
 
 def keys_that_change(*what: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.tracker_names import tracker_names
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
+from t2t_flax.registry import GROUPS
 
 
 def check_combinations(c: Config) -> None:
@@ -20,7 +21,8 @@ def check_combinations(c: Config) -> None:
     _check_decode(c)
     _check_mesh(c.mesh)
     _check_log(c.log)
-    for _, group in c.extensions:
+    for name in GROUPS:
+        group = c.group(name)
         if hasattr(group, "check"):
             group.check(c)
 
@@ -37,56 +39,9 @@ def _check_model(m: Model) -> None:
         raise UserError(
             f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
         )
-    _check_mixer(m)
-    _check_attention(m)
-
-
-def _check_mixer(m: Model) -> None:
-    if m.attention_window and m.attention_window % 2 == 0:
-        raise UserError(
-            f"config.model.attention_window = {m.attention_window} is even: a window has as many positions before its "
-            "centre as after it, so it must be odd."
-        )
-    if m.attention_window and m.mixer != "attention":
-        raise UserError(f"config.model.attention_window is for attention; config.model.mixer = {m.mixer}.")
-    if m.conv_kernel_size % 2 == 0:
-        raise UserError(
-            f"config.model.conv_kernel_size = {m.conv_kernel_size} is even: the encoder's convolution is symmetric."
-        )
-    if m.conv_kernel_size != Model.conv_kernel_size and not m.mixer.endswith("conv"):
-        raise UserError(f"config.model.conv_kernel_size is for convolutions; config.model.mixer = {m.mixer}.")
-    if m.mixer in ("lstm", "gru") and m.d_model % 2:
-        raise UserError(
-            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
-        )
-
-
-def _check_attention(m: Model) -> None:
     if m.num_kv_heads and m.num_heads % m.num_kv_heads:
         raise UserError(
             f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
-        )
-    if m.num_kv_heads not in (0, m.num_heads) and m.attention_score == "additive":
-        raise UserError(
-            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product; config.model.attention_score = additive."
-        )
-    if m.position in ("rotary", "alibi") and m.mixer != "attention":
-        raise UserError(
-            f"config.model.position = {m.position} acts in self-attention; config.model.mixer = {m.mixer} has none."
-        )
-    if m.position == "rotary" and (m.d_k or m.d_model // m.num_heads) % 2:
-        raise UserError(
-            "config.model.position = rotary rotates pairs of features, but a head's width is odd: change config.model.d_k "
-            f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
-        )
-    if m.position == "rotary" and m.attention_score == "additive":
-        raise UserError(
-            "config.model.position = rotary needs a dot product, the only score that then depends on the distance; "
-            "config.model.attention_score = additive."
-        )
-    if m.rope_theta != Model.rope_theta and m.position != "rotary":
-        raise UserError(
-            f"config.model.rope_theta = {m.rope_theta} is for rotary positions; config.model.position = {m.position}."
         )
 
 

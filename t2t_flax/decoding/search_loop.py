@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config.special_tokens import PAD
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models.slots import Slots
+from t2t_flax.models.decoding_cache import Slots
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)

@@ -17,6 +17,8 @@ EXTENSIONS = (
     "recipes",
     "resilience",
     "finetuning",
+    "layer_types",
+    "inspection",
 )
 
 KNOWN = {
@@ -32,6 +34,15 @@ KNOWN = {
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
+    "layer_types": {
+        "groups": ("layer_types",),
+        "model.mixer": ("local_attention", "lstm", "gru", "conv", "dilated_conv"),
+        "model.attention_score": ("additive",),
+        "model.position": ("rotary", "alibi"),
+        "model.feed_forward": ("gated",),
+        "model.norm_type": ("rmsnorm",),
+    },
+    "inspection": {"commands": ("attend",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a
 checkout that lacks one.

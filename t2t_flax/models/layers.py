@@ -6,30 +6,16 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.models.attention import Mask, MultiHeadAttention
-from t2t_flax.models.dense import make_feed_forward, make_norm
+from t2t_flax.models.decoding_cache import from_decoding_layout
+from t2t_flax.models.dense import make_norm
 from t2t_flax.models.dropout import Dropout
-from t2t_flax.models.mixer_inputs import MixerInputs
-from t2t_flax.models.mixers import make_mixer
-from t2t_flax.models.slots import from_decoding_layout
-
-
-class Residual(nn.Module):
-    """LayerNorm(x + Dropout(f(x))) (3.1, 5.4), or x + Dropout(f(LayerNorm(x))) with pre-norm."""
-
-    config: Model
-    dtype: jnp.dtype
-
-    def setup(self):
-        self.norm = make_norm(self.config, self.dtype)
-        self.drop = Dropout(self.config.dropout)
-
-    def __call__(self, x, sublayer, noise):
-        if self.config.norm_placement == "pre":
-            return x + self.drop(sublayer(self.norm(x)), noise)
-        return self.norm(x + self.drop(sublayer(x), noise))
+from t2t_flax.models.feed_forward import make_feed_forward
+from t2t_flax.models.mixer import MixerInputs, make_mixer
 
 
 class EncoderLayer(nn.Module):
+    """Two sub-layers: self-attention (or another mixer) and feed-forward (3.1). x [B, S, D] -> [B, S, D]."""
+
     config: Model
     dtype: jnp.dtype
     depth: int = 0  # layers below
@@ -46,6 +32,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Three sub-layers: causal self-attention (or another mixer), attention over the source, feed-forward (3.1)."""
+
     config: Model
     dtype: jnp.dtype
     depth: int = 0  # layers below
@@ -79,3 +67,19 @@ class DecoderLayer(nn.Module):
         x = self.residual_attention(x_BxKxD, mixer, None)
         x = self.residual_cross(x, cross_attention, None)
         return self.residual_ffn(x, lambda y: self.feed_forward(y, None), None), new_cache
+
+
+class Residual(nn.Module):
+    """LayerNorm(x + Dropout(f(x))) (3.1, 5.4), or x + Dropout(f(LayerNorm(x))) with pre-norm."""
+
+    config: Model
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.norm = make_norm(self.config, self.dtype)
+        self.drop = Dropout(self.config.dropout)
+
+    def __call__(self, x, sublayer, noise):
+        if self.config.norm_placement == "pre":
+            return x + self.drop(sublayer(self.norm(x)), noise)
+        return self.norm(x + self.drop(sublayer(x), noise))

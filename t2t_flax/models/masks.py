@@ -37,12 +37,6 @@ def causal_mask(length: int) -> jax.Array:
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
-def window_mask(length: int, reach: int) -> jax.Array:
-    """[1, 1, T, T]: a position sees those at most `reach` before or after it."""
-    index = jnp.arange(length)
-    return (jnp.abs(index[:, None] - index) <= reach)[None, None]
-
-
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax over the last axis. Masked keys get exactly 0, also where every key is masked."""
     return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)

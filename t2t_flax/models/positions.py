@@ -1,4 +1,4 @@
-"""Position schemes (3.5 and later ones), in one table, POSITIONS.
+"""Positions (3.5): the paper's schemes, rows of `registry.POSITIONS`.
 
 A scheme is up to three functions, one for each place where positions can enter. The first argument
 of each is the flax module that calls it: its `config`, and its `param` for schemes that learn.
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config import Model
+from t2t_flax.registry import POSITIONS
 
 
 class PositionScheme(NamedTuple):
@@ -62,45 +63,8 @@ def learned(module: nn.Module, position: jax.Array) -> jax.Array:
     return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:
-    """RoPE (Su et al. 2021): x [..., T, N, H], position [..., T] -> x with each pair (i, i + H/2) of
-    features turned by position * theta^(-2i/H), so that q k^T depends on the distance alone.
-    """
-    half = x.shape[-1] // 2
-    inverse = theta ** (-np.arange(half) / half)
-    angle = position[..., None, None].astype(jnp.float32) * inverse.astype(np.float32)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-def alibi_slopes(num_heads: int) -> np.ndarray:
-    """float32 [N] (Press et al. 2022): 2^(-8/N), 2^(-16/N), ... for a power of two; for another
-    number those of the next lower power, then every other one of the next higher.
-    """
-    lower = 2 ** int(np.log2(num_heads))
-    slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
-    between = 2.0 ** (-8 * np.arange(1, 2 * lower, 2) / (2 * lower))
-    return np.concatenate([slopes, between])[:num_heads].astype(np.float32)
-
-
-def alibi(module: nn.Module, query_position: jax.Array, key_position: jax.Array) -> jax.Array:
-    """-slope * |i - j| in each head, in both directions in the encoder."""
-    distance = jnp.abs(query_position[..., :, None] - key_position[..., None, :])
-    slopes_Nx1x1 = alibi_slopes(module.config.num_heads)[:, None, None]
-    return -slopes_Nx1x1 * distance[..., None, :, :].astype(jnp.float32)
-
-
-# A new scheme is a row here and a word in the choices of model.position.
-POSITIONS: dict[str, PositionScheme] = {
-    "sinusoid_interleaved": _fixed(sinusoid_interleaved),
-    "sinusoid_halves": _fixed(sinusoid_halves),
-    "learned": PositionScheme(vectors=learned),
-    "rotary": PositionScheme(rotate=lambda module, x, position: rotary(x, position, module.config.rope_theta)),
-    "alibi": PositionScheme(bias=alibi),
-    "none": PositionScheme(),
-}
+SINUSOID_INTERLEAVED, SINUSOID_HALVES = _fixed(sinusoid_interleaved), _fixed(sinusoid_halves)
+LEARNED, NONE = PositionScheme(vectors=learned), PositionScheme()
 
 
 class PositionVectors(nn.Module):
@@ -111,7 +75,7 @@ class PositionVectors(nn.Module):
 
     @nn.compact
     def __call__(self, position: jax.Array) -> jax.Array:
-        vectors = POSITIONS[self.config.position].vectors
+        vectors = POSITIONS.load(self.config.position).vectors
         return vectors(self, position).astype(self.dtype) if vectors else jnp.zeros((), self.dtype)
 
 
@@ -122,7 +86,7 @@ class PositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, query_position: jax.Array, key_position: jax.Array) -> jax.Array | None:
-        bias = POSITIONS[self.config.position].bias
+        bias = POSITIONS.load(self.config.position).bias
         return bias(self, query_position, key_position) if bias else None
 
 
@@ -133,5 +97,5 @@ class PositionRotation(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, position: jax.Array) -> jax.Array:
-        rotate = POSITIONS[self.config.position].rotate
+        rotate = POSITIONS.load(self.config.position).rotate
         return rotate(self, x, position) if rotate else x

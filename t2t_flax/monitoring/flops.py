@@ -15,8 +15,8 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Model
 from t2t_flax.models.attention import MultiHeadAttention
-from t2t_flax.models.dense import FEED_FORWARDS
-from t2t_flax.models.mixers import MIXERS
+from t2t_flax.models.feed_forward import feed_forward_class
+from t2t_flax.models.mixer import mixer_class
 
 # Dense bfloat16 TFLOP/s of one JAX device, from the vendors' data sheets.
 DATA_SHEET_TFLOPS = {
@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
 
 def forward_flops(model: Model, vocab: int, tokens: Tokens) -> float:
     """FLOPs (2 per multiply-add) of the matrix products of one forward pass. The backward pass takes twice as many."""
-    mixer, feed_forward = MIXERS[model.mixer][0], FEED_FORWARDS[model.feed_forward]
+    mixer, feed_forward = mixer_class(model), feed_forward_class(model)
     encoder = mixer.multiply_adds(model, tokens.source, tokens.source_self, causal=False)
     encoder += feed_forward.multiply_adds(model, tokens.source)
     decoder = mixer.multiply_adds(model, tokens.target, tokens.target_self, causal=True)
@@ -90,7 +90,7 @@ def partial_backward(model: Model, vocab: int, params: Any, trained: Collection[
     """
     leaves = {path: math.prod(leaf.shape) for path, leaf in flatten_dict(params, sep="/").items()}
     sides, layers = {"source": 0.0, "target": 0.0}, {"encoder_mixers": 0, "decoder_mixers": 0, "cross_attentions": 0}
-    mixer, pre = MIXERS[model.mixer][1], model.norm_placement == "pre"
+    mixer, pre = mixer_class(model).NAME, model.norm_placement == "pre"
 
     def has(*folders: str) -> bool:
         return any(path.startswith(folder) for path in trained for folder in folders)
@@ -142,7 +142,7 @@ def training_flops(model: Model, vocab: int, tokens: Tokens, backward: Backward 
     forward = forward_flops(model, vocab, tokens)
     if backward is None:
         return 3 * forward
-    mixer, cross = MIXERS[model.mixer][0].multiply_adds, MultiHeadAttention.multiply_adds
+    mixer, cross = mixer_class(model).multiply_adds, MultiHeadAttention.multiply_adds
     source, target = tokens.source, tokens.target
 
     def without_kernel(multiply_adds: Callable[[float], float], pairs: float) -> float:

@@ -1,6 +1,7 @@
-"""Optimizers: Adam (5.3) and its alternatives."""
+"""Optimizers: Adam (5.3) and its alternatives, rows of `registry.OPTIMIZERS`: functions from config.optimizer to a
+transformation of gradients to a direction, before weight decay and the learning rate, which all share.
+"""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.errors import UserError
+from t2t_flax.registry import OPTIMIZERS
 from t2t_flax.training.matrix_axes import matrix_axes_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import path_names
@@ -17,6 +19,9 @@ from t2t_flax.training.train_state import path_names
 def adam(o: Optimizer) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2015), with the constants of section 5.3 by default."""
     return optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps)
+
+
+adamw = adam  # with weight decay, which config/optimizer_keys.py requires
 
 
 def adafactor(o: Optimizer) -> optax.GradientTransformation:
@@ -48,18 +53,6 @@ def muon(o: Optimizer) -> optax.GradientTransformation:
     )
 
 
-OPTIMIZERS: dict[str, Callable[[Optimizer], optax.GradientTransformation]] = {
-    "adam": adam,
-    "adamw": adam,
-    "adafactor": adafactor,
-    "lion": lion,
-    "muon": muon,
-}
-"""Gradients -> direction, before weight decay and the learning rate, which all share. The keys that each reads are in
-`config/optimizer_keys.py`.
-"""
-
-
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Clipping, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
 
@@ -67,10 +60,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     for an unknown optimizer or schedule.
     """
     o = config.optimizer
-    if o.name not in OPTIMIZERS:
-        raise ValueError(f"unknown optimizer.name {o.name!r}; known: {', '.join(OPTIMIZERS)}")
     rate = learning_rate_schedule(o, config.model.d_model)
-    direction = OPTIMIZERS[o.name](o)
+    direction = OPTIMIZERS.load(o.name)(o)
     parts = [_clip_before(direction, o.max_grad_norm) if o.max_grad_norm else direction]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))

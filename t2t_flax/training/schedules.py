@@ -1,4 +1,8 @@
-"""Learning-rate schedules: the rate of an update as a function of its number (5.3)."""
+"""Learning-rate schedules: the rate of an update as a function of its number (5.3); rows of `registry.SCHEDULES`.
+
+The numbers of the config may be traced arrays: runs that are trained together differ in them. The keys that each reads are in
+`config/optimizer_keys.py`.
+"""
 
 from collections.abc import Callable
 
@@ -7,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Optimizer
+from t2t_flax.registry import SCHEDULES
 
 Rate = Callable[[jax.Array], jax.Array]
 """t -> rate, float32; t = update - 1 + schedule_first_step."""
@@ -19,51 +24,36 @@ def noam(o: Optimizer, d_model: int) -> Rate:
 
 def inverse_sqrt(o: Optimizer, d_model: int) -> Rate:
     """peak_lr * sqrt(warmup_steps / t) after the warm-up."""
-    return _warm_up(o, lambda t: o.peak_lr * jnp.sqrt(o.warmup_steps / t))
+    return warm_up(o, lambda t: o.peak_lr * jnp.sqrt(o.warmup_steps / t))
 
 
 def constant(o: Optimizer, d_model: int) -> Rate:
     """peak_lr after the warm-up."""
-    return _warm_up(o, lambda t: o.peak_lr)
+    return warm_up(o, lambda t: o.peak_lr)
 
 
 def cosine(o: Optimizer, d_model: int) -> Rate:
     """Half a cosine from peak_lr after the warm-up to min_lr at t = decay_steps (Loshchilov and Hutter 2017)."""
-    return _decay(o, optax.cosine_decay_schedule(1.0, 1), o.warmup_steps)
+    return decay(o, optax.cosine_decay_schedule(1.0, 1), o.warmup_steps)
 
 
 def linear(o: Optimizer, d_model: int) -> Rate:
     """A line from peak_lr after the warm-up to min_lr at t = decay_steps."""
-    return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.warmup_steps)
+    return decay(o, optax.linear_schedule(1.0, 0.0, 1), o.warmup_steps)
 
 
-def warmup_stable_decay(o: Optimizer, d_model: int) -> Rate:
+def wsd(o: Optimizer, d_model: int) -> Rate:
     """peak_lr until cooldown_steps before decay_steps, then a line to min_lr (Hu et al. 2024, MiniCPM)."""
-    return _decay(o, optax.linear_schedule(1.0, 0.0, 1), o.decay_steps - o.cooldown_steps)
-
-
-SCHEDULES: dict[str, Callable[[Optimizer, int], Rate]] = {
-    "noam": noam,
-    "inverse_sqrt": inverse_sqrt,
-    "constant": constant,
-    "cosine": cosine,
-    "linear": linear,
-    "wsd": warmup_stable_decay,
-}
-"""(config.optimizer, d_model) -> rate. The numbers of the config may be traced arrays: runs that are trained together
-differ in them. The keys that each reads are in `config/optimizer_keys.py`.
-"""
+    return decay(o, optax.linear_schedule(1.0, 0.0, 1), o.decay_steps - o.cooldown_steps)
 
 
 def learning_rate_schedule(o: Optimizer, d_model: int) -> Rate:
     """update 1, 2, ... -> its rate, float32. Raises ValueError for an unknown schedule."""
-    if o.schedule not in SCHEDULES:
-        raise ValueError(f"unknown optimizer.schedule {o.schedule!r}; known: {', '.join(SCHEDULES)}")
-    rate = SCHEDULES[o.schedule](o, d_model)
+    rate = SCHEDULES.load(o.schedule)(o, d_model)
     return lambda update: rate(jnp.asarray(update, jnp.float32) - 1 + o.schedule_first_step)
 
 
-def _warm_up(o: Optimizer, rate: Rate) -> Rate:
+def warm_up(o: Optimizer, rate: Rate) -> Rate:
     """Linear from warmup_init at t = 0 to peak_lr at t = warmup_steps, then `rate`."""
 
     def warm(t):
@@ -72,11 +62,11 @@ def _warm_up(o: Optimizer, rate: Rate) -> Rate:
     return lambda t: jnp.where(t < o.warmup_steps, warm(t), rate(t))
 
 
-def _decay(o: Optimizer, shape: optax.Schedule, first: int | jax.Array) -> Rate:
+def decay(o: Optimizer, shape: optax.Schedule, first: int | jax.Array) -> Rate:
     """After the warm-up: peak_lr up to t = first, then along `shape` (1 at 0, 0 from 1 on) to min_lr at t = decay_steps."""
 
     def rate(t):
         share = shape(jnp.maximum(t - first, 0) / (o.decay_steps - first))
         return o.peak_lr * share + o.min_lr * (1 - share)  # exact at both ends
 
-    return _warm_up(o, rate)
+    return warm_up(o, rate)

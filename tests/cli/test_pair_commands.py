@@ -180,29 +180,6 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
         os.close(end)
 
 
-def test_attend_writes_arrays_and_prints_heads(workdir, tmp_path, capsys):
-    output = tmp_path / "attention.npz"
-    source, target = PAIRS[0]
-    attend = ["attend", f"--workdir={workdir}", DEVICES, f"--source={source}", f"--output={output}"]
-    assert main([*attend, f"--target={target}"]) == 0
-    printed = capsys.readouterr().out
-    arrays = np.load(output)
-    s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
-    assert arrays["cross"].shape[-2:] == (t, s)
-    np.testing.assert_allclose(arrays["cross"].sum(-1), 1, atol=1e-5)
-    assert "attends to most" in printed and all(str(token) in printed for token in arrays["target_tokens"])
-
-
-def test_attend_refuses_wrong_arguments(workdir, tmp_path, capsys):
-    attend = ["attend", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'a.npz'}"]
-    assert "--source= is empty" in error_of(capsys, *attend, "--source= ")
-    assert "--target= is empty" in error_of(capsys, *attend, "--source=A word.", "--target=")
-    assert "the source has" in error_of(capsys, *attend, "--source=" + "word " * 2000)
-    assert "the target has" in error_of(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
-    assert "no checkpoint of step 9" in error_of(capsys, *attend, "--source=A word.", "--target=Ein Wort.", "--step=9")
-    assert not list(tmp_path.iterdir())
-
-
 def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, capsys):
     output = tmp_path / "mean"
     assert main(["average", f"--workdir={workdir}", "--step=1", "--step=2", f"--output={output}", DEVICES]) == 0
@@ -228,8 +205,3 @@ def test_average_refuses_duplicates(workdir, tmp_path, capsys):
     command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
     assert "--step names 2 twice" in error_of(capsys, *command, "--step=2", "--step=1", "--step=2")
     assert f"--workdir names {workdir} twice" in error_of(capsys, *command, f"--workdir={workdir}", "--average=1")
-
-
-def test_attend_checks_the_picture_format_first(workdir, tmp_path, capsys):
-    attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
-    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")

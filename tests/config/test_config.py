@@ -83,15 +83,6 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
             {"eval.metric": "accuracy", "eval.every_steps": "0"},
             "config.eval.metric = 'accuracy' needs config.eval.every",
         ),
-        ({"model.attention_window": "4"}, "config.model.attention_window = 4 is even"),
-        (
-            {"model.attention_window": "5", "model.mixer": "gru"},
-            "attention_window is for attention; config.model.mixer = gru",
-        ),
-        (
-            {"model.conv_kernel_size": "5"},
-            "config.model.conv_kernel_size is for convolutions; config.model.mixer = attention",
-        ),
         ({"model.position": "learned", "model.max_positions": "100"}, "config.model.max_positions = 100"),
         (
             {"optimizer.peak_lr": "1e-3"},

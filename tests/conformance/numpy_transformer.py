@@ -65,7 +65,8 @@ def attention(x, memory, p, m, causal, own=True):
         group = head * m.num_kv_heads // m.num_heads if m.num_kv_heads else head
         q, k, v = projected(x, "query", head), projected(memory, "key", group), projected(memory, "value", group)
         if own and m.position == "rotary":
-            q, k = rotate(q, m.rope_theta), rotate(k, m.rope_theta)
+            theta = m.group("layer_types").rope_theta
+            q, k = rotate(q, theta), rotate(k, theta)
         if m.attention_score == "additive":
             scores = np.tanh(q[:, None] + k[None]) @ p["score"]["v"][head]
         else:
@@ -75,9 +76,9 @@ def attention(x, memory, p, m, causal, own=True):
         if own and m.position == "alibi":
             index = np.arange(len(x))
             scores = scores - alibi_slope(head, m.num_heads) * np.abs(index[:, None] - index)
-        if own and m.attention_window:
+        if own and m.mixer == "local_attention":
             index = np.arange(len(x))
-            scores = np.where(2 * np.abs(index[:, None] - index) < m.attention_window, scores, -np.inf)
+            scores = np.where(2 * np.abs(index[:, None] - index) < m.group("layer_types").window, scores, -np.inf)
         if causal:
             scores = np.where(np.tri(len(q), len(k)) == 1, scores, -np.inf)
         heads.append(softmax(scores) @ v)

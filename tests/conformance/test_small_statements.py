@@ -13,8 +13,8 @@ from helpers.configs import model_and_state, small_config
 from t2t_flax.config import Config, Model, resolve
 from t2t_flax.config.presets import preset
 from t2t_flax.models import positions
-from t2t_flax.models.attention import AdditiveScore, MultiHeadAttention
-from t2t_flax.models.dense import FeedForward
+from t2t_flax.models.attention import MultiHeadAttention
+from t2t_flax.models.feed_forward import FeedForward
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.train_state import count_params
 
@@ -141,17 +141,6 @@ def test_eight_heads_cost_as_much_as_one_of_full_width():
         return jax.jit(jax.grad(total)).lower(params).compile().cost_analysis()["flops"]
 
     assert operations(8) == pytest.approx(operations(1), rel=0.05)
-
-
-def test_additive_score_of_a_concatenation_equals_split_matrices():
-    """(3.2.1, Bahdanau et al.): v tanh(W [q; k]) = v tanh(W_q q + W_k k), the form in our projections."""
-    rng = np.random.default_rng(0)
-    q, k, w, v = rng.normal(size=(5, 6)), rng.normal(size=(7, 6)), rng.normal(size=(12, 4)), rng.normal(size=4)
-    both = np.concatenate([np.repeat(q[:, None], 7, 1), np.repeat(k[None], 5, 0)], -1)
-    expected = np.tanh(both @ w) @ v
-    heads = [jnp.asarray(x[:, None], jnp.float32) for x in (q @ w[:6], k @ w[6:])]
-    scores = AdditiveScore().apply({"params": {"v": jnp.asarray(v[None], jnp.float32)}}, *heads)
-    np.testing.assert_allclose(scores[0], expected, atol=1e-5)
 
 
 def test_sinusoids_extend_beyond_trained_lengths(distinct):

@@ -13,7 +13,20 @@ from pathlib import Path
 import pytest
 
 from t2t_flax.extensions import EXTENSIONS, KNOWN
-from t2t_flax.registry import ATTENTION_KERNELS, COMMANDS, DECODERS, GROUPS, SOURCES, TASKS, load_extensions
+from t2t_flax.registry import (
+    ATTENTION_KERNELS,
+    COMMANDS,
+    DECODERS,
+    FEED_FORWARDS,
+    GROUPS,
+    MIXERS,
+    NORMS,
+    POSITIONS,
+    SCORES,
+    SOURCES,
+    TASKS,
+    load_extensions,
+)
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -34,6 +47,11 @@ REGISTERED = {
     "decode.engine": DECODERS,
     "data.task": TASKS,
     "model.attention_kernel": ATTENTION_KERNELS,
+    "model.mixer": MIXERS,
+    "model.attention_score": SCORES,
+    "model.position": POSITIONS,
+    "model.feed_forward": FEED_FORWARDS,
+    "model.norm_type": NORMS,
 }
 
 
@@ -150,7 +168,7 @@ def test_an_extension_can_be_removed(extension, tmp_path):
         assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
     for preset in KNOWN[extension].get("presets", ()):
         assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
-    for key in ("decode.engine", "model.attention_kernel"):
-        for value in KNOWN[extension].get(key, ()):
-            assert named in run("translate", workdir, f"--config.{key}={value}", code=2)
+    for key, values in KNOWN[extension].items():
+        for value in values if key.startswith(("decode.", "model.")) else ():
+            assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
     commands.close()

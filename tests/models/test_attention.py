@@ -1,4 +1,4 @@
-"""Attention's three paths (whole matrix, bands, one decoding step) and its grouped heads."""
+"""Attention over whole rows and in decoding steps, and its grouped heads."""
 
 import flax.linen as nn
 import jax
@@ -6,17 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_flax.config import Model
+from t2t_flax.config import Model, resolve
+from t2t_flax.errors import UserError
 from t2t_flax.models.attention import MultiHeadAttention, SelfAttention
-from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.mixer import MixerInputs
 
 LENGTH, ROWS = 37, 2
 CASES = {
-    "plain": dict(attention_window=7),
-    "rotary": dict(position="rotary", attention_window=7, num_kv_heads=2, attention_bias=True),
-    "alibi": dict(position="alibi", attention_window=5, num_kv_heads=1, attention_score="dot", d_k=3, d_v=5),
-    "additive": dict(position="alibi", attention_window=9, attention_score="additive"),
-    "no window": dict(position="rotary", num_kv_heads=4),
+    "scaled dot": {},
+    "grouped": dict(num_kv_heads=2, attention_bias=True),
+    "dot": dict(num_kv_heads=1, attention_score="dot", d_k=3, d_v=5),
 }
 
 
@@ -35,12 +34,10 @@ def whole_rows(length: int) -> MixerInputs:
     return MixerInputs(jnp.ones((ROWS, length), jnp.int32), positions)
 
 
-def test_full_banded_and_stepwise_attention_agree(causal_attention):
+def test_whole_rows_and_decoding_steps_agree(causal_attention):
     module, variables, x = causal_attention
     rows = whole_rows(LENGTH)
-    bands = jax.jit(module.apply)(variables, x, rows)
-    full, _ = jax.jit(lambda v: module.apply(v, x, rows, mutable=["intermediates"]))(variables)
-    np.testing.assert_allclose(bands, full, atol=2e-5)
+    full = jax.jit(module.apply)(variables, x, rows)
 
     @jax.jit
     def decode(variables):
@@ -93,4 +90,9 @@ def test_grouped_heads_equal_repeated_key_heads(kv_heads):
         summed = grads_full[name]["kernel"].reshape(12, kv_heads, repeats, -1).sum(2)
         np.testing.assert_allclose(grads[name]["kernel"], summed, atol=1e-4)
     cache = SelfAttention(grouped.config, causal=True).apply({"params": params}, 3, 2, 8, method="empty_cache")
-    assert cache["key"].array.shape == (3, kv_heads, 4, 2 * 8) and cache["value"].array.shape == (3, kv_heads, 2 * 8, 5)
+    assert cache.key.array.shape == (3, kv_heads, 4, 2 * 8) and cache.value.array.shape == (3, kv_heads, 2 * 8, 5)
+
+
+def test_heads_of_keys_must_divide_those_of_queries():
+    with pytest.raises(UserError, match="model.num_kv_heads = 3 does not divide config.model.num_heads = 8"):
+        resolve({"model": {"num_kv_heads": 3}})

@@ -1,26 +1,15 @@
 """The model examples in docs/extending.md, each added to its table, trained and decoded."""
 
-import re
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import documented_modules
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import schema
-from t2t_flax.models import attention, dense, masks, mixers, positions
+from t2t_flax.config import resolve
+from t2t_flax.config.presets import preset
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-TABLES = {
-    "attention_score": attention.SCORES,
-    "position": positions.POSITIONS,
-    "mixer": mixers.MIXERS,
-    "feed_forward": dense.FEED_FORWARDS,
-    "activation": dense.ACTIVATIONS,
-    "norm_type": dense.NORMS,
-}
 EXAMPLES = {
     "A new attention score": dict(attention_score="cosine"),
     "A new position scheme": dict(position="clipped_distance"),
@@ -29,23 +18,13 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("key", TABLES)
-def test_config_choices_match_the_tables(key):
-    assert set(schema.fields()[f"model.{key}"].metadata["choices"]) == set(TABLES[key])
-
-
 @pytest.mark.parametrize("heading", EXAMPLES)
-def test_documented_example_trains_and_decodes(heading, monkeypatch):
-    for table in TABLES.values():
-        for name in list(table):
-            monkeypatch.setitem(table, name, table[name])  # restores the table afterwards
-    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    names = {**vars(positions), **vars(mixers), **vars(dense), **vars(attention), **vars(masks)}
+def test_documented_example_trains_and_decodes(heading, monkeypatch, tmp_path):
     keys = EXAMPLES[heading]
-    for key, name in keys.items():
-        monkeypatch.setitem(TABLES[key], name, None)
-    for block in re.findall(r"```python\n(.*?)```", section, re.S):
-        exec(block, names)
+    documented_modules.load(heading, monkeypatch, tmp_path)
+    config = preset("toy")
+    config.model.update(keys)
+    resolve(config)  # the names are choices of the keys
     model, _, state, _ = model_and_state(small_config(model=keys | dict(dropout=0.0)))
     pairs = random_pairs(3, longest=12)
     batch, params = rows_alone(pairs, 16), {"params": state.params}

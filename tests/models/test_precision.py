@@ -41,9 +41,7 @@ def test_tf32_and_bfloat16_products_on_a_gpu():
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize(
-    "model", [{}, dict(tie_embeddings="none", output_bias=True, num_kv_heads=2, attention_window=3)]
-)
+@pytest.mark.parametrize("model", [{}, dict(tie_embeddings="none", output_bias=True, num_kv_heads=2)])
 def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
     assert {dot[2:] for dot in dots("bfloat16", platform, **model)} == {("bf16", "bf16")}
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import documented_modules
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import Optimizer, optimizer_keys, validation_metrics
+from t2t_flax.config import Optimizer, validation_metrics
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import lower_is_better, task_of
-from t2t_flax.training import losses, optimizer, schedules
+from t2t_flax.training import losses
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_step import make_eval_step, make_train_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
-    optimizer_keys.KEYS_OF_SCHEDULE, optimizer_keys.KEYS_OF_OPTIMIZER, schedules.SCHEDULES, optimizer.OPTIMIZERS,
     losses.TOKEN_METRICS, validation_metrics.HIGHER_IS_BETTER,
 )  # fmt: skip
 
@@ -31,21 +31,12 @@ def example(monkeypatch):
 
     def run(heading: str) -> None:
         for table in TABLES:
-            for name in ("polynomial", "nesterov", "entropy"):
+            for name in ("entropy",):
                 monkeypatch.setitem(table, name, None)
                 del table[name]
         section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
         for block in re.findall(r"```python\n(.*?)```", section, re.S):
-            exec(
-                block,
-                {
-                    **vars(optimizer_keys),
-                    **vars(optimizer),
-                    **vars(schedules),
-                    **vars(losses),
-                    **vars(validation_metrics),
-                },
-            )
+            exec(block, {**vars(losses), **vars(validation_metrics)})
 
     return run
 
@@ -67,8 +58,8 @@ def train(config, updates=4):
 
 
 @pytest.mark.slow
-def test_schedule(example):
-    example("A new learning-rate schedule")
+def test_schedule(monkeypatch, tmp_path):
+    documented_modules.load("A new learning-rate schedule", monkeypatch, tmp_path)
     o = Optimizer(schedule="polynomial", peak_lr=1e-2, warmup_steps=10, decay_steps=110, min_lr=1e-3)
     check_optimizer(o)
     rate = learning_rate_schedule(o, 16)
@@ -79,8 +70,8 @@ def test_schedule(example):
 
 
 @pytest.mark.slow
-def test_optimizer(example):
-    example("A new optimizer")
+def test_optimizer(monkeypatch, tmp_path):
+    documented_modules.load("A new optimizer", monkeypatch, tmp_path)
     keys = dict(name="nesterov", momentum=0.9, schedule="constant", peak_lr=0.1, warmup_steps=1)
     check_optimizer(Optimizer(**keys))
     metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)

@@ -11,9 +11,9 @@ import pytest
 from t2t_flax.config import Config, Optimizer, Train, default_config, override, resolve
 from t2t_flax.config.optimizer_keys import KEYS_OF_OPTIMIZER, KEYS_OF_SCHEDULE
 from t2t_flax.errors import UserError
+from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 from t2t_flax.training.model_summary import _schedule
-from t2t_flax.training.optimizer import OPTIMIZERS
-from t2t_flax.training.schedules import SCHEDULES, learning_rate_schedule
+from t2t_flax.training.schedules import learning_rate_schedule
 
 D_MODEL = 512
 KEYS = dict(peak_lr=1e-3, warmup_steps=100, warmup_init=1e-5)
@@ -116,7 +116,7 @@ def test_noam_equals_inverse_sqrt_of_the_same_peak():
 
 
 def test_unknown_schedule_raises():
-    with pytest.raises(ValueError, match="unknown optimizer.schedule 'step'; known: noam, inverse_sqrt"):
+    with pytest.raises(ValueError, match="'step' is none of noam, inverse_sqrt"):
         learning_rate_schedule(Optimizer(schedule="step"), 512)
 
 

@@ -28,7 +28,6 @@ def check_exportable(config: Model) -> None:
     supported = {
         "mixer": ("attention",),
         "attention_score": ("scaled_dot", "dot"),
-        "attention_window": (0,),
         "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
         "final_norm": ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none"),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from t2t_flax.config import Config, Data, Model, resolve
 from t2t_flax.config.directions import Direction, language_of_token
+from t2t_flax.config.keys import keys_of
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.languages import Languages, pair_of
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -56,7 +57,8 @@ def import_config(
         "source_eos": source_eos,
         "max_length": min(Data.max_length, model.max_positions),
     }
-    return resolve({"model": dataclasses.asdict(model), "data": data, "decode": decode or {}})
+    keys = {item.name: getattr(model, item.name) for item in keys_of(model)}
+    return resolve({"model": keys, "data": data, "decode": decode or {}})
 
 
 def with_languages(

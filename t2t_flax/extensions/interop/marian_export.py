@@ -28,7 +28,6 @@ _NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
     "attention_score": ("scaled_dot",),
-    "attention_window": (0,),
     "norm_placement": ("post",),
     "final_norm": ("auto", "none"),
     "norm_type": ("layernorm",),

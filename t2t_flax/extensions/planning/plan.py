@@ -14,7 +14,7 @@ from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.extensions.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
-from t2t_flax.models.slots import SHARED_BEAMS
+from t2t_flax.models.decoding_cache import SHARED_BEAMS
 from t2t_flax.monitoring.flops import Backward, Tokens, forward_flops, training_flops
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.training.parameters import backward_of

@@ -153,7 +153,7 @@ def test_marian_refuses_models_of_another_kind_by_key(key, value):
     [
         ("mixer", "lstm"),
         ("attention_score", "additive"),
-        ("attention_window", 5),
+        ("mixer", "local_attention"),
         ("num_kv_heads", 2),
         ("d_k", 3),
         ("position", "rotary"),

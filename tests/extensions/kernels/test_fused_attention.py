@@ -38,7 +38,7 @@ def packed_rows(rows: int) -> dict[str, np.ndarray]:
 def loss_of(kernel: str, *, platform: str = "gpu", noise=None, precision="bfloat16", **keys):
     """(loss of packed rows as a function of the parameters, parameters)"""
     model_keys = dict(dropout=0.0, num_heads=2, attention_kernel=kernel) | keys
-    config = small_config(model=model_keys, train=dict(precision=precision))
+    config = small_config(model=model_keys, train=dict(precision=precision), layer_types=dict(window=3))
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform=platform)
     return lambda params: loss_sums(config, model, params, packed_rows(4), noise)[0], state.params
@@ -60,7 +60,7 @@ def test_fused_attention_of_packed_rows_equals_einsum(calls, keys):
     ("keys", "fused"),
     [
         (dict(position="alibi"), 1),  # cross-attention
-        (dict(attention_window=3), 2),  # and the encoder, whose bands would save nothing in such short rows
+        (dict(mixer="local_attention"), 2),  # and the encoder, whose bands would save nothing in such short rows
         (dict(attention_score="additive"), 0),
         (dict(dropout_attention=0.1), 0),
         (dict(num_heads=4), 0),  # of width 4

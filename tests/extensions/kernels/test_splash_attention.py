@@ -131,7 +131,7 @@ def packed_batch(rows: int, length: int) -> dict[str, np.ndarray]:
 def loss_of(kernel: str, *, platform: str = "tpu", noise=None, precision="bfloat16", length=128, **keys):
     """(loss of packed rows as a function of the parameters, parameters)"""
     model_keys = dict(dropout=0.0, d_model=128, num_heads=2, attention_kernel=kernel) | keys
-    config = small_config(model=model_keys, train=dict(precision=precision))
+    config = small_config(model=model_keys, train=dict(precision=precision), layer_types=dict(window=3))
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform=platform)
     return lambda params: loss_sums(config, model, params, packed_batch(2, length), noise)[0], state.params
@@ -153,7 +153,7 @@ def test_model_with_the_kernel_equals_the_model_with_einsum(calls):
     [
         (dict(num_kv_heads=1), 3),
         (dict(position="alibi"), 1),  # cross-attention
-        (dict(attention_window=3), 1),  # cross-attention
+        (dict(mixer="local_attention"), 1),  # cross-attention
         (dict(attention_score="additive"), 0),
         (dict(dropout_attention=0.1), 0),
         (dict(num_heads=4), 0),  # of width 32

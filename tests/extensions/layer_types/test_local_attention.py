@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
+from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types.local_attention import LocalAttention
 from t2t_flax.models.attention import SelfAttention
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.mixer import MixerInputs
 
 D = 8
 
 
 def layer(window, *, causal=False, **keys):
-    config = Model(d_model=D, num_heads=2, attention_window=window, **keys)
-    return SelfAttention(config, jnp.dtype("float32"), causal)
+    """window 0: over whole rows."""
+    group = (("layer_types", LayerTypes(window=window)),) if window else ()
+    config = Model(d_model=D, num_heads=2, extensions=group, **keys)
+    return (LocalAttention if window else SelfAttention)(config, jnp.dtype("float32"), causal)
 
 
 def parameters(module, length=8):

@@ -1,6 +1,12 @@
 """`attend`: the attention of every layer and head for a pair."""
 
+from typing import TYPE_CHECKING
+
 from t2t_flax.cli import arguments
+from t2t_flax.extensions.inspection import attention
+
+if TYPE_CHECKING:
+    from t2t_flax.decoding.attention_weights import AttentionMaps
 
 
 def run(argv: list[str]) -> int:
@@ -25,27 +31,27 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--output", args.output)
     if args.picture:
         arguments.check_output("--picture", args.picture)
-        from t2t_flax.decoding.attention_weights import check_picture
-
-        check_picture(args.picture)
+        attention.check_picture(args.picture)
     loaded = arguments.load_run(args, overrides)
     maps = loaded.attend(args.source, args.target)
     if args.picture:
-        maps.draw(args.picture)
-    maps.save(args.output)
+        attention.draw(maps, args.picture)
+    attention.save(maps, args.output)
     print(_table(maps))
     return 0
 
 
-def _table(maps) -> str:
+def _table(maps: "AttentionMaps") -> str:
     lines = ["source  " + " ".join(maps.source_tokens), "target  " + " ".join(maps.target_tokens), ""]
     lines.append("layer             " + "head: entropy in nats / mean distance in tokens")
-    for kind in ("encoder", "decoder", "cross"):
-        for layer, heads in enumerate(zip(maps.entropy(kind), maps.mean_distance(kind), strict=True), 1):
+    for kind in attention.KINDS:
+        weights = getattr(maps, kind)
+        statistics = zip(attention.entropy(weights), attention.mean_distance(weights), strict=True)
+        for layer, heads in enumerate(statistics, 1):
             values = "  ".join(f"{e:.2f}/{d:.1f}" for e, d in zip(*heads, strict=True))
             lines.append(f"{kind:8} {layer:2}       {values}")
     lines += ["", "source token that each target token attends to most (cross-attention, mean of layers and heads)"]
-    alignment = maps.alignment()
+    alignment = maps.cross.mean((0, 1))
     for token, row in zip(maps.target_tokens, alignment, strict=True):
         best = int(row.argmax())
         lines.append(f"  {token:16} {maps.source_tokens[best]} ({row[best]:.2f})")

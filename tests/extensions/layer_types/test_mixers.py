@@ -7,33 +7,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.config import Model
-from t2t_flax.config.overrides import resolve, to_config_dict
+from t2t_flax.config.overrides import override, resolve, to_config_dict
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.search_loop import grow_cache, hypotheses_of
+from t2t_flax.decoding.search_loop import grow_cache
 from t2t_flax.errors import UserError
-from t2t_flax.models import attention
-from t2t_flax.models.attention import SelfAttention
-from t2t_flax.models.mixer_inputs import MixerInputs
-from t2t_flax.models.mixers import LONGEST_DILATED, MIXERS, dilation, make_mixer
+from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
+from t2t_flax.models.mixer import MixerInputs, make_mixer
+from t2t_flax.registry import MIXERS, load_extensions
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
 # Kinds that share code with another one are tested as slow.
 KINDS = {
-    "window": dict(attention_window=5),
+    "window": dict(mixer="local_attention"),
     "rotary": dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
                    activation="swish"),
-    "alibi": dict(position="alibi", num_kv_heads=1, attention_window=5, feed_forward="gated", activation="gelu"),
+    "alibi": dict(position="alibi", num_kv_heads=1, mixer="local_attention", feed_forward="gated", activation="gelu"),
     "lstm": dict(mixer="lstm"),
     "gru": dict(mixer="gru"),
     "conv": dict(mixer="conv"),
     "dilated_conv": dict(mixer="dilated_conv", norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2),
 }  # fmt: skip
 SLOW = ("gru", "conv")
+load_extensions()
 ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
 
@@ -42,7 +43,9 @@ ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 )
 def model_and_params(request):
     """(model, params), biases and norms away from 0 and 1."""
-    model = make_model(small_config(model=KINDS[request.param] | dict(dropout=0.0)), VOCAB, VOCAB)
+    model = make_model(
+        small_config(model=KINDS[request.param] | dict(dropout=0.0), layer_types=dict(window=5)), VOCAB, VOCAB
+    )
     noise = 0.2 * np.random.default_rng(7).normal(size=10_000).astype(np.float32)
     params = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), rows_alone([([1], [1])], 8))["params"]))()
     return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, params)
@@ -164,7 +167,7 @@ def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
 
 
 def multiply_adds(config: Model, tokens, pairs, *, causal=True):
-    return MIXERS[config.mixer][0].multiply_adds(config, tokens, pairs, causal=causal)
+    return MIXERS.load(config.mixer).multiply_adds(config, tokens, pairs, causal=causal)
 
 
 def one_segment(length: int) -> MixerInputs:
@@ -176,24 +179,29 @@ def one_segment(length: int) -> MixerInputs:
 @pytest.mark.parametrize("causal", [False, True])
 def test_multiply_adds_match_the_kernels(mixer, causal, kv_heads):
     """Each kernel entry is one multiply-add per token; only attention also multiplies tokens with each other."""
-    config = Model(d_model=16, num_heads=4, mixer=mixer, conv_kernel_size=5, num_kv_heads=kv_heads)
+    group = (("layer_types", LayerTypes(conv_kernel_size=5)),)
+    config = Model(d_model=16, num_heads=4, mixer=mixer, num_kv_heads=kv_heads, extensions=group)
     module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 6, 16)), one_segment(6)))
     kernels = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
     assert multiply_adds(config, 6, 0, causal=causal) == 6 * kernels
-    pairs = 2 * 16 * 36 if mixer == "attention" else 0
+    pairs = 2 * 16 * 36 if mixer.endswith("attention") else 0
     assert multiply_adds(config, 6, 36, causal=causal) == 6 * kernels + pairs
 
 
 def test_multiply_adds_of_table_1():
     """4nd^2 + 2n^2 d, 4nd^2 + 2rnd, 8nd^2, 6nd^2, knd^2."""
     n, d = 100, 32
-    count = lambda **keys: multiply_adds(Model(d_model=d, **keys), n, n * n)  # noqa: E731
+
+    def count(mixer="attention", **keys):
+        config = Model(d_model=d, mixer=mixer, extensions=(("layer_types", LayerTypes(**keys)),))
+        return multiply_adds(config, n, n * n)
+
     assert count() == 4 * n * d**2 + 2 * n**2 * d
-    assert count(attention_window=9) == 4 * n * d**2 + 2 * 9 * n * d
-    assert count(attention_window=999) == count()
+    assert count("local_attention", window=9) == 4 * n * d**2 + 2 * 9 * n * d
+    assert count("local_attention", window=999) == count()
     assert count(mixer="lstm") == 8 * n * d**2 and count(mixer="gru") == 6 * n * d**2
-    assert count(mixer="conv", conv_kernel_size=7) == count(mixer="dilated_conv", conv_kernel_size=7) == 7 * n * d**2
+    assert count("conv", conv_kernel_size=7) == count("dilated_conv", conv_kernel_size=7) == 7 * n * d**2
 
 
 @pytest.mark.parametrize("width", [3, 5, 7])
@@ -223,53 +231,17 @@ def test_recurrent_state_is_float32_under_bfloat16(mixer):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (dict(attention_window=4), "attention_window = 4 is even"),
-        (dict(attention_window=5, mixer="gru"), "attention_window is for attention; config.model.mixer = gru"),
-        (dict(mixer="conv", conv_kernel_size=4), "conv_kernel_size = 4 is even"),
-        (dict(mixer="lstm", conv_kernel_size=5), "conv_kernel_size is for convolutions; config.model.mixer = lstm"),
-        (dict(mixer="lstm", d_model=15, num_heads=5, position="none"), "d_model = 15 is odd"),
-        (dict(mixer="rnn"), "expected one of attention, lstm, gru, conv, dilated_conv"),
+        ({"model.mixer": "local_attention", "layer_types.window": 4}, "window = 4 is even"),
+        ({"model.mixer": "gru", "layer_types.window": 5}, "window = 5 is for .*local_attention; it is gru"),
+        ({"model.mixer": "conv", "layer_types.conv_kernel_size": 4}, "conv_kernel_size = 4 is even"),
+        ({"model.mixer": "lstm", "layer_types.conv_kernel_size": 5}, "conv_kernel_size = 5 is for .*conv; it is lstm"),
+        (
+            {"model.mixer": "lstm", "model.d_model": 15, "model.num_heads": 5, "model.position": "none"},
+            "d_model = 15 is odd",
+        ),
+        ({"model.mixer": "rnn"}, "expected one of attention, local_attention, lstm, gru, conv, dilated_conv"),
     ],
 )
 def test_impossible_combinations_are_refused_by_key(keys, message):
-    config = to_config_dict(small_config())
-    with config.unlocked():
-        config.model.update(keys)
     with pytest.raises(UserError, match=message):
-        resolve(config)
-
-
-@pytest.mark.parametrize(
-    "keys", [{}, dict(num_kv_heads=2, position="rotary"), dict(attention_window=5, position="alibi")]
-)
-def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
-    """Beams that share slots find theirs by ancestors; slots of their own move with them. Also as the cache grows."""
-    model, _, state, _ = model_and_state(small_config(model=dict(num_decoder_layers=2) | keys))
-    params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, state.params)
-    sources = rows_alone(random_pairs(3, longest=12, seed=2), 16)["source"]
-    results = []
-    for shared, dims in ((8, 4), (1, 5)):
-        monkeypatch.setattr(attention, "SHARED_BEAMS", shared)
-        cache = model.apply({"params": params}, sources, 4, 8, method="start_cache")
-        assert cache["self"][0]["key"].array.ndim == dims and hypotheses_of(cache) == {4}
-
-        def step(params, tokens, position, cache):
-            return model.apply({"params": params}, tokens, position, cache, method="decode_step")
-
-        options = BeamOptions(4, 0.6, 4)
-        results.append(beam_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
-    np.testing.assert_array_equal(results[0].tokens, results[1].tokens)
-    np.testing.assert_allclose(results[0].log_probs, results[1].log_probs, rtol=1e-5)
-    assert len(np.unique(np.asarray(results[0].tokens)[0], axis=0)) == 4
-
-
-def test_wide_beams_and_samples_have_slots_of_their_own():
-    """Shared ones would multiply products and scores by their number."""
-    module = SelfAttention(Model(d_model=8, num_heads=2), causal=True)
-    variables = module.init(
-        jax.random.key(0), jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
-    )
-    shapes = {
-        beams: module.apply(variables, 3, beams, 16, method="empty_cache")["key"].array.shape for beams in (1, 8, 9, 64)
-    }
-    assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}
+        resolve(override(to_config_dict(small_config()), {key: str(value) for key, value in keys.items()}))

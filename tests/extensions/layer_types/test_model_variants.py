@@ -76,16 +76,19 @@ def test_one_key_head_does_not_divide_over_a_tensor_axis():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (dict(num_kv_heads=3), "model.num_kv_heads = 3 does not divide config.model.num_heads = 8"),
         (dict(num_kv_heads=2, attention_score="additive"), "num_kv_heads = 2 needs a dot product"),
         (dict(position="rotary", attention_score="additive"), "position = rotary needs a dot product"),
         (dict(position="rotary", d_k=5), "a head's width is odd: change config.model.d_k = 5"),
         (dict(position="rotary", mixer="lstm"), "position = rotary acts in self-attention; config.model.mixer = lstm"),
         (dict(position="alibi", mixer="conv"), "position = alibi acts in self-attention; config.model.mixer = conv"),
-        (dict(rope_theta=5e5), "rope_theta = 500000.0 is for rotary positions"),
         (dict(position="rotary", position_offset=2), "position_offset = 2 is for sinusoids"),
     ],
 )
 def test_impossible_combinations_are_refused_by_key(keys, message):
     with pytest.raises(UserError, match=message):
         resolve(override(default_config(), {f"model.{key}": str(value) for key, value in keys.items()}))
+
+
+def test_the_base_of_rotary_positions_needs_them():
+    with pytest.raises(UserError, match="rope_theta = 500000.0 is for config.model.position = rotary; it is sinusoid"):
+        resolve(override(default_config(), {"layer_types.rope_theta": "5e5"}))

@@ -1,15 +1,4 @@
-"""Mixers, the sub-layers that mix positions (Table 1): self-attention, recurrent and convolutional layers.
-
-A mixer is a flax module with the fields (config, dtype, causal, depth), `depth` being the number of layers below:
-
-    __call__(x_BxTxD, inputs)             packed rows [B, T, D]; no segment may influence another
-    empty_cache(batch, beams, length)     what incremental decoding keeps (axes: see `decoding.search_loop`)
-    step(x_BxKxD, cache, position)        one decoding step: ([B, K, D], the new cache)
-    multiply_adds(config, tokens, pairs, causal=)   static: of the matrix products, with projections, over `tokens`
-                                          tokens, of which `pairs` pairs lie in the same segment
-
-In the decoder it is causal. A new one is a class, a row of MIXERS and a word in the choices of model.mixer.
-"""
+"""The mixers of Table 1 in place of self-attention: recurrent and convolutional layers (see `t2t_flax.models.mixer`)."""
 
 from typing import Any, ClassVar
 
@@ -18,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models.attention import SelfAttention
+from t2t_flax.extensions.layer_types.keys import LayerTypes
 from t2t_flax.models.dense import Einsum
-from t2t_flax.models.mixer_inputs import MixerInputs
+from t2t_flax.models.mixer import MixerInputs
 
 # Dilations start again at 1 once the layers connect a row of this many positions, as in ByteNet.
 LONGEST_DILATED = 256
@@ -32,6 +21,7 @@ class Recurrent(nn.Module):
     The state is float32 and starts at zero in each segment. There is no projection besides the cell's own.
     """
 
+    NAME: ClassVar[str] = "recurrence"
     config: Model
     dtype: jnp.dtype
     causal: bool
@@ -113,16 +103,17 @@ class Convolution(nn.Module):
     The offsets are multiples of the dilation: to both sides of t in the encoder, t and before it in the decoder.
     """
 
+    NAME: ClassVar[str] = "convolution"
     config: Model
     dtype: jnp.dtype
     causal: bool
     depth: int = 0
 
     def setup(self):
-        c = self.config
+        d = self.config.d_model
         self.taps = Einsum(
             "...kd,kde->...e",
-            (c.conv_kernel_size, c.d_model, c.d_model),
+            (LayerTypes.of(self.config).conv_kernel_size, d, d),
             (None, "embed", "kv"),
             in_axis=(0, 1),
             out_axis=(2,),
@@ -138,7 +129,7 @@ class Convolution(nn.Module):
     @property
     def offsets(self) -> list[int]:
         """The k inputs of a position, relative to it."""
-        k = self.config.conv_kernel_size
+        k = LayerTypes.of(self.config).conv_kernel_size
         first = 1 - k if self.causal else -(k // 2)
         return [(first + j) * self.dilation for j in range(k)]
 
@@ -169,13 +160,13 @@ class Convolution(nn.Module):
     @staticmethod
     def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
         """k n d^2."""
-        return tokens * config.conv_kernel_size * config.d_model**2
+        return tokens * LayerTypes.of(config).conv_kernel_size * config.d_model**2
 
 
 class DilatedConvolution(Convolution):
     @property
     def dilation(self) -> int:
-        return dilation(self.config.conv_kernel_size, self.depth)
+        return dilation(LayerTypes.of(self.config).conv_kernel_size, self.depth)
 
 
 def dilation(width: int, depth: int) -> int:
@@ -188,19 +179,3 @@ def dilation(width: int, depth: int) -> int:
     while width**levels < LONGEST_DILATED:
         levels += 1
     return width ** (depth % levels)
-
-
-# Class, and the name under which a layer's parameters hold it.
-MIXERS: dict[str, tuple[type[nn.Module], str]] = {
-    "attention": (SelfAttention, "self_attention"),
-    "lstm": (LSTM, "recurrence"),
-    "gru": (GRU, "recurrence"),
-    "conv": (Convolution, "convolution"),
-    "dilated_conv": (DilatedConvolution, "convolution"),
-}
-
-
-def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
-    """The mixer of a layer above `depth` others, causal in the decoder."""
-    mixer, name = MIXERS[config.mixer]
-    return mixer(config, dtype, causal, depth, name=name)

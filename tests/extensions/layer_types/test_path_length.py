@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
-from t2t_flax.models.mixer_inputs import MixerInputs
-from t2t_flax.models.mixers import make_mixer
+from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.models.mixer import MixerInputs, make_mixer
 
 
 def path_formula(config: Model, n: int) -> int:
@@ -20,11 +20,14 @@ def path_formula(config: Model, n: int) -> int:
     if config.mixer in ("lstm", "gru"):
         return n
     if config.mixer == "attention":
-        return math.ceil((n - 1) / ((config.attention_window - 1) // 2)) if config.attention_window else 1
+        return 1
+    keys = LayerTypes.of(config)
+    if config.mixer == "local_attention":
+        return math.ceil((n - 1) / (keys.window // 2))
     if config.mixer == "conv":
-        return math.ceil((n - 1) / (config.conv_kernel_size // 2))
+        return math.ceil((n - 1) / (keys.conv_kernel_size // 2))
     layers = 1
-    while config.conv_kernel_size**layers < n:
+    while keys.conv_kernel_size**layers < n:
         layers += 1
     return layers
 
@@ -100,16 +103,17 @@ def path_length(config: Model, n: int) -> int:
     return layers_to_connect(config, n) * dependent_chain(config, n)
 
 
-def shape(**keys) -> Model:
-    return Model(d_model=8, num_heads=2, **keys)
+def shape(mixer: str = "attention", **keys) -> Model:
+    """A model whose group `layer_types` has these keys."""
+    return Model(d_model=8, num_heads=2, mixer=mixer, extensions=(("layer_types", LayerTypes(**keys)),))
 
 
 @pytest.mark.parametrize(
     ("keys", "n", "path"),
     [
         (dict(), 64, 1),
-        (dict(attention_window=17), 64, 8),
-        (dict(attention_window=3), 40, 39),
+        (dict(mixer="local_attention", window=17), 64, 8),
+        (dict(mixer="local_attention", window=3), 40, 39),
         (dict(mixer="conv", conv_kernel_size=3), 64, 63),
         (dict(mixer="conv", conv_kernel_size=7), 64, 21),
         (dict(mixer="dilated_conv", conv_kernel_size=3), 64, 4),
@@ -125,7 +129,7 @@ def test_measured_path_length_equals_the_formula(keys, n, path):
 
 def test_local_layers_needed_for_256_positions():
     """Section 4: r positions of 256 connect in ceil(255 / ((r - 1) / 2)) layers."""
-    assert [path_formula(shape(attention_window=r), 256) for r in (9, 17, 65)] == [64, 32, 8]
+    assert [path_formula(shape("local_attention", window=r), 256) for r in (9, 17, 65)] == [64, 32, 8]
 
 
 @pytest.mark.parametrize("mixer", ["attention", "lstm", "gru", "conv", "dilated_conv"])

@@ -9,9 +9,54 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.models.masks import segment_mask
+from t2t_flax.config import Model
+from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.models.attention import MultiHeadAttention, SelfAttention
+from t2t_flax.models.masks import SegmentMask, mask_array, segment_mask
+from t2t_flax.models.mixer import MixerInputs
 
 _SMALLEST_BLOCK = 8  # smaller products are no faster
+
+
+class LocalAttention(SelfAttention):
+    """The mixer `local_attention`: a position sees those with |i - j| <= (r - 1) / 2, r = layer_types.window."""
+
+    @property
+    def reach(self) -> int:
+        """Positions to each side that one sees."""
+        return LayerTypes.of(self.config).window // 2
+
+    def attend_row(self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs) -> jax.Array:
+        """[B, T, N, H]: in bands; short rows, and weights that are collected (`intermediates`), take the whole matrix."""
+        length = q.shape[1]
+
+        def attend(q, k, v, mask, query_positions, key_positions):
+            bias = self.position_bias(query_positions, key_positions)
+            return self.attend(q, k, v, mask, bias=bias, noise=inputs.noise)
+
+        if saves_work(self.reach, length, causal=self.causal) and not self.is_mutable_collection("intermediates"):
+            rows = (q, k, v, inputs.segments, inputs.positions)
+            return banded_attention(attend, *rows, reach=self.reach, causal=self.causal)
+        if self.reach >= length - 1:
+            return super().attend_row(q, k, v, inputs)
+        mask = mask_array(SegmentMask(inputs.segments, inputs.segments, self.causal)) & window_mask(length, self.reach)
+        return attend(q, k, v, mask, inputs.positions, inputs.positions)
+
+    def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:
+        """bool [T]: the positions `keys_T` in the window of the one that is decoded."""
+        return super().visible(position, keys_T) & (keys_T >= position - self.reach)
+
+    @staticmethod
+    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+        """4nd^2 + 2n r d of n tokens with d_k = d_v = d / h (Table 1)."""
+        pairs = min(pairs, tokens * LayerTypes.of(config).window)
+        return MultiHeadAttention.multiply_adds(config, tokens, tokens, pairs)
+
+
+def window_mask(length: int, reach: int) -> jax.Array:
+    """[1, 1, T, T]: a position sees those at most `reach` before or after it."""
+    index = jnp.arange(length)
+    return (jnp.abs(index[:, None] - index) <= reach)[None, None]
 
 
 def block_size(reach: int) -> int:

@@ -1,0 +1,72 @@
+"""The command `attend`: arrays, statistics of heads, pictures, and refusals."""
+
+import numpy as np
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.api import load
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.inspection import attention
+
+RUN = "pretrained:toy"
+PAIRS = list(toy.pairs("test", 3))
+
+
+def error_of(capsys, *command: str) -> str:
+    """The message of a command that the user got wrong."""
+    assert main(list(command)) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def maps():
+    return load(RUN).attend(*PAIRS[0])
+
+
+def test_statistics_of_heads(maps):
+    s, layers, heads = len(maps.source_tokens), 2, 4
+    entropy, distance = attention.entropy(maps.encoder), attention.mean_distance(maps.encoder)
+    assert entropy.shape == distance.shape == (layers, heads)
+    assert (distance <= s).all() and (0 <= entropy).all() and (entropy <= np.log(s) + 1e-5).all()
+    np.testing.assert_allclose(attention.entropy(np.full((1, 1, 2, 4), 0.25)), np.log(4))
+    np.testing.assert_allclose(attention.mean_distance(np.eye(5)[None, None]), 0)
+
+
+def test_arrays_and_picture_are_written(maps, tmp_path):
+    attention.save(maps, tmp_path / "a.npz")
+    stored = np.load(tmp_path / "a.npz")
+    np.testing.assert_array_equal(stored["cross"], maps.cross)
+    assert tuple(stored["target_tokens"]) == maps.target_tokens
+    assert tuple(stored["decoder_tokens"]) == ("<start>", *maps.target_tokens[:-1])
+    attention.draw(maps, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(UserError, match=r"a .png, .pdf or .svg file"):
+        attention.draw(maps, tmp_path / "a.doc")
+
+
+def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
+    output = tmp_path / "attention.npz"
+    source, target = PAIRS[0]
+    attend = ["attend", f"--workdir={RUN}", f"--source={source}", f"--output={output}"]
+    assert main([*attend, f"--target={target}"]) == 0
+    printed = capsys.readouterr().out
+    arrays = np.load(output)
+    s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
+    assert arrays["cross"].shape[-2:] == (t, s)
+    np.testing.assert_allclose(arrays["cross"].sum(-1), 1, atol=1e-5)
+    assert "attends to most" in printed and all(str(token) in printed for token in arrays["target_tokens"])
+
+
+def test_attend_refuses_wrong_arguments(tmp_path, capsys):
+    attend = ["attend", f"--workdir={RUN}", f"--output={tmp_path / 'a.npz'}"]
+    assert "--source= is empty" in error_of(capsys, *attend, "--source= ")
+    assert "--target= is empty" in error_of(capsys, *attend, "--source=A word.", "--target=")
+    assert "the source has" in error_of(capsys, *attend, "--source=" + "word " * 2000)
+    assert "the target has" in error_of(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_attend_checks_the_picture_format_first(tmp_path, capsys):
+    attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
+    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")
