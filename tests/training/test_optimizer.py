@@ -13,7 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.registry import FEED_FORWARDS, MIXERS, OPTIMIZERS
+from t2t_flax.registry import FEED_FORWARDS, MIXERS, OPTIMIZERS, load_extensions
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import decayed, has_bounded_updates, make_optimizer, matrix_axes
 from t2t_flax.training.prefetch import put_batch
@@ -21,6 +21,7 @@ from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
+load_extensions()
 SCHEDULE = dict(schedule="linear", peak_lr=1e-2, warmup_steps=2, decay_steps=100)
 CONFIGS = {
     "adam": Optimizer(**SCHEDULE),
