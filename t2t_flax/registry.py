@@ -55,7 +55,7 @@ COMMANDS = {
     "attend": Command("t2t_flax.cli.attend", "attention weights of every layer and head for a pair, as arrays and a picture"),
     "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
-        "t2t_flax.cli.explain", "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys"
+        "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
 DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
@@ -78,6 +78,10 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
+EXPLAINED = Table()
+"""Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
+HOOKS: dict[str, tuple[str, str]] = {}
+"""Hooks of a run, `training.hooks`: name -> (module, the key that turns it on)."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 
@@ -95,6 +99,14 @@ def add_group(name: str, module: str, keys: str) -> None:
     """
     if GROUPS.setdefault(name, (module, keys)) != (module, keys):
         raise ValueError(f"two extensions declare the config group {name!r}: {GROUPS[name][0]} and {module}")
+
+
+def add_hook(name: str, module: str, when: str) -> None:
+    """Adds a hook of a run: the function `hook(config, workdir, group)` of `module` makes a `training.hooks.Hook` for runs in
+    which the key `when` is set. Raises ValueError for a name that is taken.
+    """
+    if HOOKS.setdefault(name, (module, when)) != (module, when):
+        raise ValueError(f"two hooks are called {name!r}: {HOOKS[name][0]} and {module}")
 
 
 def add_source(name: str, form: SourceForm) -> None:

@@ -246,18 +246,6 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Log:
     every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, mutable=True)
-    trackers: str = key(
-        "tensorboard",
-        "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of tensorboard, wandb, mlflow, "
-        "trackio, separated by commas; empty = none",
-        mutable=True,
-    )
-    group: str = key(
-        "", "group of runs to which the trackers add this one; a sweep gives its trials its own name", mutable=True
-    )
-    profile_steps: tuple[int, int] = key(
-        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
-    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,18 @@ calls the functions of `t2t_flax.registry`, and add its name.
 
 import importlib
 
-EXTENSIONS = ("sweeps", "planning", "serving", "interop", "corpora", "parsing", "kernels", "recipes")
+EXTENSIONS = (
+    "sweeps",
+    "planning",
+    "serving",
+    "interop",
+    "corpora",
+    "parsing",
+    "kernels",
+    "recipes",
+    "trackers",
+    "inspection",
+)
 
 KNOWN = {
     "sweeps": {"commands": ("sweep", "train_together")},
@@ -16,6 +27,8 @@ KNOWN = {
     "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
+    "trackers": {"groups": ("trackers",)},
+    "inspection": {"groups": ("inspection",)},
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },

@@ -87,8 +87,6 @@ def train_runs(
             if not running:
                 break
             if step > start:
-                for tracker in running:
-                    tracker.logger.profile.before_update(step)
                 with split_time("data", running):
                     batch = batches.next()
                 with split_time("step", running), jax.transfer_guard("disallow"):

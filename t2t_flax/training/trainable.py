@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t2t_flax.config import Config
 from t2t_flax.config.fine_tuning import patterns_of
 from t2t_flax.errors import UserError
-from t2t_flax.monitoring import flops
+from t2t_flax.models import flops
 
 LORA = "lora"
 """The name of the low-rank adapters beside the parameters of the model, see `lora`."""

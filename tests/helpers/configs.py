@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config, Data, Model, Optimizer
+from t2t_flax.config.schema import CORE_GROUPS
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.distributed import mesh as mesh_lib
@@ -21,10 +22,11 @@ VOCAB = 37
 
 
 def small_config(**groups) -> Config:
-    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group."""
+    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group, of the core or of an extension."""
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
-    changed = {name: dataclasses.replace(getattr(base, name), **keys) for name, keys in groups.items()}
-    return dataclasses.replace(base, **changed)
+    changed = {name: dataclasses.replace(base.group(name), **keys) for name, keys in groups.items()}
+    core = {name: keys for name, keys in changed.items() if name in CORE_GROUPS}
+    return dataclasses.replace(base, **core, extensions=tuple((n, k) for n, k in changed.items() if n not in core))
 
 
 def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:

@@ -1,14 +1,15 @@
-"""The age of a process, whatever the wall clock shows."""
+"""The age of a process, whatever the wall clock shows, and time by bucket."""
 
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from t2t_flax.monitoring.timers import seconds_since_start
+from t2t_flax.monitoring.timers import Clock, seconds_since_start, split_time
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,3 +35,19 @@ def test_age_begins_with_the_process():
     command = [sys.executable, "-c", script]
     age = float(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout)
     assert 1.0 <= age <= time.monotonic() - before + 0.02  # the kernel counts hundredths of a second
+
+
+def test_clock_adds_up_by_bucket():
+    clock = Clock({"step": 1.0})
+    with clock.measure("step"):
+        pass
+    clock.add("data", 0.25)
+    assert clock.seconds["step"] > 1.0 and clock.rounded()["data"] == 0.25
+
+
+def test_time_of_shared_work_is_split_evenly():
+    runs = [SimpleNamespace(clock=Clock({"step": start})) for start in (1.0, 2.0)]
+    with split_time("step", runs):
+        time.sleep(0.02)
+    first, second = (run.clock.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
+    assert 0.01 <= first < 1.0 and first == pytest.approx(second, abs=1e-3)

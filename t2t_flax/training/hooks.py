@@ -1,0 +1,62 @@
+"""What extensions do at moments of a run: `registry.add_hook` names a module, whose `hook(config, workdir, group)` makes one."""
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.registry import HOOKS, load_extensions
+
+if TYPE_CHECKING:
+    from t2t_flax.training.prefetch import DeviceBatch
+    from t2t_flax.training.resume import TrainProgress
+    from t2t_flax.training.setup import TrainingSetup
+
+
+class Hook:
+    """What an extension does at moments of a run; every method may be left out. Called in every process, in the order of
+    registration.
+    """
+
+    def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
+        """The run is restored and compiled."""
+
+    def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, float]) -> None:
+        """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
+
+    def on_log(self, step: int, values: dict[str, Any]) -> None:
+        """A line was written to metrics.jsonl, by process 0: of an update, an evaluation, a change."""
+
+    def on_evaluation(self, step: int, values: dict[str, float]) -> None:
+        """The validation set was evaluated. May add to `values`, which are logged."""
+
+    def on_checkpoint(self, step: int) -> None:
+        """A checkpoint follows."""
+
+    def on_end(self, step: int, scores: dict[str, float]) -> None:
+        """The final evaluation gave `scores`; or the run stops, with none."""
+
+
+def active_modules(config: Config) -> Iterator[ModuleType]:
+    """The modules of the hooks whose key is set in a config."""
+    load_extensions()
+    for module, when in HOOKS.values():
+        group, key = when.split(".")
+        value = getattr(config.group(group), key)
+        if any(value) if isinstance(value, tuple) else value:
+            yield importlib.import_module(module)
+
+
+def make_hooks(config: Config, workdir: epath.Path, group: ProcessGroup) -> list[Hook]:
+    """The hooks of a run."""
+    return [module.hook(config, workdir, group) for module in active_modules(config)]
+
+
+def check_hooks(config: Config) -> None:
+    """Raises UserError, before training, for what a hook lacks: a module may have `check_installed(config)`."""
+    for module in active_modules(config):
+        getattr(module, "check_installed", lambda config: None)(config)
