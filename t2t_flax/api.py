@@ -177,7 +177,7 @@ def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.
         results.append(body(supervisor))
         return OK
 
-    run_job(config.distributed, job, stacks=stacks)
+    run_job(config, job, stacks=stacks)
     return results[0]
 
 

@@ -373,7 +373,7 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
 
 @contextlib.contextmanager
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of decoded sentences. Each batch also tells the hang watchdog that this process is alive."""
+    """A progress bar of decoded sentences. Each batch is also a sign of progress."""
     from t2t_flax.monitoring.progress import Progress
 
     with contextlib.ExitStack() as stack:

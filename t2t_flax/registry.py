@@ -78,6 +78,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
+WATCHERS = Table()
+"""What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 HOOKS: dict[str, tuple[str, str]] = {}

@@ -112,3 +112,24 @@ def pytest_unconfigure(config) -> None:
     """Deletes the session's own cache of programs."""
     if _OWN_CACHE:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Exit codes with which supervisors of `helpers.supervised_threads` ended their processes, which are threads; they exchange
+    messages every hundredth of a second.
+    """
+    from helpers.supervised_threads import Exit
+
+    from t2t_flax.distributed import supervisor
+
+    codes = []
+
+    def end(code):
+        codes.append(code)
+        raise Exit
+
+    monkeypatch.setattr(supervisor, "end", end)
+    monkeypatch.setattr(supervisor, "INTERVAL", 0.01)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    return codes

@@ -21,7 +21,7 @@ ALLOWED_IMPORTS = {
     "pretrained": {"errors"},
     "data": {"config", "registry", "errors", "filesystem", "json_file", "locks", "pretrained"},
     "models": {"config", "errors", "registry"},
-    "distributed": {"config", "errors", "filesystem", "process_setup"},
+    "distributed": {"config", "errors", "filesystem", "process_setup", "registry"},
     "monitoring": {"config", "errors", "filesystem", "models"},
     "training": {
         "registry",

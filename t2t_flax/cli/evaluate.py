@@ -111,7 +111,7 @@ def _evaluate(args: argparse.Namespace, overrides: dict[str, str]) -> int:
         planned = planned_record(config, sets[0])
         check_comparable(planned, compared, args.workdir, args.compare, args.compare_score or "")
     prepare_process(config)
-    return run_job(config.distributed, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
+    return run_job(config, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
 
 
 def _job(

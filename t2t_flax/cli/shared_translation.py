@@ -35,6 +35,8 @@ TURN = 2**14
 _PUBLISHED_EVERY = 1.0
 """Seconds between the news of how far a process is, and between looks at those of the others."""
 _SAID_EVERY = 60.0
+LIMIT = 900.0
+"""Seconds without a batch after which the others give a process up that lives."""
 _ALL = "all"
 
 
@@ -68,7 +70,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     config = stored_config(args.workdir, overrides)
     check_engine(config)
     prepare_process(config)
-    return run_job(config.distributed, lambda supervisor: _job(args, overrides, supervisor))
+    return run_job(config, lambda supervisor: _job(args, overrides, supervisor))
 
 
 def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSupervisor) -> int:
@@ -92,10 +94,10 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         settings = answering.settings
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
-        shares = Shares(group, loaded.config.distributed.hang_timeout, supervisor.say)
+        shares = Shares(group, supervisor.say)
 
         def after_batch() -> None:
-            supervisor.watchdog.alive()
+            supervisor.progress.note()
             shares.go_on()
 
         with output:
@@ -119,14 +121,10 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
 
 
 class Shares:
-    """How far each process is with its share.
+    """How far each process is with its share. One that lives and translates nothing for `LIMIT` seconds is given up."""
 
-    limit: seconds without a batch after which a process is given up; 0 = never. Its own hang watchdog ends one that hangs and
-    heartbeats one that is dead, so this is for one that lives and has neither.
-    """
-
-    def __init__(self, group: ProcessGroup, limit: float, say: Callable[[str], None]):
-        self._group, self._limit, self._say = group, limit, say
+    def __init__(self, group: ProcessGroup, say: Callable[[str], None]):
+        self._group, self._say = group, say
         self._batches, self._published = 0, -math.inf
         self.go_on()
 
@@ -140,7 +138,7 @@ class Shares:
 
     def wait_for_all(self) -> None:
         """Returns when all have translated their share, and says for whom it waits. Raises ProcessGroupError, naming those
-        that have not gone on for `limit` seconds.
+        that have not gone on for `LIMIT` seconds.
         """
         self._put(_ALL)
         before, moved = {}, time.monotonic()
@@ -154,13 +152,12 @@ class Shares:
             if reached != before:
                 before, moved = reached, now
             names = ", ".join(map(self._group.name_of, missing))
-            if self._limit and now - moved > self._limit:
-                limit = f"config.distributed.hang_timeout = {self._limit}"
-                raise ProcessGroupError(f"{names} translated nothing for {now - moved:.0f} s ({limit})")
+            if now - moved > LIMIT:
+                raise ProcessGroupError(f"{names} translated nothing for {now - moved:.0f} s")
             if now - said >= _SAID_EVERY:
                 self._say(f"this share is translated; waiting for {names}")
                 said = now
-            time.sleep(min(_PUBLISHED_EVERY, self._limit or _PUBLISHED_EVERY))
+            time.sleep(min(_PUBLISHED_EVERY, LIMIT))
 
     def _put(self, reached: str) -> None:
         self._group.put(f"translated/{self._group.index}", reached)

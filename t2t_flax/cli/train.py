@@ -32,9 +32,7 @@ def run(argv: list[str]) -> int:
     check_workdir(workdir)
     arguments.check_output("--workdir", args.workdir, folder=True)
     notes = prepare_process(config)
-    return run_job(
-        config.distributed, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks"
-    )
+    return run_job(config, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks")
 
 
 def _job(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: list[str]) -> int:

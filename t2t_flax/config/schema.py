@@ -211,14 +211,6 @@ class Distributed:
         high=10**6,
         mutable=True,
     )
-    hang_timeout: int = key(
-        900,
-        "a run without progress (an update, a step of an evaluation) for this long writes the stacks of its threads and "
-        "exits; 0 = never",
-        unit="seconds",
-        low=0,
-        mutable=True,
-    )
     straggler_share: float = key(
         0.1,
         "processes that make the others wait for more than this share of the time are reported",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from etils import epath
 
-from t2t_flax.config import Distributed
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import broken_connection
 from t2t_flax.distributed.initialize import InitializationError, initialize
 from t2t_flax.distributed.supervisor import RunSupervisor, end
@@ -16,7 +16,7 @@ from t2t_flax.filesystem import is_write_refused
 
 
 def run_job(
-    config: Distributed,
+    config: Config,
     body: Callable[[RunSupervisor], int],
     *,
     stacks: epath.Path | None = None,
@@ -28,7 +28,7 @@ def run_job(
     device. `stacks`: folder for the stack traces of a process that hangs. `use_devices`: see `initialize`.
     """
     try:
-        group = initialize(config, use_devices=use_devices)
+        group = initialize(config.distributed, use_devices=use_devices)
     except InitializationError as error:
         print(f"t2t_flax: {error}", file=sys.stderr)
         end(FAILURE)

@@ -1,4 +1,4 @@
-"""Supervises a run beside its main thread: signals, the other processes, and updates that do not come."""
+"""Supervises a run beside its main thread: a signal to one process stops all of them, and a failure of one ends all."""
 
 import contextlib
 import os
@@ -8,33 +8,80 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 from etils import epath
 
-from t2t_flax.config import Distributed
-from t2t_flax.distributed import heartbeats
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError
-from t2t_flax.distributed.hang_watchdog import HangWatchdog, stacks_of_all_threads
-from t2t_flax.distributed.heartbeats import Heartbeats
 from t2t_flax.distributed.preemption import Preemption, StopRequested
-from t2t_flax.errors import FAILURE, STOPPED
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.errors import STOPPED
+from t2t_flax.registry import WATCHERS, load_extensions
+
+INTERVAL = 1.0
+"""Seconds between two messages to the other processes."""
+
+
+class Progress:
+    """Signs of progress of this process, and whether they are expected."""
+
+    def __init__(self) -> None:
+        self._expected = False
+        self._last = time.monotonic()
+
+    def note(self) -> None:
+        """A sign of progress."""
+        self._last = time.monotonic()
+
+    def quiet_seconds(self) -> float:
+        """Seconds since the last sign; 0 where none is expected."""
+        return time.monotonic() - self._last if self._expected else 0.0
+
+    @contextlib.contextmanager
+    def expect(self, expected: bool) -> Iterator[None]:
+        """Whether signs are expected within the block."""
+        before, self._expected = self._expected, expected
+        self.note()
+        try:
+            yield
+        finally:
+            self.note()
+            self._expected = before
+
+
+class Watcher(Protocol):
+    """Watches over a process: a row of `registry.WATCHERS` is a module with `watcher(supervisor, config) -> Watcher`."""
+
+    def start(self) -> None:
+        """Called once, where there are several processes. May raise ProcessGroupError."""
+
+    def check(self) -> None:
+        """Called four times a second in a thread; must not block."""
+
+    def communicate(self) -> None:
+        """Called each second in another thread, where there are several processes. May raise ProcessGroupError."""
+
+    def suspect(self) -> None:
+        """Another process seems to be gone."""
+
+    def dead_processes(self) -> list[str]:
+        """Names of the processes that it knows to be gone."""
 
 
 class RunSupervisor:
-    """Context of a command. A thread handles signals and ends the process where it hangs; of several processes, a second
-    one talks to the others, because a call to the coordinator may block.
+    """Context of a command. A thread handles signals; of several processes, a second one talks to the others, because a call
+    to the coordinator may block.
 
-    `stacks`: folder for the stack traces of a process that hangs.
+    `stacks`: folder for the stack traces of a process that ends because it hangs.
     """
 
-    def __init__(self, group: ProcessGroup, config: Distributed, *, stacks: epath.Path | None = None):
-        self.group, self._config, self._stacks = group, config, stacks
-        self.preemption = Preemption(group, config.heartbeat_timeout)
-        self.watchdog = HangWatchdog(config.hang_timeout)
-        self._heartbeats = Heartbeats(group)
+    def __init__(self, group: ProcessGroup, config: Config, *, stacks: epath.Path | None = None):
+        self.group, self.stacks = group, stacks
+        self.preemption = Preemption(group, config.distributed.heartbeat_timeout)
+        self.progress = Progress()
+        load_extensions()
+        self.watchers: list[Watcher] = [WATCHERS.load(name).watcher(self, config) for name in WATCHERS]
         self._interruptible = ""  # what is being done that a signal may interrupt
-        self._suspicious = False
         self._closed, self._wake = threading.Event(), threading.Event()
         self._handlers: dict[int, object] = {}
 
@@ -48,8 +95,9 @@ class RunSupervisor:
                 # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
                 self._handlers[number] = signal.signal(number, lambda *_: None)
         if self.group.count > 1:
-            with contextlib.suppress(ProcessGroupError):
-                self._heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
+            for watcher in self.watchers:
+                with contextlib.suppress(ProcessGroupError):
+                    watcher.start()
         targets = [self._supervise] + ([self._communicate] if self.group.count > 1 else [])
         self._threads = [threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets]
         for thread in self._threads:
@@ -80,7 +128,7 @@ class RunSupervisor:
 
     def should_stop(self) -> bool:
         """Whether to stop here, see `Preemption`. Also the sign that the run makes progress."""
-        self.watchdog.alive()
+        self.progress.note()
         return self.preemption.should_stop()
 
     def raise_if_stopping(self) -> None:
@@ -93,26 +141,26 @@ class RunSupervisor:
         self, what: str, *, advice: str = "Saved checkpoints stay; give the same command again."
     ) -> Iterator[None]:
         """For work that may take long and can be cut off anywhere (a compilation): a signal ends the process with 75, and
-        the hang timeout does not apply unless `expect_progress()` is entered within.
+        no sign of progress is expected unless `expect_progress()` is entered within.
         """
         before, self._interruptible = self._interruptible, f"{what}: exiting. {advice}"
         self._exit_if_signalled()
         try:
-            with self.watchdog.watch(False):
+            with self.progress.expect(False):
                 yield
         finally:
             self._interruptible = before
 
     @contextlib.contextmanager
-    def suspend_hang_timeout(self) -> Iterator[None]:
-        """For work that must not be interrupted and may compile, such as the first save; a signal waits for its end."""
-        with self.watchdog.watch(False):
+    def expect_no_progress(self) -> Iterator[None]:
+        """For work that must not be interrupted and may take long, such as the first save; a signal waits for its end."""
+        with self.progress.expect(False):
             yield
 
     @contextlib.contextmanager
     def expect_progress(self) -> Iterator[None]:
-        """Within it `should_stop()` is called again and again; the hang timeout applies."""
-        with self.watchdog.watch(True):
+        """Within it `should_stop()` is called again and again."""
+        with self.progress.expect(True):
             yield
 
     def say(self, text: str) -> None:
@@ -125,19 +173,20 @@ class RunSupervisor:
         if self.group.count > 1:
             with contextlib.suppress(ProcessGroupError):
                 self.group.put(f"news/failed/{self.group.index}", f"{code} {text}")
-                time.sleep(2 * heartbeats.INTERVAL)
+                time.sleep(2 * INTERVAL)
 
     def find_dead_processes(self) -> list[str]:
-        """Names of the processes whose heartbeats have stopped, after some seconds of waiting for them or for the message
-        of one that failed. To be called after a collective failed.
+        """Names of the processes that are gone, after some seconds of waiting for the message of one that failed. To be called
+        after a collective failed.
         """
-        self._suspicious = True
-        time.sleep(4 * heartbeats.INTERVAL)
-        return [self.group.name_of(i) for i in self._heartbeats.silent_processes(2.5 * heartbeats.INTERVAL)]
+        for watcher in self.watchers:
+            watcher.suspect()
+        time.sleep(4 * INTERVAL)
+        return [name for watcher in self.watchers for name in watcher.dead_processes()]
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            ready, _, _ = select.select([self._pipe[0]], [], [], heartbeats.INTERVAL / 4)
+            ready, _, _ = select.select([self._pipe[0]], [], [], INTERVAL / 4)
             for number in os.read(self._pipe[0], 64) if ready else b"":
                 if number == signal.SIGINT and self.signal:
                     self.say("interrupted twice, exiting at once")
@@ -146,40 +195,24 @@ class RunSupervisor:
                     self.preemption.request(signal.Signals(number).name)
                     self._wake.set()
             self._exit_if_signalled()
-            self._exit_if_hanging()
+            for watcher in self.watchers:
+                watcher.check()
 
     def _exit_if_signalled(self) -> None:
         what = self._interruptible
-        grace = 2.5 * heartbeats.INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
+        grace = 2.5 * INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
         if self.signal and what and self.preemption.seconds_since_request() >= grace:
             self.say(f"{self.signal} while {what}")
             end(STOPPED)
 
-    def _exit_if_hanging(self) -> None:
-        quiet, limit = self.watchdog.quiet_seconds(), self._config.hang_timeout
-        if self.watchdog.is_hanging():
-            late = self._heartbeats.describe_late(self.preemption.calls)
-            self._exit_with_stacks(f"no update for {quiet:.0f} s (config.distributed.hang_timeout = {limit}). {late}")
-        # Process 0 looks for dead processes in `_communicate`; the others for a dead process 0, which JAX would only abort.
-        quiet, limit = self._heartbeats.coordinator_silence(), self._config.heartbeat_timeout
-        if self.group.count > 1 and quiet > limit:
-            name = self._heartbeats.coordinator
-            self._exit_with_stacks(
-                f"{name}, the coordinator, silent for {quiet:.0f} s (config.distributed.heartbeat_timeout)."
-            )
-
     def _communicate(self) -> None:
-        """Sends and reads heartbeats and messages."""
-        limit = self._config.heartbeat_timeout
+        """Sends and reads messages."""
         while not self._closed.is_set():
-            self._wake.wait(heartbeats.INTERVAL)
+            self._wake.wait(INTERVAL)
             self._wake.clear()
             try:
                 self.preemption.publish()
-                self._heartbeats.send(self.preemption.calls)
                 news = self.group.entries("news")
-                if self._needs_heartbeats():
-                    self._heartbeats.receive()
             except ProcessGroupError:
                 continue
             if "stop" in news and not self.signal:
@@ -191,31 +224,11 @@ class RunSupervisor:
                     code, _, reason = text.partition(" ")
                     self.say(f"exiting because {self.group.name_of(int(index))} failed: {reason}")
                     if self.group.is_lead:
-                        time.sleep(2 * heartbeats.INTERVAL)  # without the coordinator the others would hear nothing
+                        time.sleep(2 * INTERVAL)  # without the coordinator the others would hear nothing
                     end(int(code))
-            silent = self._heartbeats.silent_processes(limit) if self.group.is_lead else []
-            if silent:
-                reason = f"{', '.join(map(self.group.name_of, silent))} silent for {limit} s"
-                self.broadcast_failure(FAILURE, reason)
-                self._exit_with_stacks(f"{reason} (config.distributed.heartbeat_timeout).")
-
-    def _needs_heartbeats(self) -> bool:
-        """Always on process 0; on the others where something seems wrong, for there may be many hosts."""
-        late = self.watchdog.quiet_seconds() > min(self._config.hang_timeout / 2, 30.0)
-        return self.group.is_lead or self._suspicious or late
-
-    def _exit_with_stacks(self, reason: str) -> None:
-        """Ends this process, with the stack traces of its threads on standard error and in the folder `stacks`."""
-        self.say(f"{reason} Stack traces of this process follow; it exits, the last checkpoint stays.")
-        stacks = stacks_of_all_threads()
-        print(stacks, file=sys.stderr, flush=True)
-        if self._stacks:
-            with contextlib.suppress(Exception):
-                atomic_write(self._stacks / f"process-{self.group.index}.txt", f"{reason}\n{stacks}")
-        if self.group.count > 1 and self.group.is_lead:
-            # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
-            time.sleep(3 * heartbeats.INTERVAL)
-        end(FAILURE)
+            with contextlib.suppress(ProcessGroupError):
+                for watcher in self.watchers:
+                    watcher.communicate()
 
 
 def end(code: int) -> None:

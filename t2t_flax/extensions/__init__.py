@@ -15,6 +15,7 @@ EXTENSIONS = (
     "parsing",
     "kernels",
     "recipes",
+    "resilience",
     "trackers",
     "inspection",
 )
@@ -27,6 +28,7 @@ KNOWN = {
     "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
+    "resilience": {"groups": ("resilience",)},
     "trackers": {"groups": ("trackers",)},
     "inspection": {"groups": ("inspection",)},
     "recipes": {

@@ -51,7 +51,7 @@ def train_runs(
     Raises UserError for a checkpoint of another model and for a full disk.
     """
     if supervisor is None:
-        with RunSupervisor(ProcessGroup(), runs[0].config.distributed) as supervisor:
+        with RunSupervisor(ProcessGroup(), runs[0].config) as supervisor:
             return train_runs(runs, scores, say, supervisor, on_finish)
     config, group = runs[0].config, supervisor.group
     with supervisor.exit_on_signal("restoring and compiling"):

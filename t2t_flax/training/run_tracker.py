@@ -168,7 +168,7 @@ class RunTracker:
         for hook in self._hooks:
             hook.on_checkpoint(step)
         self.logger.send()
-        with self.clock.measure("save"), supervisor.suspend_hang_timeout():
+        with self.clock.measure("save"), supervisor.expect_no_progress():
             self.progress.step, self.progress.seconds = step, self.clock.seconds
             save(self.run, self.checkpoints, state, self.progress, self.metric)
 
@@ -178,7 +178,7 @@ class RunTracker:
 
     def wait_for_saves(self, supervisor: RunSupervisor) -> None:
         """Returns when all checkpoints are on disk. Raises as `check_saves`."""
-        with self.clock.measure("save"), supervisor.suspend_hang_timeout():
+        with self.clock.measure("save"), supervisor.expect_no_progress():
             report_full_disk(self.checkpoints, self.checkpoints.wait)
 
     def end(self, state: TrainState, step: int, reason: str) -> None:

@@ -53,7 +53,7 @@ def copy(early_stopped_run, tmp_path, monkeypatch):
 def finish_run(config, workdir, reason="patience", hooks=()):
     """complete.json and the records it lists."""
     begin(workdir, config)
-    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+    with RunSupervisor(ProcessGroup(), config) as supervisor:
         jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
@@ -138,7 +138,7 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
 
     monkeypatch.setattr(loading, "load", counted)
     adopt_config(epath.Path(tmp_path), config)
-    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+    with RunSupervisor(ProcessGroup(), config) as supervisor:
         assert jobs._train(config, epath.Path(tmp_path), supervisor, []).finished
     live_bytes, parameters = sizes
     assert live_bytes < parameters / 10

@@ -22,7 +22,7 @@ from t2t_flax.config.directions import Direction
 from t2t_flax.data.languages import Languages
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.distributed.coordination import ProcessGroupError
-from t2t_flax.distributed.hang_watchdog import HangWatchdog
+from t2t_flax.distributed.supervisor import Progress
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 
@@ -73,7 +73,7 @@ class CapitalsRun:
 
 class Supervisor:
     def __init__(self, group):
-        self.group, self.said, self.watchdog = group, [], HangWatchdog(900)
+        self.group, self.said, self.progress = group, [], Progress()
         self.say = self.said.append
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def expect_progress(self):
-        with self.watchdog.watch(True):
+        with self.progress.expect(True):
             yield
 
 
@@ -102,14 +102,13 @@ def translate(monkeypatch, tmp_path):
         fail_at="",
         weights=(0.0,) * 3,
         before_batch=None,
-        hang_timeout="900",
     ):
         """before_batch: called with the process's supervisor."""
         supervisors = {}
 
         def load(workdir, *, local, group, **choice):
             assert local
-            run = CapitalsRun(str(n_best), {"distributed.hang_timeout": hang_timeout})
+            run = CapitalsRun(str(n_best))
             if before_batch:
                 run.before_batch = lambda: before_batch(supervisors[group.index])
             run.fail_at, run.params = fail_at, {"w": jnp.float32(weights[group.index])}
@@ -246,27 +245,27 @@ def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, secon
     assert (tmp_path / "out").read_text() == "a\nb\nc\nd\n"
 
 
-def test_hang_watchdog_watches_the_translation_but_not_the_wait_for_others(translate, tmp_path):
+def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(translate, tmp_path):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
     watched = []
 
     def before_batch(supervisor):
         if supervisor.group.index == 1:
             time.sleep(0.05)
-        watched.append(supervisor.watchdog.quiet_seconds() > 0)
+        watched.append(supervisor.progress.quiet_seconds() > 0)
         if supervisor.group.index == 0:
             waiting.append(supervisor)
 
     waiting = []
     assert translate(2, before_batch=before_batch) == [0, 0]
-    assert watched and all(watched) and waiting[0].watchdog.quiet_seconds() == 0
+    assert watched and all(watched) and waiting[0].progress.quiet_seconds() == 0
 
 
 def test_process_that_makes_no_progress_is_named(translate, tmp_path, monkeypatch):
     """It neither ends nor translates, and its heartbeats go on."""
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
-    monkeypatch.setattr(shared_translation, "_SAID_EVERY", 0.2)
-    monkeypatch.setattr(shared_translation, "_PUBLISHED_EVERY", 0.1)
+    for name, seconds in (("_SAID_EVERY", 0.2), ("_PUBLISHED_EVERY", 0.1), ("LIMIT", 1.0)):
+        monkeypatch.setattr(shared_translation, name, seconds)
     over, said = threading.Event(), {}
 
     def before_batch(supervisor):
@@ -284,10 +283,10 @@ def test_process_that_makes_no_progress_is_named(translate, tmp_path, monkeypatc
                 over.set()
 
         monkeypatch.setattr(Shares, "wait_for_all", wait_for_all)
-        answers = translate(2, before_batch=before_batch, hang_timeout="1")
+        answers = translate(2, before_batch=before_batch)
     finally:
         over.set()
-    pattern = r"process 1 on .* translated nothing for \d+ s \(config.distributed.hang_timeout = 1\)"
+    pattern = r"process 1 on .* translated nothing for \d+ s"
     assert isinstance(answers[0], ProcessGroupError) and re.match(pattern, str(answers[0])), answers
     assert any(re.match("this share is translated; waiting for process 1 on ", line) for line in said[0])
 

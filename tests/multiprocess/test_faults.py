@@ -22,7 +22,7 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     """The last one hangs; all others write their stack traces."""
     workdir = tmp_path / "run"
     # Longer than an update on a busy machine, shorter than the heartbeat timeout.
-    timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
+    timeouts = dict(resilience_hang_timeout=15, distributed_heartbeat_timeout=120)
     quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
     with Processes(tmp_path / "logs", count, arguments) as processes:
@@ -46,7 +46,7 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, pytest.param(0, id="the coordinator")])
 def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
-    keys = TWO | dict(distributed_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
+    keys = TWO | dict(resilience_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
         processes.wait_for_step(tmp_path / "run", 5)
         processes.all[victim].send_signal(signal.SIGSTOP)

@@ -38,7 +38,7 @@ def config_of(schedule="wsd"):
 
 
 def train(config, workdir):
-    with RunSupervisor(ProcessGroup(), config.distributed) as supervisor:
+    with RunSupervisor(ProcessGroup(), config) as supervisor:
         return jobs.train(config, epath.Path(workdir), supervisor)
 
 

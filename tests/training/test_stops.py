@@ -69,7 +69,7 @@ class StopAt(RunSupervisor):
     """Gets SIGTERM at the `call`-th time that it is asked whether to stop."""
 
     def __init__(self, run, call: int = 0):
-        super().__init__(ProcessGroup(), run.config.distributed)
+        super().__init__(ProcessGroup(), run.config)
         self._call, self.asked = call, 0
 
     def should_stop(self) -> bool:

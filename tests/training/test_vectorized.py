@@ -133,7 +133,7 @@ def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, ca
     params = init_state(runs[0].config, runs[0].model, runs[0].tx, runs[0].mesh)[0].eval_params
     validation_loss(runs[0])(params, lambda: batches.append(1))
     for allowed in (len(batches), 0):  # then in the evaluation at the start of the resumed run
-        with StoppingSupervisor(ProcessGroup(), runs[0].config.distributed) as supervisor:
+        with StoppingSupervisor(ProcessGroup(), runs[0].config) as supervisor:
             supervisor.allowed = allowed
             outcomes = train_runs(runs, supervisor=supervisor)
         assert supervisor.calls == allowed + 1

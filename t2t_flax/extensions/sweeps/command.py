@@ -10,7 +10,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config import Distributed
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import check_shared
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
         _open(args, fixed)
         return OK
     body = lambda supervisor: _job(args, fixed, resources, supervisor)  # noqa: E731
-    return run_job(_distributed_config(args, fixed), body, use_devices=False)
+    return run_job(_worker_config(args, fixed), body, use_devices=False)
 
 
 def _open(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
@@ -250,18 +250,18 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
-def _distributed_config(args: argparse.Namespace, fixed: dict[str, str]) -> Distributed:
-    """The timeouts of a worker on several hosts: those of the trials, without what the sweep varies."""
+def _worker_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
+    """The config of a worker on several hosts, for its timeouts: that of the trials, without what the sweep varies."""
     if args.sweep or args.config:
         path = _sweep_of(args).config
-        return config_lib.load_config(path, fixed).distributed if path else Distributed()
+        return config_lib.load_config(path, fixed) if path else Config()
     folder = Folder(Path(args.workdir))
     if not (folder.path / "sweep.json").exists():  # `_job` names the hosts that do not see it
-        return Distributed()
+        return Config()
     sweep = read_sweep(args.workdir)
     paths = [folder.base, *map(folder.config, sweep["trials"])]
     stored = next((path for path in paths if path.exists()), None)
-    return config_lib.from_json(stored.read_text()).distributed if stored else Distributed()
+    return config_lib.from_json(stored.read_text()) if stored else Config()
 
 
 def _job(args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor) -> int:

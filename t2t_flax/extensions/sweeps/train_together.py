@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
         for _, workdir in runs:
             check_run_folder(workdir)
             stack.enter_context(writing(workdir, "train_together"))
-        return run_job(configs[0].distributed, lambda supervisor: _job(runs, supervisor))
+        return run_job(configs[0], lambda supervisor: _job(runs, supervisor))
 
 
 def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> int:

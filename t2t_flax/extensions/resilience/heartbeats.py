@@ -2,10 +2,8 @@
 
 import time
 
+from t2t_flax.distributed import supervisor
 from t2t_flax.distributed.coordination import ProcessGroup
-
-INTERVAL = 1.0
-"""Seconds between two heartbeats."""
 
 
 class Heartbeats:
@@ -50,9 +48,9 @@ class Heartbeats:
         """Which processes keep the others waiting, as far as the beats show. `calls`: of this process."""
         if self._group.count == 1:
             return "There is one process."
-        if self.coordinator_silence() > 4 * INTERVAL:
+        if self.coordinator_silence() > 4 * supervisor.INTERVAL:
             return "Late: process 0, the coordinator, does not answer."
-        silent = self.silent_processes(2.5 * INTERVAL)
+        silent = self.silent_processes(2.5 * supervisor.INTERVAL)
         if silent:
             return f"Late: {', '.join(map(self._group.name_of, silent))}, silent."
         all_calls = {i: int(beat.split()[0]) for i, (beat, _) in self._peers.items()} | {self._group.index: calls}

@@ -1,0 +1,6 @@
+"""Resilience: notices processes that hang, are dead or slow, names them, and ends the run instead of letting it wait."""
+
+from t2t_flax.registry import WATCHERS, add_group
+
+add_group("resilience", "t2t_flax.extensions.resilience.keys", "Resilience")
+WATCHERS.add("resilience", "t2t_flax.extensions.resilience.watcher")

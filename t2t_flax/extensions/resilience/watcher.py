@@ -1,0 +1,83 @@
+"""Ends a process that hangs, and all processes of a run where one is dead, with the stack traces of their threads."""
+
+import contextlib
+import faulthandler
+import sys
+import tempfile
+import time
+
+from t2t_flax.config import Config
+from t2t_flax.distributed import supervisor as supervision
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import FAILURE
+from t2t_flax.extensions.resilience.heartbeats import Heartbeats
+from t2t_flax.filesystem import atomic_write
+
+
+def watcher(supervisor: RunSupervisor, config: Config) -> "Watcher":
+    return Watcher(supervisor, config)
+
+
+class Watcher:
+    """See `distributed.supervisor.Watcher`."""
+
+    def __init__(self, supervisor: RunSupervisor, config: Config):
+        self._run, self._group = supervisor, supervisor.group
+        self._hang_timeout = config.group("resilience").hang_timeout
+        self._silence = config.distributed.heartbeat_timeout
+        self.heartbeats = Heartbeats(supervisor.group)
+        self._suspicious = False
+
+    def start(self) -> None:
+        self.heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
+
+    def check(self) -> None:
+        quiet = self._run.progress.quiet_seconds()
+        if self._hang_timeout and quiet > self._hang_timeout:
+            late = self.heartbeats.describe_late(self._run.preemption.calls)
+            self._end(f"no update for {quiet:.0f} s (config.resilience.hang_timeout = {self._hang_timeout}). {late}")
+        # Process 0 looks for dead processes in `communicate`; the others for a dead process 0, which JAX would only abort.
+        quiet = self.heartbeats.coordinator_silence()
+        if self._group.count > 1 and quiet > self._silence:
+            self._end(
+                f"{self.heartbeats.coordinator}, the coordinator, silent for {quiet:.0f} s "
+                "(config.distributed.heartbeat_timeout)."
+            )
+
+    def communicate(self) -> None:
+        self.heartbeats.send(self._run.preemption.calls)
+        late = self._run.progress.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
+        if self._group.is_lead or self._suspicious or late:  # not always on the others: there may be many hosts
+            self.heartbeats.receive()
+        silent = self.heartbeats.silent_processes(self._silence) if self._group.is_lead else []
+        if silent:
+            reason = f"{', '.join(map(self._group.name_of, silent))} silent for {self._silence} s"
+            self._run.broadcast_failure(FAILURE, reason)
+            self._end(f"{reason} (config.distributed.heartbeat_timeout).")
+
+    def suspect(self) -> None:
+        self._suspicious = True
+
+    def dead_processes(self) -> list[str]:
+        silent = self.heartbeats.silent_processes(2.5 * supervision.INTERVAL)
+        return [self._group.name_of(i) for i in silent]
+
+    def _end(self, reason: str) -> None:
+        """Ends this process, with the stack traces of its threads on standard error and in the folder `stacks`."""
+        self._run.say(f"{reason} Stack traces of this process follow; it exits, the last checkpoint stays.")
+        stacks = stacks_of_all_threads()
+        print(stacks, file=sys.stderr, flush=True)
+        if self._run.stacks:
+            with contextlib.suppress(Exception):
+                atomic_write(self._run.stacks / f"process-{self._group.index}.txt", f"{reason}\n{stacks}")
+        if self._group.count > 1 and self._group.is_lead:
+            # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
+            time.sleep(3 * supervision.INTERVAL)
+        supervision.end(FAILURE)
+
+
+def stacks_of_all_threads() -> str:
+    with tempfile.TemporaryFile("w+") as file:  # faulthandler writes to real files alone
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read()
