@@ -273,7 +273,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     from t2t_flax.evaluation.restore import load
     from t2t_flax.monitoring.tracker_threads import track_scores
 
-    records, texts, group = {}, [], supervisor.group
+    records, texts, scores, group = {}, [], {}, supervisor.group
     if config.data.test:
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
@@ -283,7 +283,6 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
-        scores: dict[str, float] = {}
         evaluated = []
         for name in sets_of(config, "test"):
             path, record, text = evaluate_set(loaded, name, supervisor, why=why)
@@ -307,6 +306,8 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     }
     if group.is_lead:
         atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    for hook in outcome.hooks:
+        hook.on_end(outcome.step, scores)
     return records
 
 

@@ -80,6 +80,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
+HOOKS: dict[str, tuple[str, str]] = {}
+"""Hooks of a run: name -> (module, the key that turns it on), see `add_hook`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 
@@ -97,6 +99,15 @@ def add_group(name: str, module: str, keys: str) -> None:
     """
     if GROUPS.setdefault(name, (module, keys)) != (module, keys):
         raise ValueError(f"two extensions declare the config group {name!r}: {GROUPS[name][0]} and {module}")
+
+
+def add_hook(name: str, module: str, *, when: str) -> None:
+    """Adds a hook of a run, see `training.hooks.Hook`. The module's `hook(config, workdir, group)` is called, and the module
+    imported, where the key `when`, such as "trackers.names", is truthy: of a tuple, any of its items. Raises ValueError for a
+    name that is taken.
+    """
+    if HOOKS.setdefault(name, (module, when)) != (module, when):
+        raise ValueError(f"two hooks are called {name!r}: {HOOKS[name][0]} and {module}")
 
 
 def add_source(name: str, form: SourceForm) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_schedule import is_scheduled
 from t2t_flax.training.checksums import compile_checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.hooks import Hook, make_hooks
 from t2t_flax.training.lora import merge_on_devices, without_adapters
 from t2t_flax.training.resume import TrainProgress, open_checkpoints, report_full_disk, restore_or_init, save
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss
@@ -57,13 +58,15 @@ def due_after(run: TrainingSetup, step: int) -> Due:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How the loop ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been dropped
-    to free its memory. `seconds`: by bucket, see `Clock`.
+    to free its memory. `seconds`: by bucket, see `Clock`. `hooks`: of the run; those of a finished one await the scores of the
+    final evaluation.
     """
 
     state: TrainState | None
     step: int
     reason: str
     seconds: dict[str, float]
+    hooks: Sequence[Hook] = ()
 
     @property
     def finished(self) -> bool:
@@ -89,6 +92,7 @@ class RunTracker:
     def __init__(self, index: int, run: TrainingSetup, score: ValidationScore | None, group: ProcessGroup):
         self.index, self.run, self._score = index, run, score
         self.checkpoints = open_checkpoints(run, group)
+        self.hooks = make_hooks(run.config, run.workdir, group)
         self.metric: float | None = None
         """Of the evaluation after the current update; higher is better."""
         self.outcome: Outcome | None = None
@@ -113,7 +117,7 @@ class RunTracker:
     def open_logs(self) -> None:
         """Opens metrics.jsonl and the progress bar, which process 0 shows for the first run."""
         steps, lead = self.run.config.train.steps, self.checkpoints.group.is_lead
-        self.logger = TrainLogger(self.run, self.clock, self.progress)
+        self.logger = TrainLogger(self.run, self.clock, self.progress, self.hooks)
         self.bar = Progress("train", steps, start=self.progress.step, quiet=self.index > 0 or not lead)
 
     def end_at_start(self) -> str:
@@ -135,6 +139,7 @@ class RunTracker:
             self.logger.log_update(step, batch, values, self.bar)
         except NonFiniteUpdate as error:
             self.failure = error
+            self._end_hooks(step)
 
     def evaluate(self, step: int, due: Due, state: TrainState, supervisor: RunSupervisor) -> None:
         """Evaluates and logs what is due. Raises StopRequested where all processes stop in the middle of it; the evaluation
@@ -152,6 +157,8 @@ class RunTracker:
                 values |= self._score(params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
+        for hook in self.hooks:
+            hook.on_evaluation(step, values)
         self.logger.write(step, values)
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
@@ -159,6 +166,8 @@ class RunTracker:
         """Starts a checkpoint, or adds the evaluation to the one that was saved before it. May wait for the previous save, up to
         Orbax's timeout of an hour; compiles the first time.
         """
+        for hook in self.hooks:
+            hook.on_checkpoint(step)
         self.logger.send()
         with self.clock.measure("save"), supervisor.expect_no_progress():
             self.progress.step, self.progress.seconds = step, self.clock.seconds
@@ -174,9 +183,15 @@ class RunTracker:
             report_full_disk(self.checkpoints, self.checkpoints.wait)
 
     def end(self, state: TrainState, step: int, reason: str) -> None:
-        self.outcome = Outcome(state, step, reason, self.clock.rounded())
+        self.outcome = Outcome(state, step, reason, self.clock.rounded(), self.hooks)
         if self.outcome.finished:  # the final evaluation opens the experiment trackers again
             self.logger.close()
+        else:
+            self._end_hooks(step)
+
+    def _end_hooks(self, step: int) -> None:
+        for hook in self.hooks:
+            hook.on_end(step, {})
 
     def close(self) -> None:
         """Waits for the checkpoints, and closes all files."""

@@ -13,6 +13,7 @@ from t2t_flax.monitoring.profiler import Profile
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
@@ -47,12 +48,13 @@ class DelayedMetrics:
 
 
 class TrainLogger:
-    """Writes every n-th update of a run to metrics.jsonl, and shows each in the progress bar. Counts skipped updates in
-    `progress`.
+    """Writes every n-th update of a run to metrics.jsonl, shows each in the progress bar, and tells the hooks. Counts skipped
+    updates in `progress`.
     """
 
-    def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress):
+    def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress, hooks: Sequence[Hook] = ()):
         self._run, self._clock, self._progress, config = run, clock, progress, run.config
+        self._hooks = hooks
         self._writer = None
         if jax.process_index() == 0:
             self._writer = MetricsWriter(
@@ -61,6 +63,8 @@ class TrainLogger:
                 config=config,
                 evaluation_due=progress.evaluation_due,
             )
+        for hook in hooks:
+            hook.on_start(run, progress)
         for change in progress.config_changes:
             if change["step"] == progress.step:
                 self.write(progress.step, {"config_changed": change["changed"]})
@@ -99,7 +103,7 @@ class TrainLogger:
             f"fill {self._tokens / self._slots:.0%}"
         )
         bar.update(step, text)
-        if step % self._run.config.log.every_steps == 0:
+        if due := step % self._run.config.log.every_steps == 0:
             if finite:
                 values["ppl"] = math.exp(min(values["nll"], 700.0))
             if self._run.config.train.non_finite == "skip":
@@ -113,9 +117,12 @@ class TrainLogger:
             }
             values |= flops.mfu(self._hardware, self._useful, seconds, self._peaks)
             values["seconds"] = self._clock.rounded()
-            self.write(step, values)
             self._since = self._busy()
             self._tokens = self._hardware = self._useful = self._slots = 0.0
+        for hook in self._hooks:
+            hook.on_update(step, batch, values)
+        if due:
+            self.write(step, values)
 
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
@@ -136,6 +143,8 @@ class TrainLogger:
     def write(self, step: int, values: dict[str, Any]) -> None:
         if self._writer:
             self._writer.write(step, values)
+            for hook in self._hooks:
+                hook.on_log(step, values)
 
     def send(self) -> None:
         """Uploads the lines so far, which a checkpoint in an object store must not outlive."""
