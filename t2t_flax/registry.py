@@ -83,7 +83,7 @@ WATCHERS = Table()
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 HOOKS: dict[str, tuple[str, str]] = {}
-"""Hooks of a run, `training.hooks`: name -> (module, the key that turns it on)."""
+"""Hooks of a run: name -> (module, the key that turns it on), see `add_hook`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 
@@ -103,9 +103,10 @@ def add_group(name: str, module: str, keys: str) -> None:
         raise ValueError(f"two extensions declare the config group {name!r}: {GROUPS[name][0]} and {module}")
 
 
-def add_hook(name: str, module: str, when: str) -> None:
-    """Adds a hook of a run: the function `hook(config, workdir, group)` of `module` makes a `training.hooks.Hook` for runs in
-    which the key `when` is set. Raises ValueError for a name that is taken.
+def add_hook(name: str, module: str, *, when: str) -> None:
+    """Adds a hook of a run, see `training.hooks.Hook`. The module's `hook(config, workdir, group)` is called, and the module
+    imported, where the key `when`, such as "trackers.names", is truthy: of a tuple, any of its items. Raises ValueError for a
+    name that is taken.
     """
     if HOOKS.setdefault(name, (module, when)) != (module, when):
         raise ValueError(f"two hooks are called {name!r}: {HOOKS[name][0]} and {module}")

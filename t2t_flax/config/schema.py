@@ -211,12 +211,6 @@ class Distributed:
         high=10**6,
         mutable=True,
     )
-    straggler_share: float = key(
-        0.1,
-        "processes that make the others wait for more than this share of the time are reported",
-        low=0.0,
-        mutable=True,
-    )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """What extensions do at moments of a run: `registry.add_hook` names a module, whose `hook(config, workdir, group)` makes one."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import jax
 from etils import epath
 
 from t2t_flax.config import Config
@@ -22,10 +23,23 @@ class Hook:
     registration.
     """
 
-    def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
-        """The run is restored and compiled."""
+    idle_every: int = 0
+    """After every so many updates `on_update` is called with idle devices, to measure them, instead of while the next update
+    runs; 0 = never. It costs a pause, and must be the same in all processes.
+    """
 
-    def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, float]) -> None:
+    def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
+        """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
+
+        params: the trained parameters before the update. grads: the mean gradient per target token, of the same structure,
+        before it is clipped. Of several runs that share a train step, the first one's hooks measure each of them.
+        """
+        return {}
+
+    def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
+        """The run is restored and compiled. What compiles later would look like a process that hangs: compile here."""
+
+    def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
         """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
 
     def on_log(self, step: int, values: dict[str, Any]) -> None:
@@ -38,7 +52,12 @@ class Hook:
         """A checkpoint follows."""
 
     def on_end(self, step: int, scores: dict[str, float]) -> None:
-        """The final evaluation gave `scores`; or the run stops, with none."""
+        """The final evaluation gave `scores`; or the run has stopped or diverged, with none."""
+
+
+def make_hooks(config: Config, workdir: epath.Path, group: ProcessGroup) -> list[Hook]:
+    """The hooks of a run."""
+    return [module.hook(config, workdir, group) for module in active_modules(config)]
 
 
 def active_modules(config: Config) -> Iterator[ModuleType]:
@@ -51,12 +70,12 @@ def active_modules(config: Config) -> Iterator[ModuleType]:
             yield importlib.import_module(module)
 
 
-def make_hooks(config: Config, workdir: epath.Path, group: ProcessGroup) -> list[Hook]:
-    """The hooks of a run."""
-    return [module.hook(config, workdir, group) for module in active_modules(config)]
-
-
 def check_hooks(config: Config) -> None:
-    """Raises UserError, before training, for what a hook lacks: a module may have `check_installed(config)`."""
+    """Raises UserError, before training, for what a hook lacks: its module may have `check_installed(config)`."""
     for module in active_modules(config):
         getattr(module, "check_installed", lambda config: None)(config)
+
+
+def measure_all(hooks: Sequence[Hook], params: Any, grads: Any) -> dict[str, jax.Array]:
+    """What all hooks measure in an update, see `Hook.measure`."""
+    return {name: value for hook in hooks for name, value in hook.measure(params, grads).items()}

@@ -11,7 +11,6 @@ import jax
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.monitoring.stragglers import StragglerDetector
 from t2t_flax.monitoring.timers import seconds_since_start, split_time
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.prefetch import Prefetcher
@@ -59,7 +58,8 @@ def train_runs(
         states = [tracker.restore_or_init(say) for tracker in trackers]
         start = common_step(trackers)
         with split_time("compile", trackers):
-            program = SingleProgram(runs[0]) if len(runs) == 1 else VectorizedProgram(runs)
+            hooks = trackers[0].hooks
+            program = SingleProgram(runs[0], hooks) if len(runs) == 1 else VectorizedProgram(runs, hooks)
             state = program.join(states)
             del states
             for tracker in trackers:
@@ -68,7 +68,6 @@ def train_runs(
             if group.is_lead:
                 begin(tracker.run.workdir, tracker.run.config)
             tracker.open_logs()
-        stragglers = StragglerDetector(group, config.distributed.straggler_share)
         group.barrier("compiled")  # a process that compiles longer than the others is not hanging
     with contextlib.ExitStack() as stack:
         for tracker in trackers:
@@ -92,9 +91,8 @@ def train_runs(
                 with split_time("step", running), jax.transfer_guard("disallow"):
                     state, values = program(state, batch.arrays)
                 metrics.add(step, batch, values)  # reads the previous update: one is always queued
-                if group.count > 1 and step % config.log.every_steps == 0:
-                    metrics.flush()  # nothing is in flight while the devices are compared
-                    trackers[0].bar.say_if(stragglers.compare(trackers[0].clock.seconds))
+                if any(hook.idle_every and step % hook.idle_every == 0 for hook in hooks):
+                    metrics.flush()
                 if step == start + 1:
                     metrics.flush()
                     say(f"first update {seconds_since_start():.1f} s after the start of the process")

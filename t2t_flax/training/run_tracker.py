@@ -58,7 +58,8 @@ def due_after(run: TrainingSetup, step: int) -> Due:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How the loop ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been dropped
-    to free its memory. `seconds`: by bucket, see `Clock`. `hooks`: of a finished run, which await the scores of the test sets.
+    to free its memory. `seconds`: by bucket, see `Clock`. `hooks`: of the run; those of a finished one await the scores of the
+    final evaluation.
     """
 
     state: TrainState | None
@@ -91,6 +92,7 @@ class RunTracker:
     def __init__(self, index: int, run: TrainingSetup, score: ValidationScore | None, group: ProcessGroup):
         self.index, self.run, self._score = index, run, score
         self.checkpoints = open_checkpoints(run, group)
+        self.hooks = make_hooks(run.config, run.workdir, group)
         self.metric: float | None = None
         """Of the evaluation after the current update; higher is better."""
         self.outcome: Outcome | None = None
@@ -115,8 +117,7 @@ class RunTracker:
     def open_logs(self) -> None:
         """Opens metrics.jsonl and the progress bar, which process 0 shows for the first run."""
         steps, lead = self.run.config.train.steps, self.checkpoints.group.is_lead
-        self._hooks = make_hooks(self.run.config, self.run.workdir, self.checkpoints.group)
-        self.logger = TrainLogger(self.run, self.clock, self.progress, self._hooks)
+        self.logger = TrainLogger(self.run, self.clock, self.progress, self.hooks)
         self.bar = Progress("train", steps, start=self.progress.step, quiet=self.index > 0 or not lead)
 
     def end_at_start(self) -> str:
@@ -156,7 +157,7 @@ class RunTracker:
                 values |= self._score(params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.on_evaluation(step, values)
         self.logger.write(step, values)
         self.bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
@@ -165,7 +166,7 @@ class RunTracker:
         """Starts a checkpoint, or adds the evaluation to the one that was saved before it. May wait for the previous save, up to
         Orbax's timeout of an hour; compiles the first time.
         """
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.on_checkpoint(step)
         self.logger.send()
         with self.clock.measure("save"), supervisor.expect_no_progress():
@@ -182,13 +183,13 @@ class RunTracker:
             report_full_disk(self.checkpoints, self.checkpoints.wait)
 
     def end(self, state: TrainState, step: int, reason: str) -> None:
-        self.outcome = Outcome(state, step, reason, self.clock.rounded(), self._hooks)
+        self.outcome = Outcome(state, step, reason, self.clock.rounded(), self.hooks)
         self.logger.close()
         if not self.outcome.finished:
             self._end_hooks(step)
 
     def _end_hooks(self, step: int) -> None:
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.on_end(step, {})
 
     def close(self) -> None:

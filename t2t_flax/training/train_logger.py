@@ -93,12 +93,13 @@ class TrainLogger:
                 "target_tokens_per_second": self._tokens / seconds,
                 "fill": batch.batch.fill,
             }
+            values["seconds"] = self._clock.rounded()
             self._since = self._busy()
             self._tokens = self._slots = 0
         for hook in self._hooks:
             hook.on_update(step, batch, values)
         if due:
-            self.write(step, values | {"seconds": self._clock.rounded()})
+            self.write(step, values)
 
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""

@@ -2,6 +2,7 @@
 axis of runs that is sharded over the devices.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from t2t_flax.config.scalars import vectorization_conflict
 from t2t_flax.config.sharding_rules import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.monitoring import memory
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.scalars import scalars, with_scalars
 from t2t_flax.training.setup import TrainingSetup, batch_struct, compile_train_steps, compiler_options
@@ -24,8 +26,8 @@ TRIAL = "trial"
 class SingleProgram:
     """The train step of one run: (state, batch) -> (state, metrics), with a program for each batch shape."""
 
-    def __init__(self, run: TrainingSetup):
-        self.mesh, self._programs = run.mesh, compile_train_steps(run)
+    def __init__(self, run: TrainingSetup, hooks: Sequence[Hook] = ()):
+        self.mesh, self._programs = run.mesh, compile_train_steps(run, hooks)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update. The state is donated."""
@@ -43,7 +45,7 @@ class VectorizedProgram:
     have a first axis of runs.
     """
 
-    def __init__(self, runs: list[TrainingSetup]):
+    def __init__(self, runs: list[TrainingSetup], hooks: Sequence[Hook] = ()):
         if conflict := next(filter(None, (vectorization_conflict(runs[0].config, run.config) for run in runs)), ""):
             raise ValueError(f"the runs cannot be vectorized: {conflict}")
         self.mesh, self._runs, config = trial_mesh(len(runs)), runs, runs[0].config
@@ -52,7 +54,8 @@ class VectorizedProgram:
 
         def step_of_one(state: TrainState, values: dict[str, Any], batch: dict[str, jax.Array]):
             own = with_scalars(config, values)
-            return train_step(own, runs[0].model.clone(config=own.model), make_optimizer(own))(state, batch)
+            model = runs[0].model.clone(config=own.model)
+            return train_step(own, model, make_optimizer(own), hooks=hooks)(state, batch)
 
         step = jax.jit(
             jax.vmap(step_of_one, in_axes=(0, 0, None), spmd_axis_name=TRIAL),

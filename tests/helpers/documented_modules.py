@@ -12,6 +12,7 @@ from t2t_flax.config import schema
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     registry.COMMANDS, registry.SOURCES, registry.TASKS, registry.DECODERS, registry.GROUPS,
+    registry.HOOKS,
 )  # fmt: skip
 
 
