@@ -51,7 +51,7 @@ def recorder(monkeypatch):
 
 def test_moments_of_a_run(tmp_path, cache, recorder):
     """A finished run awaits the scores of its final evaluation; `measure` replaces no metric of the update."""
-    keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2, trackers=""))
+    keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=5, **keys), tmp_path, cache), score=None)
     names = "start0 update1 update2 log2 update3 update4 log4 evaluation4 log4 checkpoint4 update5 checkpoint5"
     assert [f"{name}{step}" for name, step in recorder.calls] == names.split()
@@ -73,7 +73,6 @@ def test_hook_is_made_where_its_key_is_set(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "HOOKS", {})
     registry.add_hook("steps", "json", when="train.steps")
     registry.add_hook("none", "absent_module", when="checkpoint.every_epochs")
-    registry.add_hook("pair", "absent_module", when="log.profile_steps")
     with pytest.raises(ValueError, match="two hooks are called 'steps'"):
         registry.add_hook("steps", "csv", when="train.steps")
     monkeypatch.setattr(hooks, "HOOKS", registry.HOOKS)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.runs import start, tiny_run
 
 from t2t_flax.config import resolve
 from t2t_flax.errors import UserError
@@ -24,6 +25,7 @@ from t2t_flax.extensions.trackers.mlflow import without_credentials
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
 from t2t_flax.monitoring.mirror import GrowingFiles, Mirror
 from t2t_flax.process_setup import RUNS_FOLDER
+from t2t_flax.training import loop
 
 DAMAGED = "not JSON"
 
@@ -418,6 +420,15 @@ def test_upload_that_fails_stops_nothing(tmp_path, monkeypatch, memory, caplog):
     run.on_checkpoint(4)
     run.on_end(4, {})
     assert caplog.text.count("no such bucket") == 2 and sorted(memory.sent()) == expected(4)
+
+
+def test_a_run_sends_its_lines_and_scores(tmp_path, cache, memory):
+    config = tiny_run(tmp_path, steps=4, trackers=dict(names="tensorboard,wandb"), log=dict(every_steps=2))
+    outcome = loop.train(start(config, tmp_path, cache), score=None)
+    for each in outcome.hooks:
+        each.on_end(4, {"test_sacrebleu": 27.5})
+    for values in (set(board(tmp_path)), {(name, step) for step, name in memory.sent()}):
+        assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and ("loss", 1) not in values
 
 
 def test_every_client_is_an_extra():
