@@ -79,3 +79,8 @@ def check_hooks(config: Config) -> None:
 def measure_all(hooks: Sequence[Hook], params: Any, grads: Any) -> dict[str, jax.Array]:
     """What all hooks measure in an update, see `Hook.measure`."""
     return {name: value for hook in hooks for name, value in hook.measure(params, grads).items()}
+
+
+def wants_idle(hooks: Sequence[Hook], step: int) -> bool:
+    """Whether a hook wants idle devices after update `step`, see `Hook.idle_every`."""
+    return any(hook.idle_every and step % hook.idle_every == 0 for hook in hooks)

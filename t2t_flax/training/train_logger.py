@@ -1,15 +1,14 @@
 """Logs updates to the progress bar and metrics.jsonl, and handles updates that are not finite."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
 from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock, split_time
+from t2t_flax.monitoring.timers import Clock
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
@@ -18,30 +17,23 @@ from t2t_flax.training.setup import TrainingSetup
 
 
 class DelayedMetrics:
-    """Reads the metrics of each update while the next one runs, and hands them to the runs that are still running."""
+    """Hands the metrics of each update to `read`, which waits for them, while the next update runs."""
 
-    def __init__(self, trackers: Sequence[Any]):
-        self._trackers = trackers
-        self._pending: tuple[int, DeviceBatch, Any] | None = None
+    def __init__(self, read: Callable[[int, DeviceBatch, dict[str, jax.Array]], None]):
+        self._read = read
+        self._pending: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
 
     def add(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of an update that has been queued, scalars or one for each run; reads those before."""
+        """Takes the metrics of an update that has been queued; reads those before."""
         previous, self._pending = self._pending, (step, batch, metrics)
         if previous:
             self._read(*previous)
 
     def flush(self) -> None:
-        """Waits for the last update and reads its metrics."""
+        """Reads the metrics of the last update."""
         if self._pending:
             self._read(*self._pending)
             self._pending = None
-
-    def _read(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        running = [tracker for tracker in self._trackers if tracker.running]
-        with split_time("step", running):
-            values = {name: np.atleast_1d(value) for name, value in jax.device_get(metrics).items()}
-        for tracker in running:
-            tracker.log_update(step, batch, {name: float(value[tracker.index]) for name, value in values.items()})
 
 
 class TrainLogger:

@@ -54,7 +54,7 @@ def finish_run(config, workdir, reason="patience", hooks=()):
     """complete.json and the records it lists."""
     begin(workdir, config)
     with RunSupervisor(ProcessGroup(), config) as supervisor:
-        jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}, hooks), supervisor)
+        jobs.finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 

@@ -8,7 +8,7 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax import registry
 from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.training import hooks, loop, run_tracker
+from t2t_flax.training import hooks, loop, run
 from t2t_flax.training.divergence import NonFiniteUpdate
 
 
@@ -45,7 +45,7 @@ class Recorder(hooks.Hook):
 @pytest.fixture
 def recorder(monkeypatch):
     made = Recorder()
-    monkeypatch.setattr(run_tracker, "make_hooks", lambda *_: [made])
+    monkeypatch.setattr(run, "make_hooks", lambda *_: [made])
     return made
 
 

@@ -80,7 +80,7 @@ class StopAt(RunSupervisor):
         return super().should_stop()
 
 
-def train(config, workdir, cache, call: int = 0) -> tuple[loop.Outcome, int]:
+def train(config, workdir, cache, call: int = 0) -> tuple[loop.TrainingEnd, int]:
     """Trains with a stop at that call; returns the outcome and how often the supervisor was asked."""
     run = start(config, workdir, cache)
     with StopAt(run, call) as supervisor:
