@@ -35,8 +35,8 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     import jax
 
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.monitoring import flops, memory
-    from t2t_flax.training.parameters import backward_of
+    from t2t_flax.extensions.inspection.mfu import mfu, peaks_of, update_flops
+    from t2t_flax.monitoring import memory
     from t2t_flax.training.prefetch import Prefetcher
     from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state
@@ -58,23 +58,19 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
             for step in range(1, steps + 1):
                 batch = batches.next()
                 state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
-                tokens += batch.real.target
-                hardware += flops.training_flops(config.model, config.data.vocab_size, batch.padded, backward)
-                useful += flops.training_flops(config.model, config.data.vocab_size, batch.real, backward)
+                tokens += batch.batch.target_tokens
+                flops = update_flops(run, batch.batch, backward)
+                hardware, useful = hardware + flops[0], useful + flops[1]
                 if step % BLOCK == 0:
                     losses.append(float(metrics["loss"]))
                     now = time.perf_counter()
                     if step > WARM:
                         blocks.append((now - since, tokens, hardware, useful))
                     since, tokens, hardware, useful = now, 0.0, 0.0, 0.0
-    sheet = flops.data_sheet_peak(jax.devices()[0])
-    peaks = {
-        "data_sheet": sheet and sheet * run.mesh.size,
-        "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * run.mesh.size,
-    }
+    peaks = peaks_of(run)
     rates = [t / s for s, t, _, _ in blocks]
     stats = jax.local_devices()[0].memory_stats() or {}
-    mfus = [flops.mfu(h, u, s, peaks) for s, _, h, u in blocks]
+    mfus = [mfu(h, u, s, peaks) for s, _, h, u in blocks]
     return {
         "preset": preset,
         "changed": overrides,

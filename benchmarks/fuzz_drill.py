@@ -35,7 +35,7 @@ TRAINING = {
     "model.num_heads": "2", "model.pad_vocab_to_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
     "eval.every_steps": "1", "eval.samples": "0", "decode.max_length_offset": "2",
     "decode.beam_size": "2", "decode.batch_size": "4",
-    "log.trackers": "", "mesh.cpu_devices": "1", "data.num_workers": "1",
+    "trackers.names": "", "mesh.cpu_devices": "1", "data.num_workers": "1",
 }  # fmt: skip
 _FRAME = re.compile(r'File "[^"]*?((?:t2t_flax|benchmarks)/[^"]+)", line (\d+), in (\S+)')
 

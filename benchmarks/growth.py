@@ -48,7 +48,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     import jax
 
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.monitoring.flops import Tokens, training_flops
+    from t2t_flax.models.flops import padded_tokens, training_flops
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
@@ -67,8 +67,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
         state, _ = program(state, batch)
         jax.block_until_ready(state)
 
-    n, square = float(size["rows"] * size["length"]), float(size["rows"] * size["length"] ** 2)
-    return step, training_flops(c.model, vocab, Tokens(n, n, square, square, square))
+    return step, training_flops(c.model, vocab, padded_tokens(size["rows"], size["length"]))
 
 
 def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
@@ -78,7 +77,7 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     from benchmarks.engines.ours_decoding import Ids
     from t2t_flax.decoding.translator import Translator
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.monitoring.flops import Tokens, forward_flops
+    from t2t_flax.models.flops import Tokens, forward_flops
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
 

@@ -29,7 +29,7 @@ from t2t_flax.data.sources import open_source, toy
 from t2t_flax.data.store.integrity import FILES, crc32
 from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
-from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS, Tokens, training_flops
+from t2t_flax.models.flops import DATA_SHEET_TFLOPS, padded_tokens, training_flops
 
 CHUNK = 1_000_000
 
@@ -184,8 +184,7 @@ def batch_making(tokens: int, pairs: int, shares: tuple[int, ...]) -> dict:
 
 def need(chip: str, chips: int, mfu: float, model: Model, vocab: int, length: int = 27) -> dict:
     """Target tokens/s that a pod takes at a share of its data-sheet peak: by formula, not measured."""
-    one = Tokens(length, length, length**2, length**2, length**2)
-    per_token = training_flops(model, vocab, one) / length
+    per_token = training_flops(model, vocab, padded_tokens(1, length)) / length
     rate = chips * mfu * DATA_SHEET_TFLOPS[chip] * 1e12 / per_token
     return {
         "formula": "chips * MFU * peak / (3 * forward FLOPs per target token)",

@@ -38,8 +38,8 @@ LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
 ASKING = "asking whether to stop"
 PLACES = {
     "preparing": "t2t_flax.data.dataset:prepare_corpus",
-    "compiling": "t2t_flax.training.vectorized:compile_train_steps",
-    "update": "t2t_flax.training.vectorized:SingleProgram.__call__",
+    "compiling": "t2t_flax.training.run:compile_train_steps",
+    "update": "t2t_flax.training.run:Run.update",
     "evaluation": "t2t_flax.training.setup:ValidationLoss.__call__",
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints._start",
@@ -59,7 +59,8 @@ BASE = {
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
     "train.steps": 7, "checkpoint.every_steps": 2, "checkpoint.keep_last": 2, "checkpoint.keep_best": 1,
     "checkpoint.average_last": 2, "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu", "eval.samples": 0,
-    "eval.bootstrap_samples": 10, "log.every_steps": 3, "log.trackers": "", "decode.max_length_offset": 3, "decode.beam_size": 2,
+    "eval.bootstrap_samples": 10, "log.every_steps": 3, "trackers.names": "",
+    "decode.max_length_offset": 3, "decode.beam_size": 2,
     "decode.batch_size": 3, "mesh.cpu_devices": 1, "distributed.heartbeat_timeout": 8, "distributed.initialization_timeout": 120,
 }  # fmt: skip
 CONFIGS = {

@@ -56,12 +56,11 @@ OPTIONAL = (
 def count_flops(size: dict[str, Any], batches: list) -> float:
     """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
     from benchmarks.engines.ours_training import config_of
-    from t2t_flax.monitoring.flops import Tokens, training_flops
+    from t2t_flax.models.flops import real_tokens, training_flops
 
     total = 0.0
     for source, target in batches:
-        s, t = (source > 0).sum(1).astype(float), (target > 0).sum(1).astype(float)
-        tokens = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
+        tokens = real_tokens((source > 0).sum(1), (target > 0).sum(1))
         total += training_flops(config_of(size).model, size["vocab"], tokens)
     return total
 

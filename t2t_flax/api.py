@@ -122,7 +122,7 @@ def load(
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
-    """Parameters by group, FLOPs per token, batches, learning rates and memory of a run of this config, as text."""
+    """Parameters by group, batches, learning rates and memory of a run of this config, as text."""
     resolved = resolve(config, overrides)
     _prepare_process(resolved, devices=False)
     from t2t_flax.training.model_summary import describe

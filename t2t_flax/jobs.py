@@ -142,12 +142,12 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
 
 
 def check_metrics_available(config: Config) -> None:
-    """Raises UserError for a package or model that metrics, trackers or decoding need, before training instead of after it."""
+    """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
     from t2t_flax.evaluation.engine import check_engine
-    from t2t_flax.monitoring.trackers import check_installed
     from t2t_flax.tasks import task_of
+    from t2t_flax.training.hooks import check_hooks
 
-    check_installed(config)
+    check_hooks(config)
     task = task_of(config)
     valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
     for name in (*valid, *parse_test_sets(config.data.test)):
@@ -271,9 +271,8 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
-    from t2t_flax.monitoring.tracker_threads import track_scores
 
-    records, texts, group = {}, [], supervisor.group
+    records, texts, scores, group = {}, [], {}, supervisor.group
     if config.data.test:
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
@@ -283,7 +282,6 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
-        scores: dict[str, float] = {}
         evaluated = []
         for name in sets_of(config, "test"):
             path, record, text = evaluate_set(loaded, name, supervisor, why=why)
@@ -295,8 +293,6 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         if table := direction_table(evaluated):
             texts.append(table)
             group.say(table)
-        if group.is_lead:
-            track_scores(config, workdir, outcome.step, scores)
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -307,6 +303,8 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     }
     if group.is_lead:
         atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    for hook in outcome.hooks:
+        hook.on_end(outcome.step, scores)
     return records
 
 

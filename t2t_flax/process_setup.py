@@ -79,6 +79,8 @@ def use_deterministic_kernels() -> str:
 
 ALONE = "T2T_ALONE"
 """Set for a child that is a run of its own, even if its parent is one of several processes."""
+RUNS_FOLDER = "T2T_RUNS_FOLDER"
+"""Set for a child that trains one of several runs that belong together: the folder of all of them."""
 
 
 def child_environment(**more: str) -> dict[str, str]:

@@ -53,18 +53,19 @@ class Table(dict[str, str]):
         return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
 
-class Features(list[tuple[str, str, tuple[str, ...]]]):
-    """Modules that take part in the runs whose config sets one of their keys to something; imported for those runs alone."""
+class Features(dict[str, tuple[str, ...]]):
+    """Modules that take part in the runs whose config sets one of their keys; imported for those runs alone."""
 
-    def add(self, module: str, *keys: str, group: str) -> None:
-        """keys: of the extension's group of config keys."""
-        self.append((module, group, keys))
+    def add(self, module: str, *when: str) -> None:
+        """when: keys by their dotted names; one is set if it is truthy or, of a tuple, any of its items."""
+        self[module] = when
 
     def of(self, config: Any) -> Iterator[Any]:
         """The modules for a run with this config."""
         load_extensions()
-        for module, group, keys in self:
-            if any(getattr(config.group(group), key) for key in keys):
+        for module, when in self.items():
+            values = map(config.value, when)
+            if any(any(value) if isinstance(value, tuple) else value for value in values):
                 yield importlib.import_module(module)
 
 
@@ -76,7 +77,7 @@ COMMANDS = {
     "score": Command("t2t_flax.cli.score", "log-probability of given pairs"),
     "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
-        "t2t_flax.cli.explain", "parameter counts, FLOPs and schedule of a config; diff against a preset; list all keys"
+        "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
 DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
@@ -135,6 +136,10 @@ OPTIMIZERS = Table(
 """Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
+EXPLAINED = Table()
+"""Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
+HOOKS = Features()
+"""Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 

@@ -1,5 +1,6 @@
-"""The decoder and the extension of docs/extending.md, used through the commands."""
+"""The decoder, the hook and the extension of docs/extending.md, used through the commands."""
 
+import dataclasses
 import io
 import sys
 
@@ -8,6 +9,7 @@ from helpers import documented_modules
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 
 
@@ -28,6 +30,19 @@ def test_new_decoder_translates(documented, tmp_path, cache, monkeypatch, capsys
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"It is late.\nA dog.\n")))
     assert main([*command, "--config.decode.strategy=greedy"]) == 0
     assert capsys.readouterr().out == "\n\n"
+
+
+def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, cache):
+    keys = documented("A new measurement during training").LayerNorms
+    for log in (False, True):
+        config = dataclasses.replace(tiny_run(tmp_path, steps=3), extensions=(("layer_norms", keys(log=log)),))
+        loop.train(start(config, tmp_path / str(log), cache), score=None)
+    for line, plain in zip(read_metrics(tmp_path / "True"), read_metrics(tmp_path / "False"), strict=True):
+        norms = [value for name, value in line.items() if name.startswith("grad_norm/")]
+        assert "grad_norm/encoder_0" in line and sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(
+            line["grad_norm"]
+        )
+        assert line["loss"] == pytest.approx(plain["loss"]) and not any("/" in name for name in plain)
 
 
 def test_new_extension_has_a_key_and_a_command(documented, capsys):

@@ -1,4 +1,4 @@
-"""`explain`: parameter counts, FLOPs and schedule of a config, its differences from a preset, and all config keys."""
+"""`explain`: parameter counts and schedule of a config, its differences from a preset, and all config keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -13,7 +13,7 @@ def run(argv: list[str]) -> int:
     """Exit code 0, even if --diff finds differences."""
     parser = arguments.parser(
         "explain",
-        "Shows parameters by group, FLOPs, batches, learning rates and memory of a config, without training.",
+        "Shows parameters by group, batches, learning rates and memory of a config, without training.",
         epilog="Examples:\n"
         "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
         "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"

@@ -32,7 +32,6 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
-from t2t_flax.config.tracker_names import tracker_names
 
 __all__ = [
     "NOT_A_CONFIG",
@@ -66,5 +65,4 @@ __all__ = [
     "resolve",
     "to_config_dict",
     "to_json",
-    "tracker_names",
 ]

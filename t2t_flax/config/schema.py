@@ -185,12 +185,6 @@ class Distributed:
         high=10**6,
         mutable=True,
     )
-    straggler_share: float = key(
-        0.1,
-        "processes that make the others wait for more than this share of the time are reported",
-        low=0.0,
-        mutable=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -212,18 +206,6 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Log:
     every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, mutable=True)
-    trackers: str = key(
-        "tensorboard",
-        "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of tensorboard, wandb, mlflow, "
-        "trackio, separated by commas; empty = none",
-        mutable=True,
-    )
-    group: str = key(
-        "", "group of runs to which the trackers add this one; a sweep gives its trials its own name", mutable=True
-    )
-    profile_steps: tuple[int, int] = key(
-        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
-    )
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from t2t_flax.config.directions import parse_directions
 from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
-from t2t_flax.config.schema import Config, Log, Mesh, Model
+from t2t_flax.config.schema import Config, Mesh, Model
 from t2t_flax.config.sharding_rules import sharding_rules
-from t2t_flax.config.tracker_names import tracker_names
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS
@@ -20,7 +19,6 @@ def check_combinations(c: Config) -> None:
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)
-    _check_log(c.log)
     for name in GROUPS:
         group = c.group(name)
         if hasattr(group, "check"):
@@ -135,15 +133,6 @@ def _check_mesh(m: Mesh) -> None:
     if sizes.count(-1) > 1 or 0 in sizes:
         raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
     sharding_rules(m.rules)
-
-
-def _check_log(log: Log) -> None:
-    tracker_names(log.trackers)
-    first, last = log.profile_steps
-    if first > last:
-        raise UserError(f"config.log.profile_steps = {log.profile_steps}: the first update comes after the last.")
-    if first < 1 and (first, last) != (0, 0):
-        raise UserError(f"config.log.profile_steps = {log.profile_steps}: updates are counted from 1; (0, 0) = none.")
 
 
 def check_trainable(c: Config) -> None:

@@ -18,6 +18,7 @@ EXTENSIONS = (
     "resilience",
     "finetuning",
     "layer_types",
+    "trackers",
     "inspection",
 )
 
@@ -31,6 +32,7 @@ KNOWN = {
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
     "finetuning": {"groups": ("finetuning",)},
+    "trackers": {"groups": ("trackers",)},
     "recipes": {
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
@@ -42,7 +44,7 @@ KNOWN = {
         "model.feed_forward": ("gated",),
         "model.norm_type": ("rmsnorm",),
     },
-    "inspection": {"commands": ("attend",)},
+    "inspection": {"groups": ("inspection",), "commands": ("attend",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a
 checkout that lacks one.

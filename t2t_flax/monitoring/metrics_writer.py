@@ -1,37 +1,26 @@
-"""Metrics as JSON lines, and in the run's experiment trackers."""
+"""Metrics as JSON lines."""
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from t2t_flax.config import Config
-from t2t_flax.filesystem import atomic_write, is_remote
-from t2t_flax.monitoring import mirror
-from t2t_flax.monitoring.tracker_threads import TrackerThread, close_trackers, open_trackers
-from t2t_flax.monitoring.trackers import TrackedRun
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.monitoring.mirror import open_growing_files
 
 log = logging.getLogger("t2t_flax")
 
 
 class MetricsWriter:
-    """Appends to WORKDIR/metrics.jsonl, and sends the numbers to the trackers of `config` (None: to none).
+    """Appends to WORKDIR/metrics.jsonl.
 
     Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
-    damaged lines is copied to metrics.jsonl.damaged. For a workdir in an object store the files are written to local disk
-    and uploaded, every now and then and in `send`.
+    damaged lines is copied to metrics.jsonl.damaged. For a workdir in an object store the file is written to local disk and
+    uploaded, every now and then and in `send`.
     """
 
-    def __init__(
-        self,
-        workdir: epath.Path,
-        *,
-        resume_step: int,
-        config: Config | None = None,
-        evaluation_due: bool = False,
-    ):
+    def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
         lines, whole = _read(workdir / "metrics.jsonl")
         if not whole:
@@ -47,34 +36,24 @@ class MetricsWriter:
             and not any(key.startswith(rewritten) for key in line)
         ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        self._mirror = mirror.Mirror(workdir) if is_remote(workdir) else None
-        folder = epath.Path(self._mirror.local) if self._mirror else workdir
-        path = folder / "metrics.jsonl"
-        if self._mirror or path.exists() and path.read_bytes() != text.encode():
+        self._files = open_growing_files(workdir)
+        path = epath.Path(self._files.local) / "metrics.jsonl"
+        if not path.exists() or path.read_bytes() != text.encode():
             atomic_write(path, text)
         self._file = path.open("a")
-        self._trackers: list[TrackerThread] = []
-        if config is not None:
-            run = TrackedRun(workdir, Path(folder), config, resume_step)
-            self._trackers = open_trackers(run, kept)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Appends `{"step": step, ...}`; numbers go to the trackers too."""
+        """Appends `{"step": step, ...}`."""
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
-        for tracker in self._trackers:
-            tracker.write(step, values)
 
     def send(self) -> None:
-        """Uploads the lines so far, ahead of a checkpoint. Trackers may lack the last seconds, which they have queued."""
-        if self._mirror:
-            self._mirror.send()
+        """Uploads the lines so far, ahead of a checkpoint."""
+        self._files.send()
 
     def close(self) -> None:
         self._file.close()
-        close_trackers(self._trackers)
-        if self._mirror:
-            self._mirror.close()
+        self._files.close()
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:

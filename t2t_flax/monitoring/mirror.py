@@ -1,4 +1,4 @@
-"""Keeps the files of a local folder up to date in an object store, to which nothing can be appended."""
+"""Files that grow, in a workdir: an object store, to which nothing can be appended, is kept up to date with a local folder."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.filesystem import atomic_write, is_remote
 
 SECONDS = 20.0
 """Between two uploads of changed files."""
@@ -18,14 +18,28 @@ _SQLITE_LOGS = ("-journal", "-wal", "-shm")
 log = logging.getLogger("t2t_flax")
 
 
-class Mirror:
+class GrowingFiles:
+    """A workdir on disk: `local` is the workdir itself."""
+
+    def __init__(self, workdir: epath.Path):
+        self.local = Path(workdir)
+
+    def send(self) -> None:
+        """All is there."""
+
+    def close(self) -> None:
+        """All is there."""
+
+
+class Mirror(GrowingFiles):
     """Uploads whole files from `local`, a new folder, to `remote`: every `SECONDS` in a thread, in `send` and in `close`.
 
     For files of some megabytes. A failed upload is logged and tried again; in `send` and `close` it raises OSError.
     """
 
     def __init__(self, remote: epath.Path):
-        self.remote, self.local = epath.Path(remote), Path(tempfile.mkdtemp(prefix="t2t-flax-"))
+        super().__init__(epath.Path(tempfile.mkdtemp(prefix="t2t-flax-")))
+        self.remote = epath.Path(remote)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
@@ -49,6 +63,7 @@ class Mirror:
             self._sent[path] = state
 
     def close(self) -> None:
+        """Uploads what has changed, and removes `local`. Raises OSError."""
         self._stop.set()
         self._thread.join()
         self.send()
@@ -60,6 +75,11 @@ class Mirror:
                 self.send()
             except Exception as error:  # noqa: BLE001 - any of dozens of network errors; training goes on
                 log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
+
+
+def open_growing_files(workdir: epath.Path) -> GrowingFiles:
+    """Where files of a workdir can grow: in `local`."""
+    return Mirror(workdir) if is_remote(workdir) else GrowingFiles(workdir)
 
 
 def _whole_database(path: Path) -> bytes:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -41,18 +39,3 @@ class Clock:
 
     def rounded(self) -> dict[str, float]:
         return {name: round(value, 3) for name, value in self.seconds.items()}
-
-
-class Timed(Protocol):
-    clock: Clock
-
-
-@contextlib.contextmanager
-def split_time(bucket: str, runs: Sequence[Timed]):
-    """Adds the block's time to `bucket` of the clocks of all `runs` for which the work is done, in equal parts."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        for run in runs:
-            run.clock.add(bucket, (time.perf_counter() - start) / len(runs))

@@ -1,4 +1,4 @@
-"""A summary of a config: parameters, FLOPs, batches, schedule and memory, without reading data."""
+"""A summary of a config: parameters, batches, schedule and memory, without reading data."""
 
 import dataclasses
 from typing import Any
@@ -9,9 +9,9 @@ from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
 from t2t_flax.config.mixture_keys import parse_limits, parse_mixture, parse_tags
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.monitoring import flops
+from t2t_flax.registry import EXPLAINED
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import backward_of, parameters_of
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
 
@@ -28,16 +28,16 @@ _FILL = 0.97
 
 
 def describe(config: Config) -> str:
-    """Parameters by group, FLOPs per token, batch shapes, the schedule at a few updates, memory."""
+    """Parameters by group, batch shapes, the schedule at a few updates, memory, and what extensions add."""
     sizes = (config.data.vocab_size,) * 2
     state = abstract_state(config, sizes)
     parts = [
         *([start] if (start := parameters_of(config).describe()) else []),
         _parameters(config, state.params, sizes),
-        _flops(config, sizes[1], backward_of(config, sizes[1], state.params)),
         _batches(config),
         _schedule(config),
         _memory(config, state),
+        *(EXPLAINED.load(name).lines(config, state, sizes) for name in EXPLAINED),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 
@@ -64,19 +64,6 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
             f"  the paper states {known[1]} M for {known[0]} (Table 3); no single vocabulary gives both 65 M and 213 M: with "
             "37,000 pieces they are 63.05 M and 214.17 M"
         )
-    return lines
-
-
-def _flops(config: Config, vocab: int, backward: flops.Backward | None) -> list[str]:
-    frozen = ", none for what is frozen" if backward else ""
-    lines = [f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"]
-    per_token = {}
-    for length in (27, 64, 256):
-        one = flops.Tokens(length, length, length**2, length**2, length**2)
-        per_token[length] = flops.training_flops(config.model, vocab, one, backward) / length
-        lines.append(f"  pairs of {length:3} + {length:3} tokens          {per_token[length] / 1e6:>11,.1f} million")
-    whole = per_token[27] * config.data.batch_tokens * config.train.steps
-    lines.append(f"  whole run, pairs of 27 + 27         {whole:>11.2e} in all")
     return lines
 
 

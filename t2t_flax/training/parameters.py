@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.monitoring import flops
+from t2t_flax.models import flops
 from t2t_flax.registry import PARAMETERS
 
 if TYPE_CHECKING:

@@ -5,25 +5,18 @@ import threading
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.monitoring.flops import Tokens
 
 _QUEUED = 2
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh, and its figures for the log.
-
-    real, padded: token counts for FLOPs.
-    """
+    """A batch on the mesh, and where it comes from."""
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
     batch: Batch
-    real: Tokens
-    padded: Tokens
 
 
 class Prefetcher:
@@ -78,8 +71,4 @@ def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:
     """The batch on the mesh; this process builds only the rows of its own devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
-    s, t = (np.asarray(x[batch.pairs], np.float64) for x in batch.store.lengths)
-    real = Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
-    slots = float(micro * rows * length)
-    padded = Tokens(slots, slots, slots * length, slots * length, slots * length)
-    return DeviceBatch(arrays, batch, real, padded)
+    return DeviceBatch(arrays, batch)

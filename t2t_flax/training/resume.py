@@ -1,4 +1,4 @@
-"""Starts a run from scratch or from its checkpoints, and saves the state that it needs to resume."""
+"""Starts a run from scratch or from its checkpoints, with the metadata that it needs to resume."""
 
 import contextlib
 import dataclasses
@@ -77,24 +77,15 @@ def restore_or_init(
     return state, TrainProgress()
 
 
-def save(
-    setup: TrainingSetup, checkpoints: Checkpoints, state: TrainState, progress: TrainProgress, metric: float | None
-) -> None:
-    """Starts writing a checkpoint of `progress.step`. If there is one already, written when the run stopped before its
-    evaluation, adds the evaluation to it. Raises UserError where the disk is full.
-    """
-    if progress.step in checkpoints.steps():
-        evaluation = progress.of_evaluation()
-        report_full_disk(checkpoints, lambda: checkpoints.add_evaluation(progress.step, evaluation, metric))
-        return
-    meta = {
+def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
+    """The metadata of a checkpoint, from which `restore_or_init` resumes."""
+    return {
         "step": progress.step,
         "updates_per_epoch": setup.batches.updates_per_epoch,
         "config": config_lib.as_json(setup.config),
         "digests": {"tokenizer": setup.corpus.tokenizers.digest, "training data": setup.corpus.train.digest},
         "progress": dataclasses.asdict(progress),
     }
-    report_full_disk(checkpoints, lambda: checkpoints.save(state, meta, metric))
 
 
 @contextlib.contextmanager

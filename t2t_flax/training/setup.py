@@ -1,7 +1,7 @@
 """The components of a run (data, mesh, model, optimizer, batches) and its compiled programs, one per batch shape."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.monitoring import memory
 from t2t_flax.tasks import task_of
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
@@ -53,12 +54,12 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
-def compile_train_steps(setup: TrainingSetup) -> dict[tuple[int, ...], jax.stages.Compiled]:
+def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dict[tuple[int, ...], jax.stages.Compiled]:
     """{(microbatches, rows, length): program} for every batch shape, compiled largest first; nothing compiles later.
 
     Raises UserError where a program does not fit in the device's memory.
     """
-    step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings)
+    step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
     available = memory.device_memory()
     programs = {}
     for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):

@@ -1,81 +1,58 @@
 """Logs updates to the progress bar and metrics.jsonl, and handles updates that are not finite."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from t2t_flax.monitoring import flops
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
-from t2t_flax.monitoring.profiler import Profile
 from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock, split_time
+from t2t_flax.monitoring.timers import Clock
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
-from t2t_flax.training.parameters import backward_of
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
 
 
 class DelayedMetrics:
-    """Reads the metrics of each update while the next one runs, and hands them to the runs that are still running."""
+    """Hands the metrics of each update to `read`, which waits for them, while the next update runs."""
 
-    def __init__(self, trackers: Sequence[Any]):
-        self._trackers = trackers
-        self._pending: tuple[int, DeviceBatch, Any] | None = None
+    def __init__(self, read: Callable[[int, DeviceBatch, dict[str, jax.Array]], None]):
+        self._read = read
+        self._pending: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
 
     def add(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of an update that has been queued, scalars or one for each run; reads those before."""
+        """Takes the metrics of an update that has been queued; reads those before."""
         previous, self._pending = self._pending, (step, batch, metrics)
         if previous:
             self._read(*previous)
 
     def flush(self) -> None:
-        """Waits for the last update and reads its metrics."""
+        """Reads the metrics of the last update."""
         if self._pending:
             self._read(*self._pending)
             self._pending = None
 
-    def _read(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        running = [tracker for tracker in self._trackers if tracker.running]
-        with split_time("step", running):
-            values = {name: np.atleast_1d(value) for name, value in jax.device_get(metrics).items()}
-        for tracker in running:
-            tracker.log_update(step, batch, {name: float(value[tracker.index]) for name, value in values.items()})
-
 
 class TrainLogger:
-    """Writes every n-th update of a run to metrics.jsonl, and shows each in the progress bar. Counts skipped updates in
-    `progress`.
+    """Writes every n-th update of a run to metrics.jsonl, shows each in the progress bar, and tells the hooks. Counts skipped
+    updates in `progress`.
     """
 
-    def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress):
-        self._run, self._clock, self._progress, config = run, clock, progress, run.config
+    def __init__(self, run: TrainingSetup, clock: Clock, progress: TrainProgress, hooks: Sequence[Hook] = ()):
+        self._run, self._clock, self._progress, self._hooks = run, clock, progress, hooks
         self._writer = None
         if jax.process_index() == 0:
-            self._writer = MetricsWriter(
-                run.workdir,
-                resume_step=progress.step,
-                config=config,
-                evaluation_due=progress.evaluation_due,
-            )
+            self._writer = MetricsWriter(run.workdir, resume_step=progress.step, evaluation_due=progress.evaluation_due)
+        for hook in hooks:
+            hook.on_start(run, progress)
         for change in progress.config_changes:
             if change["step"] == progress.step:
                 self.write(progress.step, {"config_changed": change["changed"]})
         self._since = self._busy()
-        self._tokens, self._hardware, self._useful, self._slots = 0.0, 0.0, 0.0, 0.0
-        self._backward = backward_of(config, run.model.target_vocab, run.abstract.params)
-        devices = run.mesh.size
-        sheet = flops.data_sheet_peak(jax.devices()[0])
-        self._peaks = {
-            "data_sheet": sheet and sheet * devices,
-            "measured": flops.measured_peak(run.model.dtype, precision=run.model.matmul_precision) * devices,
-        }
-        if jax.default_backend() == "cpu":  # simulated devices share cores, which a single product already saturates
-            self._peaks["measured"] /= devices
-        self.profile = Profile(run.workdir / "profile", config.log.profile_steps)
+        self._tokens = self._slots = 0
 
     def _busy(self) -> float:
         return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
@@ -88,18 +65,15 @@ class TrainLogger:
             values = {name: value for name, value in values.items() if math.isfinite(value)}
         else:
             self._progress.skipped_in_a_row = 0
-        model, vocab = self._run.config.model, self._run.model.target_vocab
-        self._tokens += batch.real.target
-        self._slots += batch.padded.target
-        self._useful += flops.training_flops(model, vocab, batch.real, self._backward)
-        self._hardware += flops.training_flops(model, vocab, batch.padded, self._backward)
+        self._tokens += batch.batch.target_tokens
+        self._slots += batch.batch.shape.size
         seconds = max(self._busy() - self._since, 1e-9)
         text = (
             f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {self._tokens / seconds:,.0f} tok/s  "
             f"fill {self._tokens / self._slots:.0%}"
         )
         bar.update(step, text)
-        if step % self._run.config.log.every_steps == 0:
+        if due := step % self._run.config.log.every_steps == 0:
             if finite:
                 values["ppl"] = math.exp(min(values["nll"], 700.0))
             if self._run.config.train.non_finite == "skip":
@@ -109,13 +83,15 @@ class TrainLogger:
                 "source_tokens": batch.batch.source_tokens,
                 "target_tokens": batch.batch.target_tokens,
                 "target_tokens_per_second": self._tokens / seconds,
-                "fill": batch.real.target / batch.padded.target,
+                "fill": batch.batch.fill,
             }
-            values |= flops.mfu(self._hardware, self._useful, seconds, self._peaks)
             values["seconds"] = self._clock.rounded()
-            self.write(step, values)
             self._since = self._busy()
-            self._tokens = self._hardware = self._useful = self._slots = 0.0
+            self._tokens = self._slots = 0
+        for hook in self._hooks:
+            hook.on_update(step, batch, values)
+        if due:
+            self.write(step, values)
 
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
@@ -136,6 +112,8 @@ class TrainLogger:
     def write(self, step: int, values: dict[str, Any]) -> None:
         if self._writer:
             self._writer.write(step, values)
+            for hook in self._hooks:
+                hook.on_log(step, values)
 
     def send(self) -> None:
         """Uploads the lines so far, which a checkpoint in an object store must not outlive."""
@@ -143,8 +121,7 @@ class TrainLogger:
             self._writer.send()
 
     def close(self) -> None:
-        """Closes all files and trackers; a second time nothing is left to close."""
-        self.profile.close()
+        """Closes the file; a second time nothing is left to close."""
         writer, self._writer = self._writer, None
         if writer:
             writer.close()

@@ -1,7 +1,7 @@
 """One update, and the loss of a validation batch, as pure functions jitted on the mesh."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
+from t2t_flax.training.hooks import Hook, measure_all
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates
 from t2t_flax.training.parameters import join, parameters_of
@@ -40,7 +41,13 @@ def loss_sums(
 
 
 def train_step(
-    config: Config, model: Transformer, tx: optax.GradientTransformation, *, shards: int = 1, moments: Any = None
+    config: Config,
+    model: Transformer,
+    tx: optax.GradientTransformation,
+    *,
+    shards: int = 1,
+    moments: Any = None,
+    hooks: Sequence[Hook] = (),
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, batch) -> (state, metrics), a pure function.
 
@@ -49,6 +56,7 @@ def train_step(
     the gradients of matrices are rounded to bfloat16 for that, where there are shards. metrics: float32 scalars: loss, nll
     and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen parameters have no gradient, also not in
     grad_norm. moments: shardings of the optimizer's moments of the trained parameters; the gradients are divided like them.
+    hooks: what they measure joins the metrics.
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
@@ -102,7 +110,8 @@ def train_step(
             _where_finite(finite, new, old)
             for new, old in ((params, trained), (ema, old_ema), (opt_state, state.opt_state))
         )
-        metrics = means(sums) | {
+        metrics = measure_all(hooks, trained, grads) | means(sums)
+        metrics |= {
             "tokens": tokens,
             "grad_norm": norm,
             "learning_rate": learning_rate,
@@ -121,11 +130,18 @@ def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(choose, new, old, is_leaf=is_counter)
 
 
-def make_train_step(config: Config, model: Transformer, tx: optax.GradientTransformation, mesh, shardings: TrainState):
+def make_train_step(
+    config: Config,
+    model: Transformer,
+    tx: optax.GradientTransformation,
+    mesh,
+    shardings: TrainState,
+    hooks: Sequence[Hook] = (),
+):
     """`train_step` jitted on the mesh; the state is donated."""
     shardings_of = jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True))
     moments, _ = parameters_of(config).split(shardings_of)
-    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments)
+    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments, hooks=hooks)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
     return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))

@@ -3,7 +3,6 @@
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model; languages.json of a model of several directions
 checkpoints/N/    the state after update N
-trackers/         what the experiment trackers have got
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
@@ -144,8 +143,6 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     _remove_tokenizer(workdir / "tokenizer")
     if train:  # from an attempt without a checkpoint, whose updates are repeated
         (workdir / "metrics.jsonl").unlink(missing_ok=True)
-        for name in list_names(workdir / "trackers"):
-            (workdir / "trackers" / name).unlink(missing_ok=True)
     atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 

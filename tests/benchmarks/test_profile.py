@@ -81,7 +81,7 @@ def test_time_is_of_the_instruction_alone_without_preemption(monkeypatch):
 def test_profile_of_a_small_step_counts_the_flops_of_the_formula(tmp_path):
     from benchmarks.engines.ours_training import config_of
     from benchmarks.models import SIZES, load_batches
-    from t2t_flax.monitoring.flops import Tokens, training_flops
+    from t2t_flax.models.flops import Tokens, training_flops
 
     environments = Environments("", install=False)
     task, what = task_of("training_mini", tmp_path, 2, environments)

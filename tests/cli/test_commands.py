@@ -88,7 +88,7 @@ def test_train_prints_progress_and_writes_a_record(trained):
     record = json.loads((workdir / "eval" / "test-20.json").read_text())
     hypotheses = (workdir / "eval" / "test-20.hyp.txt").read_text().split("\n")[:-1]
     assert len(hypotheses) == record["counts"]["sentences"] == 20
-    assert (workdir / "complete.json").exists() and (workdir / "tensorboard").is_dir()
+    assert (workdir / "complete.json").exists()
     assert json.loads((workdir / "config.json").read_text())["model"]["d_model"] == 32
 
 

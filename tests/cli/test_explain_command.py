@@ -1,4 +1,4 @@
-"""`explain`: parameters and FLOPs of a config, differences from a preset, lists of keys and presets."""
+"""`explain`: parameters of a config, differences from a preset, lists of keys and presets."""
 
 import re
 
@@ -18,7 +18,7 @@ def number(text, label):
     return re.search(rf"{re.escape(label)}\s+([\d,.e+-]+)", text)[1].replace(",", "")
 
 
-def test_parameters_flops_batches_rates_and_memory(capsys):
+def test_parameters_batches_rates_and_memory(capsys):
     out = explain(capsys, "--config=aiayn_big")
     assert number(out, "  all") == "214171648" and number(out, "shared_embedding") == "37888000"
     assert "the paper states 213 M for big" in out and "vocabulary 37,000" in out
@@ -29,8 +29,6 @@ def test_parameters_flops_batches_rates_and_memory(capsys):
     assert number(out, "update     4,000") == "4.941059e-04"
     assert "25,000 real tokens" in out and "rows of 256" in out
     assert float(number(out, "  parameters ")) == pytest.approx(214171648 * 4 / 2**20, rel=0.01)
-    million = float(number(out, "tokens         ")) if "tokens         " in out else 0
-    assert 1200 < million < 1400, "about 1.29 GFLOP per target token for big"
 
 
 def test_diff_lists_every_key_that_differs_with_both_values(capsys):

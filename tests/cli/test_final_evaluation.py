@@ -15,12 +15,12 @@ from t2t_flax import jobs
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.compare import read_record
-from t2t_flax.monitoring.trackers import TRACKERS, Kind
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.workdir import adopt_config, begin, completed
 
-QUICK = dict(log=dict(every_steps=10, trackers=""), decode=dict(beam_size=1, max_length_offset=2))
+QUICK = dict(log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
 
 
@@ -50,11 +50,11 @@ def copy(early_stopped_run, tmp_path, monkeypatch):
     return epath.Path(shutil.copytree(early_stopped_run, tmp_path / "copy"))
 
 
-def finish_run(config, workdir, reason="patience"):
+def finish_run(config, workdir, reason="patience", hooks=()):
     """complete.json and the records it lists."""
     begin(workdir, config)
     with RunSupervisor(ProcessGroup(), config) as supervisor:
-        jobs.finish(config, workdir, loop.Outcome(None, 4, reason, {}), supervisor)
+        jobs.finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: read_record(workdir / "eval" / file) for name, file in marker["records"].items()}
 
@@ -86,17 +86,15 @@ def test_requested_average_takes_precedence(copy, reason, average_last, record, 
     assert records["test"]["checkpoint"]["why"] == why
 
 
-def test_scores_of_the_test_sets_go_to_the_trackers(copy, monkeypatch):
-    sent = []
+def test_scores_of_the_test_sets_go_to_the_hooks(copy):
+    ended = []
 
-    class Tracker:
-        id, place, close = "1", "", lambda self: None
-        write = lambda self, step, values: sent.append((step, values))  # noqa: E731
+    class Listener(Hook):
+        def on_end(self, step, scores):
+            ended.append((step, scores))
 
-    monkeypatch.setitem(TRACKERS, "wandb", Kind(lambda run, id: Tracker(), ()))
-    config = config_of(copy)
-    _, records = finish_run(dataclasses.replace(config, log=dataclasses.replace(config.log, trackers="wandb")), copy)
-    ((step, values),) = sent
+    _, records = finish_run(config_of(copy), copy, hooks=[Listener()])
+    ((step, values),) = ended
     assert step == 4 and values["short_sacrebleu"] == records["short"]["scores"]["sacrebleu"]["score"]
     assert values["long.er_nll"] == records["long.er"]["scores"]["nll"]
 

@@ -36,8 +36,6 @@ def test_every_key_has_a_description():
         ("model.dropout_embed", "0.3", 0.3),
         ("train.steps", "1_000", 1000),
         ("data.joint_vocabulary", "true", True),
-        ("log.profile_steps", "3,5", (3, 5)),
-        ("log.profile_steps", "(3, 5)", (3, 5)),
         ("data.train", "a.en,a.de", "a.en,a.de"),
         ("optimizer.max_grad_norm", "1e-3", 1e-3),
     ],
@@ -57,7 +55,6 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"model.d_model": "1.5"}, "--config.model.d_model=1.5: expected int"),
         ({"model.dropout": "abc"}, "--config.model.dropout=abc: expected float"),
         ({"data.joint_vocabulary": "perhaps"}, "expected true or false"),
-        ({"log.profile_steps": "3"}, "expected (int, int)"),
         ({"model.norm_placement": "mid"}, "config.model.norm_placement = 'mid': expected one of post, pre"),
         ({"model.dropout": "1.5"}, "config.model.dropout = 1.5: must be at most 0.99"),
         ({"train.steps": "0"}, "config.train.steps = 0: must be at least 1"),
@@ -93,7 +90,6 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),
         ({"mesh.tensor": "0"}, "none may be 0"),
-        ({"log.profile_steps": "5,3"}, "the first update comes after the last"),
         ({"eval.metric": "bleu", "eval.patience": "3"}, "needs config.eval.decode_every_steps"),
     ],
 )
@@ -157,7 +153,7 @@ def test_shipped_configs_resolve(name):
 
 
 def test_json_round_trip():
-    config = resolve(override(default_config(), {"log.profile_steps": "2,9", "model.dropout_embed": "0.5"}))
+    config = resolve(override(default_config(), {"model.dropout_embed": "0.5"}))
     text = config_lib.to_json(config)
     assert config_lib.from_json(text) == config
     with pytest.raises(UserError, match="not the config.json of a run"):

@@ -112,8 +112,8 @@ ELSEWHERE = {
     "distributed/test_mesh.py": "mesh.rules",
     "distributed/test_zero.py": "mesh.fsdp_mode mesh.slices",
     "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout resilience.hang_timeout",
-    "monitoring/test_stragglers.py": "distributed.straggler_share",
-    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps log.profile_steps",
+    "extensions/resilience/test_stragglers.py": "resilience.straggler_share",
+    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps",
     "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
@@ -137,7 +137,8 @@ ELSEWHERE = {
     "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
-    "monitoring/test_trackers.py": "log.trackers log.group",
+    "extensions/trackers/test_trackers.py": "trackers.names trackers.group",
+    "extensions/inspection/test_inspection.py": "inspection.mfu inspection.profile_steps",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 

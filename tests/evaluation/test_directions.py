@@ -20,7 +20,7 @@ from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.extensions.finetuning.pretrained import pretrained_params
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
-from t2t_flax.training.run_tracker import validation_loss, with_means
+from t2t_flax.training.run import validation_loss, with_means
 from t2t_flax.training.train_state import init_state
 
 DATA = DIRECTIONS | dict(

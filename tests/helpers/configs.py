@@ -21,7 +21,7 @@ VOCAB = 37
 
 
 def small_config(**groups) -> Config:
-    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group."""
+    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group, of the core or of an extension."""
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
     return base.with_values({f"{group}.{key}": x for group, keys in groups.items() for key, x in keys.items()})
 

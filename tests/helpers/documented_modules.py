@@ -14,6 +14,7 @@ TABLES = (
     registry.COMMANDS, registry.SOURCES, registry.TASKS, registry.DECODERS, registry.GROUPS,
     registry.MIXERS, registry.SCORES, registry.FEED_FORWARDS, registry.ACTIVATIONS, registry.NORMS, registry.POSITIONS,
     registry.SCHEDULES, registry.OPTIMIZERS, optimizer_keys.KEYS_OF_SCHEDULE, optimizer_keys.KEYS_OF_OPTIMIZER,
+    registry.HOOKS,
 )  # fmt: skip
 
 

@@ -34,8 +34,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "optimizer.min_lr": {"optimizer.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
-    "log.trackers": {"log.trackers": "tensorboard"},
-    "log.profile_steps": {"log.profile_steps": (1000, 1001)},
+    "trackers.names": {"trackers.names": "tensorboard"},
+    "inspection.profile_steps": {"inspection.profile_steps": (1000, 1001)},
     "mesh.data": {"mesh.data": 8},
     "train.precision": {"train.precision": "bfloat16"},
     "mesh.fsdp": {"mesh.data": -1, "mesh.fsdp": 2},
@@ -47,7 +47,7 @@ _NAMES = {
     "data.root": "elsewhere",
     "data.cache": "cache",
     "data.corpus": "a corpus",
-    "log.group": "a group",
+    "trackers.group": "a group",
     "train.compile_cache": "programs",
 }
 

@@ -26,7 +26,7 @@ def tiny_run(workdir, steps=12, **groups):
         mesh=dict(cpu_devices=1, data=1),
         train=dict(steps=steps, compile_cache=""),
         eval=dict(every_steps=0),
-        log=dict(every_steps=1, trackers=""),
+        log=dict(every_steps=1),
         checkpoint=dict(every_steps=4),
     )  # fmt: skip
     for name, keys in groups.items():

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from helpers.cloud_programs import recorded_calls, recording_programs
 
-from t2t_flax.config.tracker_names import TRACKERS
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
 
@@ -73,7 +72,7 @@ COMMANDS = {
     "languages": ([*TRAIN, "--config.data.language_filter=true"], {"py3langid"}),
     "Japanese": ([*TRAIN, "--config.data.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
     "all": (
-        ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.log.trackers=wandb,mlflow,trackio"],
+        ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.trackers.names=wandb,mlflow,trackio"],
         {"gcsfs", "optuna", "wandb", "mlflow-skinny", "trackio"},
     ),
 }
@@ -92,7 +91,7 @@ def test_launcher_installs_what_the_command_needs(launcher, command):
 
 def test_keys_that_a_config_file_sets_count(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text('config.log.trackers = "wandb"\nconfig.data.train = "gs://b/train"\n')
+    path.write_text('config.trackers.names = "wandb"\nconfig.data.train = "gs://b/train"\n')
     found = installed("tpu_vm", [*TRAIN[:-1], f"--config={path}:variant"])
     assert {"wandb", "gcsfs"} <= found
 
@@ -107,7 +106,6 @@ def test_extras_can_be_added():
 def test_every_extra_is_known_to_the_launchers():
     """Those that no command of a launched run needs are named here."""
     assert launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"} == EXTRAS.keys()
-    assert set(TRACKERS) - {"tensorboard"} <= launcher_extras()
     assert set(EXTRAS["all"][0].removeprefix("t2t-flax[").rstrip("]").split(",")) | set(image()) >= launcher_extras()
 
 

@@ -234,7 +234,7 @@ def test_sweep_with_two_submitted_workers(slurm, tmp_path):
         "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
         "data.batch_tokens": 256, "model.d_model": 32, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1,
         "model.num_decoder_layers": 1, "mesh.cpu_devices": 1, "train.steps": 40, "checkpoint.every_steps": 10,
-        "eval.every_steps": 0, "log.trackers": "", "decode.max_length_offset": 5,
+        "eval.every_steps": 0, "decode.max_length_offset": 5,
     }  # fmt: skip
     sweep = tmp_path / "sweep"
     words = [

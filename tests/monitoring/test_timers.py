@@ -1,4 +1,4 @@
-"""The age of a process, whatever the wall clock shows."""
+"""The age of a process, whatever the wall clock shows, and time by bucket."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from t2t_flax.monitoring.timers import seconds_since_start
+from t2t_flax.monitoring.timers import Clock, seconds_since_start
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,3 +34,11 @@ def test_age_begins_with_the_process():
     command = [sys.executable, "-c", script]
     age = float(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout)
     assert 1.0 <= age <= time.monotonic() - before + 0.02  # the kernel counts hundredths of a second
+
+
+def test_clock_adds_up_by_bucket():
+    clock = Clock({"step": 1.0})
+    with clock.measure("step"):
+        pass
+    clock.add("data", 0.25)
+    assert clock.seconds["step"] > 1.0 and clock.rounded()["data"] == 0.25

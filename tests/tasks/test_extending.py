@@ -86,7 +86,7 @@ def test_new_task_trains_to_a_record(monkeypatch, tmp_path):
     keys = {
         "data.task": "sort_digits", "data.train": "digits:2000:1", "data.valid": "", "data.test": "digits:20:2",
         "train.steps": 20, "model.d_model": 32, "model.num_heads": 2, "eval.every_steps": 0, "mesh.cpu_devices": 1,
-        "eval.decode_every_steps": 0, "log.trackers": "", "checkpoint.average_last": 0,
+        "eval.decode_every_steps": 0, "checkpoint.average_last": 0,
     }  # fmt: skip
     words = [f"--config.{key}={value}" for key, value in keys.items()]
     assert main(["train", "--config=configs/toy.py", f"--workdir={run}", *words]) == 0

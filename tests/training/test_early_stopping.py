@@ -13,7 +13,7 @@ from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.resume import TrainProgress
-from t2t_flax.training.run_tracker import note_metric
+from t2t_flax.training.run import note_metric
 from t2t_flax.training.workdir import completed
 
 

@@ -80,7 +80,7 @@ class StopAt(RunSupervisor):
         return super().should_stop()
 
 
-def train(config, workdir, cache, call: int = 0) -> tuple[loop.Outcome, int]:
+def train(config, workdir, cache, call: int = 0) -> tuple[loop.TrainingEnd, int]:
     """Trains with a stop at that call; returns the outcome and how often the supervisor was asked."""
     run = start(config, workdir, cache)
     with StopAt(run, call) as supervisor:
@@ -108,7 +108,7 @@ EVERY_4 = dict(
     steps=12,
     eval=dict(decode_every_steps=4, metric="bleu"),
     checkpoint=dict(every_steps=4, keep_last=3, keep_best=1),
-    log=dict(every_steps=3, trackers=""),
+    log=dict(every_steps=3),
 )
 
 
@@ -126,7 +126,7 @@ def test_stop_wherever_a_run_asks_changes_nothing(tmp_path, cache):
         steps=5,
         eval=dict(every_steps=2, decode_every_steps=2, metric="bleu"),
         checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
-        log=dict(every_steps=3, trackers=""),
+        log=dict(every_steps=3),
     )
     stops(keys, tmp_path, cache)
 

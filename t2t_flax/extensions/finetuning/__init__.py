@@ -3,5 +3,7 @@
 from t2t_flax.registry import PARAMETERS, TOKENIZERS_OF, add_group
 
 add_group("finetuning", "t2t_flax.extensions.finetuning.keys", "FineTuning")
-PARAMETERS.add("t2t_flax.extensions.finetuning.parameters", "init_from", "freeze", "lora_rank", group="finetuning")
-TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.tokenizer", "init_from", group="finetuning")
+PARAMETERS.add(
+    "t2t_flax.extensions.finetuning.parameters", "finetuning.init_from", "finetuning.freeze", "finetuning.lora_rank"
+)
+TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.tokenizer", "finetuning.init_from")

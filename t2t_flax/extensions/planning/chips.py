@@ -6,12 +6,12 @@ November 2026; names of TPU7x by size: github.com/AI-Hypercomputer/xpk, whose tp
 GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm,
 h200, b200, gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for
 NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for each GPU).
-Peak bfloat16 FLOP/s are those of `monitoring.flops`.
+Peak bfloat16 FLOP/s are those of `models.flops`.
 """
 
 import dataclasses
 
-from t2t_flax.monitoring.flops import DATA_SHEET_TFLOPS
+from t2t_flax.models.flops import DATA_SHEET_TFLOPS
 
 GIB, GB = 2.0**30, 1e9
 HOP_SECONDS = 1e-6  # one link, one way: assumed, the order of magnitude reported for TPUs

@@ -15,7 +15,7 @@ from t2t_flax.extensions.planning.abstract_run import AbstractRun, abstract_run,
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.decoding_cache import SHARED_BEAMS
-from t2t_flax.monitoring.flops import Backward, Tokens, forward_flops, training_flops
+from t2t_flax.models.flops import Backward, Tokens, forward_flops, padded_tokens, training_flops
 from t2t_flax.monitoring.memory import resident_bytes
 from t2t_flax.training.parameters import backward_of
 
@@ -110,10 +110,9 @@ def update_flops(config: Config, shape: Shape, backward: Backward | None = None)
 
     With train.remat = full the forward pass of the layers runs twice.
     """
-    slots, vocab = float(shape.micro * shape.rows * shape.length), config.data.vocab_size
-    tokens = Tokens(slots, slots, slots * shape.length, slots * shape.length, slots * shape.length)
+    tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     forward = forward_flops(config.model, vocab, tokens)
-    logits = 2.0 * slots * config.model.d_model * vocab
+    logits = 2.0 * tokens.target * config.model.d_model * vocab
     again = forward - logits if config.train.remat == "full" else 0.0
     return training_flops(config.model, vocab, tokens, backward) + again
 

@@ -15,3 +15,9 @@ class Resilience:
         low=0,
         mutable=True,
     )
+    straggler_share: float = key(
+        0.1,
+        "processes that make the others wait for more than this share of the time are reported; 0 = none is",
+        low=0.0,
+        mutable=True,
+    )

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "or any other host that shares the folder. Started on each host of a pod, it trains each trial on all of them.",
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
-        "If a value contains a comma, separate values by semicolons: --set 'log.profile_steps=(0,0);(5,9)'.\n"
+        "If a value contains a comma, separate values by semicolons: --set 'data.valid=a.en,a.de;b.en,b.de'.\n"
         "Each trial is a workdir of `train` in DIR/trials; the table is written to DIR/report. Exit codes: 0 all have\n"
         "results (diverged too), 75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
     )

@@ -23,8 +23,9 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax import locks
-from t2t_flax.config import Config, scalars
+from t2t_flax.config import Config
 from t2t_flax.errors import USER_ERROR, UserError
+from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
 from t2t_flax.extensions.sweeps.space import Search
 from t2t_flax.extensions.sweeps.trials import Trial, is_folder_name
 from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
@@ -175,7 +176,7 @@ class Folder:
         if any(s.failures or s.failed_in_stack for s in map(self.status, (first, second))):
             return False
         a, b = map(self.read_config, (first, second))
-        return self.newest_step(first) == self.newest_step(second) and scalars.can_be_vectorized(a, b)
+        return self.newest_step(first) == self.newest_step(second) and can_be_vectorized(a, b)
 
     def claim(self, name: str) -> locks.FileLock | None:
         """The exclusive right to train a trial; None if another process has it.

@@ -12,10 +12,10 @@ from t2t_flax import config as config_lib
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.config.scalars import vectorization_conflict
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
+from t2t_flax.extensions.sweeps.scalars import vectorization_conflict
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
 from t2t_flax.training.workdir import adopt_config, check_config, check_run_folder, completed, writing
@@ -47,8 +47,8 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
 
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.extensions.sweeps.stacked_runs import train_stacked
     from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark
-    from t2t_flax.training.loop import train_runs
     from t2t_flax.training.setup import set_up_training
 
     say, setups = supervisor.group.say, []
@@ -69,18 +69,18 @@ def _job(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> in
     if not setups:
         return OK
 
-    def on_finish(run, outcome) -> None:
+    def on_finish(run, end) -> None:
         with supervisor.exit_on_signal("evaluating at the end"):
-            jobs.finish(run.config, run.workdir, outcome, supervisor)
+            jobs.finish(run.config, run.workdir, end, supervisor)
 
     codes = []
-    outcomes = train_runs(setups, [validation_score(run) for run in setups], say, supervisor, on_finish)
-    for run, outcome in zip(setups, outcomes, strict=True):
-        if isinstance(outcome, NonFiniteUpdate):
-            mark(run.workdir, outcome)
-            print(f"t2t_flax train: {run.workdir}: {outcome} {advice(run.config, run.workdir)}", file=sys.stderr)
+    ends = train_stacked(setups, [validation_score(run) for run in setups], supervisor, say, on_finish)
+    for run, end in zip(setups, ends, strict=True):
+        if isinstance(end, NonFiniteUpdate):
+            mark(run.workdir, end)
+            print(f"t2t_flax train: {run.workdir}: {end} {advice(run.config, run.workdir)}", file=sys.stderr)
             codes.append(DIVERGED)
-        elif not outcome.finished:
-            say(f"{run.workdir}: stopped by {outcome.reason} after update {outcome.step}, saved")
+        elif not end.finished:
+            say(f"{run.workdir}: stopped by {end.reason} after update {end.step}, saved")
             codes.append(STOPPED)
     return max(codes, default=OK)

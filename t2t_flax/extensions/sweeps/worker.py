@@ -38,9 +38,8 @@ from t2t_flax.extensions.sweeps.logs import append_to_log, last_attempt, log_tai
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.locks import FileLock
-from t2t_flax.monitoring.trackers import shared_store
 from t2t_flax.pretrained import is_pretrained
-from t2t_flax.process_setup import ALONE, child_environment
+from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
 
 MAX_UNRESOLVED = 10
 """A trial whose process dies this often without a new checkpoint (possibly crashing its worker) is marked failed."""
@@ -309,7 +308,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment(**shared_store(folder.path), **resources.environment, **environment),
+            env=child_environment(**{RUNS_FOLDER: str(folder.path.resolve())}, **resources.environment, **environment),
             cwd=cwd if cwd and os.path.isdir(cwd) else None,
             pass_fds=descriptors,
             start_new_session=True,
@@ -317,17 +316,12 @@ def start_process(
 
 
 def training_command(folder: Folder, names: list[str], resources: Resources) -> list[str]:
-    """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache,
-    and one group in the trackers.
-    """
+    """The command that trains these trials, with the tokenized data in the sweep's folder unless the config names a cache."""
     cores, command = ",".join(map(str, resources.cores)) or "-", "train" if len(names) == 1 else "train_together"
     train = ["t2t_flax", command]
     for name in names:
         train += [f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
-    config = folder.read_config(names[0])
-    if not config.log.group:
-        train += [f"--config.log.group={folder.path.resolve().name}"]
-    if not config.data.cache:
+    if not folder.read_config(names[0]).data.cache:
         train += [f"--config.data.cache={folder.path / 'data'}"]
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 

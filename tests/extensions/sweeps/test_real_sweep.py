@@ -25,7 +25,7 @@ SMALL = {
     "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:20", "data.vocab_size": "300",
     "data.batch_tokens": "256", "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "mesh.cpu_devices": "1",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "train.steps": "30", "eval.every_steps": "10",
-    "checkpoint.every_steps": "10", "log.every_steps": "5", "log.trackers": "", "decode.max_length_offset": "5",
+    "checkpoint.every_steps": "10", "log.every_steps": "5", "decode.max_length_offset": "5",
     "decode.beam_size": "2",
 }  # fmt: skip
 

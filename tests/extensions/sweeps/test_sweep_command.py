@@ -30,10 +30,10 @@ def no_training(monkeypatch) -> list[Worker]:
 
 
 def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
-    arguments = ["--set", "model.dropout=0.1,0.2", "--set", "log.profile_steps=(0,0);(2,3)", "--seeds=2", "--dry-run"]
+    arguments = ["--set", "model.dropout=0.1,0.2", "--set", "data.valid=a.en,a.de;b.en,b.de", "--seeds=2", "--dry-run"]
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 0
     out = capsys.readouterr().out
-    assert "8 trials of" in out and "dropout=0.2,profile_steps=(2,3),seed=1" in out and "seed.init=1" in out
+    assert "8 trials of" in out and "dropout=0.2,valid=b.en,b.de,seed=1" in out and "seed.init=1" in out
     assert not (tmp_path / "s").exists()
 
 
@@ -152,7 +152,6 @@ def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsy
     ([{}], "1 configs and 2 workdirs"),
     ([{}, {"model.d_ff": "64"}], "differ in more than scalars: model.d_ff"),
     ([{"mesh.data": "2"}, {"mesh.data": "2"}], "must fit on one device: leave config.mesh"),
-    ([{"log.profile_steps": "(1,2)"}, {"log.profile_steps": "(1,2)"}], "leave config.log.profile_steps"),
 ])  # fmt: skip
 def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib

@@ -1,41 +1,28 @@
-"""The compiled train step of one run, and of several runs that differ in scalars alone: one step, vectorized over a leading
-axis of runs that is sharded over the devices.
+"""The compiled train step of several runs that differ in scalars alone: one step, vectorized over a leading axis of runs that
+is sharded over the devices.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from t2t_flax.config.scalars import vectorization_conflict
+from t2t_flax.config import Config
 from t2t_flax.config.sharding_rules import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.extensions.sweeps.scalars import NUMBERS, RATES, vectorization_conflict
+from t2t_flax.models.dropout import Rate
 from t2t_flax.monitoring import memory
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.scalars import scalars, with_scalars
-from t2t_flax.training.setup import TrainingSetup, batch_struct, compile_train_steps, compiler_options
+from t2t_flax.training.setup import TrainingSetup, batch_struct, compiler_options
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.train_step import train_step
 
 TRIAL = "trial"
-
-
-class SingleProgram:
-    """The train step of one run: (state, batch) -> (state, metrics), with a program for each batch shape."""
-
-    def __init__(self, run: TrainingSetup):
-        self.mesh, self._programs = run.mesh, compile_train_steps(run)
-
-    def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update. The state is donated."""
-        return self._programs[arrays["target"].shape](state, arrays)
-
-    def join(self, states: list[TrainState]) -> TrainState:
-        return states[0]
-
-    def state_of(self, state: TrainState, i: int) -> TrainState:
-        return state
 
 
 class VectorizedProgram:
@@ -43,7 +30,7 @@ class VectorizedProgram:
     have a first axis of runs.
     """
 
-    def __init__(self, runs: list[TrainingSetup]):
+    def __init__(self, runs: list[TrainingSetup], hooks: Sequence[Hook] = ()):
         if conflict := next(filter(None, (vectorization_conflict(runs[0].config, run.config) for run in runs)), ""):
             raise ValueError(f"the runs cannot be vectorized: {conflict}")
         self.mesh, self._runs, config = trial_mesh(len(runs)), runs, runs[0].config
@@ -52,7 +39,8 @@ class VectorizedProgram:
 
         def step_of_one(state: TrainState, values: dict[str, Any], batch: dict[str, jax.Array]):
             own = with_scalars(config, values)
-            return train_step(own, runs[0].model.clone(config=own.model), make_optimizer(own))(state, batch)
+            model = runs[0].model.clone(config=own.model)
+            return train_step(own, model, make_optimizer(own), hooks=hooks)(state, batch)
 
         step = jax.jit(
             jax.vmap(step_of_one, in_axes=(0, 0, None), spmd_axis_name=TRIAL),
@@ -98,3 +86,28 @@ def trial_mesh(count: int, devices: list | None = None) -> jax.sharding.Mesh:
     size = max(n for n in range(1, min(count, len(devices)) + 1) if count % n == 0)
     grid = np.array(devices[:size]).reshape(size, *(1 for _ in MESH_AXES))
     return jax.sharding.Mesh(grid, (TRIAL, *MESH_AXES), axis_types=(AxisType.Auto,) * (1 + len(MESH_AXES)))
+
+
+def scalars(config: Config) -> dict[str, Any]:
+    """The config's scalars as arrays: Rate for dropout, uint32 for the seed, float32 for the rest."""
+    out: dict[str, Any] = {key: np.float32(_get(config, key)) for key in NUMBERS}
+    for key in RATES:
+        value = _get(config, key)
+        out[key] = Rate.of(config.model.dropout if value is None else value)
+    out["seed.dropout"] = np.uint32(config.seed.dropout % 2**32)
+    return out
+
+
+def with_scalars(config: Config, values: dict[str, Any]) -> Config:
+    """The config with its scalars replaced by `values`, which may be traced."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        group, item = key.split(".")
+        groups.setdefault(group, {})[item] = value
+    replaced = {group: dataclasses.replace(getattr(config, group), **items) for group, items in groups.items()}
+    return dataclasses.replace(config, **replaced)
+
+
+def _get(config: Config, key: str) -> Any:
+    group, item = key.split(".")
+    return getattr(getattr(config, group), item)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,20 +10,22 @@ import pytest
 from etils import epath
 from helpers.runs import tiny_run
 
-from t2t_flax.config.scalars import can_be_vectorized
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
+from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
+from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.monitoring.timers import Clock
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.run_tracker import validation_loss
+from t2t_flax.training.run import validation_loss
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
-from t2t_flax.training.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [
@@ -54,8 +57,11 @@ def runs_of(tmp_path, cache, name, variants=VARIANTS, steps=12, devices=None, **
     return runs
 
 
-def train_runs(runs, **keys):
-    return loop.train_runs(runs, [None] * len(runs), lambda _: None, **keys)
+def train_runs(runs, supervisor=None, say=lambda _: None, **keys):
+    if supervisor is None:
+        with RunSupervisor(ProcessGroup(), runs[0].config) as supervisor:
+            return train_runs(runs, supervisor, say, **keys)
+    return train_stacked(runs, [None] * len(runs), supervisor, say, **keys)
 
 
 def losses(run):
@@ -79,7 +85,7 @@ def assert_same_training(runs, expected):
 @pytest.mark.slow
 def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
     """Each with its own dropout, accumulation, rates, smoothing and seeds: losses to 1e-5 relative, parameters to 2e-5."""
-    monkeypatch.setattr("t2t_flax.training.vectorized.jax.devices", lambda: DEVICES[:devices])
+    monkeypatch.setattr("t2t_flax.extensions.sweeps.vectorized.jax.devices", lambda: DEVICES[:devices])
     evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
     separate = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
     together = runs_of(tmp_path, cache, "together", devices=DEVICES[:devices], **evaluated)
@@ -150,7 +156,7 @@ def test_vectorized_runs_resume_together_or_alone(tmp_path, cache):
     train_runs(undisturbed)
     train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
     resumed, messages = runs_of(tmp_path, cache, "half", VARIANTS[:3]), []
-    loop.train_runs(resumed[:2], [None] * 2, messages.append)
+    train_runs(resumed[:2], say=messages.append)
     loop.train(resumed[2], score=None, say=messages.append)
     assert ["after update 8" in text for text in messages if "resuming" in text] == [True] * 3
     assert_same_training(resumed, undisturbed)
@@ -215,6 +221,14 @@ def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
     with pytest.raises(KeyboardInterrupt):
         train_runs(runs, on_finish=killed)
     assert [list_numbers(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+
+
+def test_time_of_shared_work_is_split_evenly():
+    runs = [SimpleNamespace(clock=Clock({"step": start})) for start in (1.0, 2.0)]
+    with split_time("step", runs):
+        time.sleep(0.02)
+    first, second = (run.clock.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
+    assert 0.01 <= first < 1.0 and first == pytest.approx(second, abs=1e-3)
 
 
 @pytest.mark.slow

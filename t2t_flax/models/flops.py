@@ -1,16 +1,15 @@
-"""FLOPs by formula, and their share of a known peak: a data sheet's or a measured one.
+"""FLOPs of matrix products by formula, and those that known devices can do.
 
 Mixers and feed-forward layers state their own multiply-adds. XLA's count is not used: it counts the body of a loop once,
 and is per device.
 """
 
 import math
-import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Model
@@ -51,6 +50,18 @@ class Tokens(NamedTuple):
     source_self: float
     target_self: float
     cross: float
+
+
+def real_tokens(source_lengths: np.ndarray, target_lengths: np.ndarray) -> Tokens:
+    """Of sentence pairs with these lengths, int [pairs]."""
+    s, t = source_lengths.astype(np.float64), target_lengths.astype(np.float64)
+    return Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
+
+
+def padded_tokens(rows: int, length: int) -> Tokens:
+    """Of rows of `length` slots on each side, padding included."""
+    slots = float(rows * length)
+    return Tokens(slots, slots, slots * length, slots * length, slots * length)
 
 
 def forward_flops(model: Model, vocab: int, tokens: Tokens) -> float:
@@ -161,27 +172,3 @@ def data_sheet_peak(device: jax.Device) -> float | None:
     """FLOP/s of a known device, else None."""
     kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
-
-
-def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
-    """FLOP/s of one device in a square product of this type and `jax.default_matmul_precision`; the best of three."""
-    size = size or (1024 if jax.default_backend() == "cpu" else 8192)
-    x = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
-    product(x, x).block_until_ready()
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        product(x, x).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
-
-
-def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
-    """`mfu_hardware_measured`, ...: FLOP/s of all tokens and of real ones, over each known peak of all devices."""
-    return {
-        f"mfu_{name}_{kind}": flops / seconds / peak
-        for kind, peak in peaks.items()
-        if peak
-        for name, flops in (("hardware", hardware_flops), ("useful", useful_flops))
-    }

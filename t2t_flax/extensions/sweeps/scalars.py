@@ -23,6 +23,4 @@ def vectorization_conflict(first: Config, second: Config) -> str:
         return f"they differ in more than scalars: {', '.join(keys)}."
     if any(size not in (-1, 1) for size in (second.mesh.data, second.mesh.fsdp, second.mesh.tensor)):
         return "each must fit on one device: leave config.mesh at its defaults."
-    if second.log.profile_steps != (0, 0):
-        return "a profile would be of all runs together: leave config.log.profile_steps at its default."
     return ""

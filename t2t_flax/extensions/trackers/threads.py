@@ -2,7 +2,7 @@
 network makes the training loop wait. One that fails is reported once and dropped.
 
 What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
-missing and repeats nothing.
+missing and repeats nothing. A run that starts over is a new one of the tracker.
 """
 
 import json
@@ -10,29 +10,36 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from etils import epath
 
-from t2t_flax import config as config_lib
-from t2t_flax.config import Config
 from t2t_flax.errors import first_line
-from t2t_flax.filesystem import atomic_write, is_remote, read_if_exists
-from t2t_flax.monitoring import mirror
-from t2t_flax.monitoring.trackers import FINISH_SECONDS, TRACKERS, TrackedRun
+from t2t_flax.extensions.trackers.keys import Trackers
+from t2t_flax.extensions.trackers.mlflow import Mlflow
+from t2t_flax.extensions.trackers.tensorboard import TensorBoard
+from t2t_flax.extensions.trackers.tracker import FINISH_SECONDS, TrackedRun, Tracker
+from t2t_flax.extensions.trackers.trackio import Trackio
+from t2t_flax.extensions.trackers.wandb import Wandb
+from t2t_flax.filesystem import atomic_write, read_if_exists
 
+TRACKERS: dict[str, Callable[[TrackedRun, str], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "trackio": Trackio,
+}
 CLOSE_SECONDS = FINISH_SECONDS
 """How long the end of a run waits for all trackers together."""
 log = logging.getLogger("t2t_flax")
 
 
 class TrackerThread:
-    """Hands lines to one tracker in a thread. `lines`: those of the run so far, of which it sends what the tracker lacks."""
+    """Hands lines to one tracker in a thread, first those of the run so far that the tracker lacks."""
 
-    def __init__(self, name: str, run: TrackedRun, lines: Iterable[dict[str, Any]] = ()):
-        self.name, self._run, self._lines, self._kind = name, run, lines, TRACKERS[name]
+    def __init__(self, name: str, run: TrackedRun):
+        self.name, self._run, self._open = name, run, TRACKERS[name]
         self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
         self._ended = False
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"tracker-{name}")
@@ -63,28 +70,27 @@ class TrackerThread:
         self._ended = True
 
     def _send_all(self) -> None:
-        notes = f"trackers/{self.name}.json"
-        stored = {} if self._kind.purges else _read_notes(self._run.workdir / notes)
-        tracker = self._kind.open(self._run, stored.get("id", ""))
+        notes, purges = f"trackers/{self.name}.json", self._open.purges
+        stored = {} if purges or not self._run.resume_step else _read_notes(self._run.workdir / notes)
+        tracker = self._open(self._run, stored.get("id", ""))
         sent: dict[str, int] = stored["sent"] if stored and tracker.id == stored["id"] else {}
         if tracker.place:
             print(f"{self.name}: {tracker.place}", flush=True)
 
         def note() -> None:
-            if not self._kind.purges:
+            if not purges:
                 text = json.dumps({"id": tracker.id, "sent": sent}) + "\n"
                 atomic_write(epath.Path(self._run.folder) / notes, text)
 
         def send(step: int, values: dict[str, float]) -> None:
             if new := {name: value for name, value in values.items() if step > sent.get(name, -1)}:
                 tracker.write(step, new)
-                if not self._kind.purges:
+                if not purges:
                     sent.update(dict.fromkeys(new, step))
 
-        if not self._kind.purges:
-            for line in self._lines:
-                send(line["step"], _numbers({k: v for k, v in line.items() if k != "step"}))
-        self._lines = ()
+        if not purges:
+            for line in self._run.earlier_lines():
+                send(line.pop("step"), _numbers(line))
         note()
         while (item := self._queue.get()) is not None:
             send(*item)
@@ -105,9 +111,9 @@ def _read_notes(path: epath.Path) -> dict[str, Any]:
         return {}
 
 
-def open_trackers(run: TrackedRun, lines: Iterable[dict[str, Any]] = ()) -> list[TrackerThread]:
+def open_trackers(run: TrackedRun) -> list[TrackerThread]:
     """The trackers of the config, each opening in its thread."""
-    return [TrackerThread(name, run, lines) for name in config_lib.tracker_names(run.config.log.trackers)]
+    return [TrackerThread(name, run) for name in Trackers.of(run.config).each()]
 
 
 def close_trackers(threads: Sequence[TrackerThread]) -> None:
@@ -117,17 +123,3 @@ def close_trackers(threads: Sequence[TrackerThread]) -> None:
         thread.end()
     for thread in threads:
         thread.join(deadline - time.monotonic())
-
-
-def track_scores(config: Config, workdir: epath.Path, step: int, scores: dict[str, float]) -> None:
-    """Adds the scores of the test sets to the run in each tracker, which training has closed."""
-    mirrored = mirror.Mirror(workdir) if is_remote(workdir) else None
-    threads = open_trackers(TrackedRun(workdir, mirrored.local if mirrored else Path(workdir), config, step))
-    for thread in threads:
-        thread.write(step, scores)
-    close_trackers(threads)
-    if mirrored:
-        try:
-            mirrored.close()
-        except Exception as error:  # noqa: BLE001 - any of dozens of network errors; the records have the scores
-            log.warning("the trackers' files could not be written to %s: %s", workdir, first_line(error))

@@ -1,5 +1,6 @@
 """Experiment trackers: each client in its real offline mode, resuming, groups, and clients that fail."""
 
+import functools
 import importlib
 import json
 import os
@@ -7,27 +8,37 @@ import struct
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.runs import start, tiny_run
 
-from t2t_flax import jobs
-from t2t_flax.config import resolve, tracker_names
-from t2t_flax.config.tracker_names import TRACKERS
+from t2t_flax.config import resolve
 from t2t_flax.errors import UserError
-from t2t_flax.monitoring import tracker_threads, trackers
+from t2t_flax.extensions.trackers import hook, tensorboard, threads
+from t2t_flax.extensions.trackers.keys import NAMES, Trackers
+from t2t_flax.extensions.trackers.mlflow import without_credentials
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
-from t2t_flax.monitoring.tracker_threads import track_scores
-from t2t_flax.monitoring.trackers import Kind
-from t2t_flax.training.workdir import adopt_config
+from t2t_flax.monitoring.mirror import GrowingFiles, Mirror
+from t2t_flax.process_setup import RUNS_FOLDER
+from t2t_flax.training import loop
 
 DAMAGED = "not JSON"
 
 
 def config_of(names: str, group: str = "", **optimizer):
-    return small_config(log=dict(trackers=names, group=group), optimizer=optimizer)
+    return small_config(trackers=dict(names=names, group=group), optimizer=optimizer)
+
+
+def client(open, modules=()):
+    """A row of the table of trackers."""
+    opened = functools.partial(open)
+    opened.modules, opened.purges = modules, False
+    return opened
 
 
 class Memory:
@@ -73,21 +84,29 @@ def no_thread_stays():
 @pytest.fixture
 def memory(monkeypatch):
     server = Memory()
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(server.open, ()))
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(server.open))
     return server
 
 
-def write_run(workdir, config, first, last, *, resume=None, close=True):
+def write_run(workdir, config, first, last, *, resume=None, close=True, scores=None):
     """Updates first to last with an evaluation after every second, after a checkpoint at `resume`."""
     resume = first - 1 if resume is None else resume
-    writer = MetricsWriter(workdir, resume_step=resume, config=config)
+    writer = MetricsWriter(workdir, resume_step=resume)
+    trackers = hook.TrackersHook(config, epath.Path(workdir))
+    trackers.on_start(None, SimpleNamespace(step=resume))
+
+    def log(step, values):
+        writer.write(step, values)
+        trackers.on_log(step, values)
+
     for step in range(first, last + 1):
-        writer.write(step, {"loss": 1.0 / step, "seconds": {"step": 0.1}})
+        log(step, {"loss": 1.0 / step, "seconds": {"step": 0.1}})
         if step % 2 == 0:
-            writer.write(step, {"valid_nll": 2.0 / step, "note": "text"})
+            log(step, {"valid_nll": 2.0 / step, "note": "text"})
+    writer.close()
     if close:
-        writer.close()
-    return writer
+        trackers.on_end(last, scores or {})
+    return trackers
 
 
 def expected(last):
@@ -97,20 +116,20 @@ def expected(last):
 
 
 def test_every_tracker_of_the_config_has_a_row():
-    assert tuple(trackers.TRACKERS) == TRACKERS
-    assert tracker_names(" tensorboard, mlflow,,mlflow ") == ("tensorboard", "mlflow") and tracker_names("") == ()
+    assert tuple(threads.TRACKERS) == NAMES
+    assert Trackers(" tensorboard, mlflow,,mlflow ").each() == ("tensorboard", "mlflow") and Trackers("").each() == ()
     with pytest.raises(UserError, match="there is no tracker 'wandbb'. Did you mean 'wandb'?"):
-        resolve({"log": {"trackers": "wandbb"}})
+        resolve({"trackers": {"names": "wandbb"}})
 
 
 def test_missing_package_is_reported_before_training(monkeypatch):
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(None, ("no_such_package",)))
-    with pytest.raises(UserError, match=r"config.log.trackers = wandb needs .* pip install -e '\.\[wandb\]'"):
-        jobs.check_metrics_available(config_of("wandb"))
-    jobs.check_metrics_available(config_of(""))
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(print, ("no_such_package",)))
+    with pytest.raises(UserError, match=r"config.trackers.names = wandb needs .* pip install -e '\.\[wandb\]'"):
+        hook.check_installed(config_of("wandb"))
+    hook.check_installed(config_of(""))
 
 
-@pytest.mark.parametrize(("killed_at", "checkpoint"), [(5, 4), (6, 2), (6, 6), (5, 0)])
+@pytest.mark.parametrize(("killed_at", "checkpoint"), [(5, 4), (6, 2), (6, 6)])
 def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpoint):
     write_run(tmp_path, config_of("wandb"), 1, killed_at)
     write_run(tmp_path, config_of("wandb"), checkpoint + 1, 8)
@@ -120,9 +139,9 @@ def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpo
 
 def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, monkeypatch):
     opened = threading.Event()
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(lambda run, id: opened.wait(30), ()))
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(lambda run, id: opened.wait(30)))
     write_run(tmp_path, config_of("wandb"), 1, 6, close=False)  # killed while the tracker still opened
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(memory.open, ()))
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(memory.open))
     write_run(tmp_path, config_of("wandb"), 5, 8)
     assert sorted(memory.sent()) == expected(8)
     opened.set()
@@ -143,7 +162,7 @@ def test_tracker_that_cannot_be_opened_stops_nothing(tmp_path, monkeypatch, capl
     def no_network(run, id):
         raise SystemExit("no network")
 
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(no_network, ()))
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(no_network))
     write_run(tmp_path, config_of("wandb,tensorboard"), 1, 3)
     assert caplog.text.count("no network") == 1
     assert sorted(board(tmp_path)) == [("loss", 1), ("loss", 2), ("loss", 3), ("valid_nll", 2)]
@@ -151,8 +170,8 @@ def test_tracker_that_cannot_be_opened_stops_nothing(tmp_path, monkeypatch, capl
 
 def test_tracker_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeypatch, caplog):
     hangs = threading.Event()
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Kind(lambda run, id: hangs.wait(60), ()))
-    monkeypatch.setattr(tracker_threads, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setitem(threads.TRACKERS, "wandb", client(lambda run, id: hangs.wait(60)))
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.1)
     write_run(tmp_path, config_of("wandb"), 1, 200)
     assert "wandb has not taken everything" in caplog.text and not hangs.is_set()
     assert len(read_metrics(tmp_path)) == 300
@@ -160,11 +179,8 @@ def test_tracker_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeyp
 
 
 def test_run_that_starts_over_is_a_new_run_of_the_tracker(tmp_path, memory):
-    config = config_of("wandb")
-    adopt_config(epath.Path(tmp_path), config)
-    write_run(tmp_path, config, 1, 3)
-    adopt_config(epath.Path(tmp_path), config)  # there is no checkpoint
-    write_run(tmp_path, config, 1, 4)
+    write_run(tmp_path, config_of("wandb"), 1, 3)
+    write_run(tmp_path, config_of("wandb"), 1, 4)  # there was no checkpoint
     assert sorted(memory.sent("run1")) == expected(4)
 
 
@@ -190,14 +206,14 @@ def test_tensorboard_does_not_import_other_frameworks(tmp_path):
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from t2t_flax.monitoring.trackers import TensorBoard
+from t2t_flax.extensions.trackers.tensorboard import TensorBoard
 board = TensorBoard(SimpleNamespace(folder=Path(sys.argv[1]), resume_step=0), "")
 board.write(1, {"loss": 2.0})
 board.close()
 print("then")
 import torch
 """
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["then", "imported torch"]
@@ -211,7 +227,7 @@ def test_a_module_is_refused_to_one_thread_alone(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     found = []
-    with trackers._import_refused(*names[:2]):
+    with tensorboard._import_refused(*names[:2]):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(names[0])
         other = threading.Thread(target=lambda: found.append(importlib.import_module(names[1])))
@@ -229,7 +245,7 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(EventsWriter, "flush", full)
-    monkeypatch.setattr(trackers, "_FLUSH_SECONDS", 0)
+    monkeypatch.setattr(tensorboard, "FLUSH_SECONDS", 0)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     write_run(tmp_path, config_of("tensorboard"), 1, 200)
     assert len(read_metrics(tmp_path)) == 300 and not [t for t in threading.enumerate() if t.name.startswith("tracker")]
@@ -294,7 +310,7 @@ def read_wandb(workdir):
 def read_mlflow(workdir):
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workdir / 'mlflow.db'}")
+    client = MlflowClient(tracking_uri=f"sqlite:///{Path(os.environ.get(RUNS_FOLDER, workdir)) / 'mlflow.db'}")
     run = client.get_run(json.loads((workdir / "trackers/mlflow.json").read_text())["id"])
     assert run.info.status == "FINISHED" and run.info.run_name == workdir.name
     history = [m for name in run.data.metrics for m in client.get_metric_history(run.info.run_id, name)]
@@ -332,20 +348,19 @@ def clients(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("TRACKIO_DIR", str(home / "trackio"))
-        for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID"):
+        for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", RUNS_FOLDER, "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID"):
             patch.delenv(name, raising=False)
         yield home
 
 
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, tmp_path, clients):
-    for module in trackers.TRACKERS[name].modules:
+    for module in threads.TRACKERS[name].modules:
         pytest.importorskip(module)
     workdir, config = epath.Path(tmp_path / "lr_scale=2,seed=0"), config_of(name, "sweep-a", lr_scale=2.0)
     workdir.mkdir()
     write_run(workdir, config, 1, 5)
-    write_run(workdir, config, 3, 6)
-    track_scores(config, workdir, 6, {"test_sacrebleu": 27.5, "test_chrf++": 51.0})
+    write_run(workdir, config, 3, 6, scores={"test_sacrebleu": 27.5, "test_chrf++": 51.0})
     values, group, settings = READ[name](Path(workdir))
     plus = "test_chrf__" if name in ("tensorboard", "mlflow") else "test_chrf++"
     wanted = {(metric, step): (1.0 if metric == "loss" else 2.0) / step for step, metric in expected(6)}
@@ -355,20 +370,19 @@ def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, 
         assert group == "sweep-a" and float(settings["optimizer.lr_scale"]) == 2.0
 
 
-@pytest.mark.parametrize("name", TRACKERS[2:])
+@pytest.mark.parametrize("name", NAMES[2:])
 def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, monkeypatch):
-    for module in trackers.TRACKERS[name].modules:
+    for module in threads.TRACKERS[name].modules:
         pytest.importorskip(module)
-    for key, value in trackers.shared_store(tmp_path).items():
-        monkeypatch.setenv(key, value)
+    monkeypatch.setenv(RUNS_FOLDER, str(tmp_path))
     folders = [tmp_path / "trials" / f"lr_scale={scale}" for scale in (1, 2)]
-    writers = []
+    runs = []
     for scale, folder in enumerate(folders, 1):  # at the same time
         folder.mkdir(parents=True)
-        config = config_of(name, tmp_path.name, lr_scale=float(scale))
-        writers.append(write_run(folder, config, 1, 2, close=False))
-    for writer in writers:
-        writer.close()
+        config = config_of(name, lr_scale=float(scale))
+        runs.append(write_run(folder, config, 1, 2, close=False))
+    for run in runs:
+        run.on_end(2, {})
     for scale, folder in enumerate(folders, 1):
         values, group, settings = READ[name](folder)
         assert sorted((step, metric) for metric, step in values) == expected(2)
@@ -377,7 +391,48 @@ def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, mo
 
 
 def test_credentials_of_a_server_are_not_shown():
-    shown = trackers.without_credentials
+    shown = without_credentials
     assert shown("postgresql://me:secret@host:5432/db?password=x") == "postgresql://host:5432/db"
     assert shown("https://mlflow.example.com/path") == "https://mlflow.example.com/path"
     assert shown("sqlite:////tmp/a b.db") == "sqlite:////tmp/a b.db" and shown("/tmp/runs") == "/tmp/runs"
+
+
+def test_files_of_a_remote_workdir_are_uploaded_at_checkpoints_and_at_the_end(tmp_path, monkeypatch, memory):
+    monkeypatch.setattr(hook, "open_growing_files", Mirror)
+    remote = tmp_path / "run"
+    run = write_run(remote, config_of("tensorboard,wandb"), 1, 4, close=False)
+    run.on_checkpoint(4)
+    assert list((remote / "tensorboard").iterdir())
+    run.on_end(4, {"test_sacrebleu": 27.5})
+    assert board(remote)["test_sacrebleu", 4] == 27.5
+    assert json.loads((remote / "trackers" / "wandb.json").read_text())["sent"]["test_sacrebleu"] == 4
+
+
+def test_upload_that_fails_stops_nothing(tmp_path, monkeypatch, memory, caplog):
+    class Gone(GrowingFiles):
+        def send(self):
+            raise OSError("no such bucket")
+
+        close = send
+
+    monkeypatch.setattr(hook, "open_growing_files", Gone)
+    run = write_run(tmp_path, config_of("wandb"), 1, 4, close=False)
+    run.on_checkpoint(4)
+    run.on_end(4, {})
+    assert caplog.text.count("no such bucket") == 2 and sorted(memory.sent()) == expected(4)
+
+
+def test_a_run_sends_its_lines_and_scores(tmp_path, cache, memory):
+    config = tiny_run(tmp_path, steps=4, trackers=dict(names="tensorboard,wandb"), log=dict(every_steps=2))
+    outcome = loop.train(start(config, tmp_path, cache), score=None)
+    for each in outcome.hooks:
+        each.on_end(4, {"test_sacrebleu": 27.5})
+    for values in (set(board(tmp_path)), {(name, step) for step, name in memory.sent()}):
+        assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and ("loss", 1) not in values
+
+
+def test_every_client_is_an_extra():
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(NAMES) - {"tensorboard"} <= set(extras)

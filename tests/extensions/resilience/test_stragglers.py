@@ -4,8 +4,9 @@ import json
 
 import jax
 
-from t2t_flax.config import Distributed
-from t2t_flax.monitoring.stragglers import StragglerDetector, stragglers
+from t2t_flax.extensions.resilience.keys import Resilience
+from t2t_flax.extensions.resilience.stragglers import StragglerDetector, stragglers
+from t2t_flax.training.resume import TrainProgress
 
 
 def reports(*rows):
@@ -14,7 +15,7 @@ def reports(*rows):
 
 def test_straggler_share_sets_the_threshold():
     rows = reports((0.1, 10.0, 1.0), (0.1, 10.0, 1.0), (0.1, 10.0, 1.25), (3.1, 10.0, 1.0))
-    assert sorted(stragglers(rows, Distributed(straggler_share=0.1).straggler_share)) == [2, 3]
+    assert sorted(stragglers(rows, Resilience(straggler_share=0.1).straggler_share)) == [2, 3]
     assert sorted(stragglers(rows, 0.25)) == [3]
     assert stragglers(rows, 0.5) == {}
     messages = stragglers(rows, 0.1)
@@ -32,7 +33,7 @@ class Lead:
     index, is_lead, count = 0, True, 3
 
     def __init__(self, reports):
-        self.reports = reports
+        self.reports, self.said, self.step = reports, [], 0
 
     def put(self, key, value):
         self.reports[int(key.split("/")[1])] = json.loads(value)
@@ -43,10 +44,19 @@ class Lead:
     def name_of(self, index):
         return f"process {index}"
 
+    def say(self, text):
+        self.said.append((self.step, text))
+
+
+def started(lead):
+    detector = StragglerDetector(lead, 0.2, every=2)
+    detector.on_start(None, TrainProgress())
+    return detector
+
 
 def test_comparing_compiles_nothing():
     """The benchmark product is compiled before the first update; later, compiling would look like a hang."""
-    detector, compiled = StragglerDetector(Lead({}), 0.2), []
+    detector, compiled = started(Lead({})), []
     listener = lambda event, seconds, **_: compiled.append(event) if "/compile/" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
@@ -58,7 +68,10 @@ def test_comparing_compiles_nothing():
 
 def test_persistent_straggler_is_reported_repeatedly():
     slow = dict(data=50.0, interval=100.0, product=1e9)
-    detector = StragglerDetector(Lead({1: slow, 2: slow | dict(data=0.0)}), 0.2)
-    messages = [detector.compare({"data": 0.0}) for _ in range(14)]
-    assert "process 1 waits for its input" in messages[2]
-    assert [i for i, text in enumerate(messages) if text] == [2, 12]
+    lead = Lead({1: slow, 2: slow | dict(data=0.0)})
+    detector = started(lead)
+    for step in range(1, 29):
+        lead.step = step
+        detector.on_update(step, None, {"seconds": {"data": 0.0}} if step % 2 == 0 else {})
+    assert [step for step, _ in lead.said] == [6, 26]
+    assert "process 1 waits for its input" in lead.said[0][1]

@@ -12,26 +12,42 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.training.hooks import Hook
 
 _PRODUCTS = 8
 _IN_A_ROW = 3  # one slow comparison is noise
 _REMIND = 10
 
 
-class StragglerDetector:
-    """Compares the processes of `group` (anything with index, is_lead, count, put, entries, name_of). `share`: of the time that
-    a process may cost the others. The product is compiled here, because later that would look like a hung process.
+def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
+    """Compares the processes with every logged update; does nothing where there is one."""
+    share = config.group("resilience").straggler_share
+    return StragglerDetector(group, share, config.log.every_steps) if group.count > 1 else Hook()
+
+
+class StragglerDetector(Hook):
+    """Compares the processes of `group` (anything with index, is_lead, put, entries, name_of, say) after every `every` updates.
+    `share`: of the time that a process may cost the others.
     """
 
-    def __init__(self, group: Any, share: float):
-        self._group, self._share = group, share
-        self._data = 0.0
-        self._since = time.monotonic()
+    def __init__(self, group: Any, share: float, every: int):
+        self._group, self._share, self.idle_every = group, share, every
         self._in_a_row: dict[int, int] = {}
         self._named: list[int] = []
         self._silent = 0
-        if group.count > 1:
-            self._compile()
+
+    def on_start(self, run: Any, progress: Any) -> None:
+        self._compile()
+        self._data = progress.seconds.get("data", 0.0)
+        self._since = time.monotonic()
+
+    def on_update(self, step: int, batch: Any, values: dict[str, Any]) -> None:
+        if step % self.idle_every == 0 and (message := self.compare(values["seconds"])):
+            self._group.say(message)
 
     def compare(self, seconds: dict[str, float]) -> str | None:
         """To be called by all processes at the same updates, with nothing in flight. `seconds`: the run's clock, whose bucket

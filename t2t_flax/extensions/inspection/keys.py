@@ -1,0 +1,36 @@
+"""Config keys of inspection."""
+
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inspection:
+    mfu: bool = key(
+        True,
+        "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data sheet and measured at the start",
+        mutable=True,
+    )
+    profile_steps: tuple[int, int] = key(
+        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "Inspection":
+        """The group of a config."""
+        return config.group("inspection")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for updates that cannot be traced."""
+        first, last = self.profile_steps
+        if first > last:
+            raise UserError(
+                f"config.inspection.profile_steps = {self.profile_steps}: the first update comes after the last."
+            )
+        if first < 1 and (first, last) != (0, 0):
+            raise UserError(
+                f"config.inspection.profile_steps = {self.profile_steps}: updates are counted from 1; (0, 0) = none."
+            )

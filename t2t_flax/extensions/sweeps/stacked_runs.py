@@ -1,0 +1,195 @@
+"""Several runs that share every update, as one run of the training loop."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram
+from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.hooks import wants_idle
+from t2t_flax.training.loop import train_run
+from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
+from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
+from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.train_logger import DelayedMetrics
+from t2t_flax.training.train_state import TrainState
+
+
+def train_stacked(
+    setups: list[TrainingSetup],
+    scores: list[ValidationScore | None],
+    supervisor: RunSupervisor,
+    say: Callable[[str], None] = print,
+    on_finish: Callable[[TrainingSetup, TrainingEnd], None] = lambda setup, end: None,
+) -> list[TrainingEnd | NonFiniteUpdate]:
+    """Trains runs that are at the same update and `can_be_vectorized`. Patience or divergence ends one of them alone, a signal
+    stops all at the same update. Returns each run's end, or how it diverged. `on_finish` is called for each finished run once
+    all runs are saved. Raises UserError as `training.loop.train`.
+    """
+    if len(setups) == 1:  # those that trained with it are complete: with the program of a run by itself
+        run = Run(setups[0], scores[0], supervisor)
+        train_run(run, supervisor, say)
+        if run.ended and run.ended.finished:
+            on_finish(run.setup, run.ended)
+        return [run.ended or run.failure]
+    stack = StackedRuns(setups, scores, supervisor, on_finish)
+    train_run(stack, supervisor, say)
+    return [run.ended or run.failure for run in stack.runs]
+
+
+class RunInStack(Run):
+    """A run whose state is a part of the stack's."""
+
+    own_state: Callable[[], TrainState]
+    """Returns a copy of its part."""
+
+    @property
+    def state(self) -> TrainState:
+        return self.own_state()
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self.own_state = lambda: state
+
+
+class StackedRuns:
+    """Runs with one vectorized train step; has the interface of `training.run.Run`."""
+
+    def __init__(
+        self,
+        setups: list[TrainingSetup],
+        scores: list[ValidationScore | None],
+        supervisor: RunSupervisor,
+        on_finish: Callable[[TrainingSetup, TrainingEnd], None],
+    ):
+        self.runs = [RunInStack(*parts, supervisor) for parts in zip(setups, scores, strict=True)]
+        self.setup, self._on_finish = setups[0], on_finish
+        self._to_evaluate: list[RunInStack] = []
+        """The runs that the next evaluation is of: at the start those for which it is due, after an update all."""
+
+    @property
+    def running(self) -> list[RunInStack]:
+        """Those that train on; like the flag of a run, true if there is one."""
+        return [run for run in self.runs if run.running]
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return self._program.mesh
+
+    @property
+    def evaluation_due(self) -> bool:
+        return any(run.evaluation_due for run in self.runs)
+
+    def restore(self, say: Callable[[str], None]) -> int:
+        """Raises UserError where the runs are not at the same update."""
+        steps = {run.restore(say) for run in self.runs}
+        if len(steps) > 1:
+            places = ", ".join(f"{run.setup.workdir} at {run.progress.step}" for run in self.runs)
+            raise UserError(
+                f"runs that train together must be at the same update, but they are at different updates: {places}. Train "
+                "those that are behind by themselves first."
+            )
+        return steps.pop()
+
+    def compile(self) -> None:
+        with split_time("compile", self.runs):
+            self._program = VectorizedProgram([run.setup for run in self.runs], self.runs[0].hooks)
+            self._state = self._program.join([run.state for run in self.runs])
+            for i, run in enumerate(self.runs):
+                run.own_state = lambda i=i: self._program.state_of(self._state, i)
+                run.compile_besides_updates()
+
+    def open_logs(self) -> None:
+        """Shows the progress bar of the first run."""
+        for run in self.runs:
+            run.open_logs(quiet=run is not self.runs[0])
+        self._metrics = DelayedMetrics(self._log)
+
+    @contextlib.contextmanager
+    def finish_saves_on_error(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for run in self.runs:
+                stack.enter_context(run.finish_saves_on_error())
+            yield
+
+    def end_if_complete(self) -> None:
+        for run in self.runs:
+            run.end_if_complete()
+            self._report_if_finished(run)
+        self._to_evaluate = [run for run in self.runs if run.evaluation_due]
+
+    def update(self, step: int, batches: Prefetcher) -> None:
+        running = self._to_evaluate = self.running
+        with split_time("data", running):
+            batch = batches.next()
+        with split_time("step", running), jax.transfer_guard("disallow"):
+            self._state, values = self._program(self._state, batch.arrays)
+        self._metrics.add(step, batch, values)
+        if wants_idle(self.runs[0].hooks, step):
+            self.read_metrics()
+
+    def read_metrics(self) -> None:
+        self._metrics.flush()
+
+    def _log(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
+        with split_time("step", self.running):
+            values = jax.device_get(metrics)
+        for i, run in enumerate(self.runs):
+            run.log_update(step, batch, {name: float(value[i]) for name, value in values.items()})
+
+    def expect_evaluation(self, due: DueAfterUpdate) -> None:
+        self._to_evaluate = [run for run in self._to_evaluate if run.running]
+        for run in self._to_evaluate:
+            run.expect_evaluation(due)
+
+    def evaluate(self, step: int, due: DueAfterUpdate) -> None:
+        for run in self._to_evaluate:
+            run.evaluate(step, due)
+
+    def save(self, step: int, *, required: bool) -> None:
+        for run in self._to_evaluate:
+            run.save(step, required=required)
+
+    def check_saves(self) -> None:
+        for run in self.running:
+            run.check_saves()
+
+    def wait_for_saves(self) -> None:
+        """All of them: the process may be killed during the final evaluation of one."""
+        for run in self.running:
+            run.wait_for_saves()
+
+    def reason_to_end(self, step: int, signal: str) -> str:
+        """Of any run."""
+        return next(filter(None, (run.reason_to_end(step, signal) for run in self.running)), "")
+
+    def end(self, step: int, signal: str) -> None:
+        """Ends the runs that have a reason to."""
+        for run in self.running:
+            if run.reason_to_end(step, signal):
+                run.end(step, signal)
+                self._report_if_finished(run)
+
+    def _report_if_finished(self, run: RunInStack) -> None:
+        if run.ended and run.ended.finished:
+            self._on_finish(run.setup, run.ended)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
+        del self._metrics, self._state
+
+
+@contextlib.contextmanager
+def split_time(bucket: str, runs: Sequence[Run]) -> Iterator[None]:
+    """Adds the block's time to `bucket` of the clocks of all `runs` for which the work is done, in equal parts."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        for run in runs:
+            run.clock.add(bucket, (time.perf_counter() - start) / len(runs))

@@ -1,0 +1,74 @@
+"""What extensions do at moments of a run: `registry.HOOKS` names modules, whose `hook(config, workdir, group)` makes one."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.registry import HOOKS
+
+if TYPE_CHECKING:
+    from t2t_flax.training.prefetch import DeviceBatch
+    from t2t_flax.training.resume import TrainProgress
+    from t2t_flax.training.setup import TrainingSetup
+
+
+class Hook:
+    """What an extension does at moments of a run; every method may be left out. Called in every process, in the order of
+    registration.
+    """
+
+    idle_every: int = 0
+    """After every so many updates `on_update` is called with idle devices, to measure them, instead of while the next update
+    runs; 0 = never. It costs a pause, and must be the same in all processes.
+    """
+
+    def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
+        """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
+
+        params: the trained parameters before the update. grads: the mean gradient per target token, of the same structure,
+        before it is clipped. Of several runs that share a train step, the first one's hooks measure each of them.
+        """
+        return {}
+
+    def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
+        """The run is restored and compiled. What compiles later would look like a process that hangs: compile here."""
+
+    def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
+        """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
+
+    def on_log(self, step: int, values: dict[str, Any]) -> None:
+        """A line was written to metrics.jsonl, by process 0: of an update, an evaluation, a change."""
+
+    def on_evaluation(self, step: int, values: dict[str, float]) -> None:
+        """The validation set was evaluated. May add to `values`, which are logged."""
+
+    def on_checkpoint(self, step: int) -> None:
+        """A checkpoint follows."""
+
+    def on_end(self, step: int, scores: dict[str, float]) -> None:
+        """The final evaluation gave `scores`; or the run has stopped or diverged, with none."""
+
+
+def make_hooks(config: Config, workdir: epath.Path, group: ProcessGroup) -> list[Hook]:
+    """The hooks of a run."""
+    return [module.hook(config, workdir, group) for module in HOOKS.of(config)]
+
+
+def check_hooks(config: Config) -> None:
+    """Raises UserError, before training, for what a hook lacks: its module may have `check_installed(config)`."""
+    for module in HOOKS.of(config):
+        getattr(module, "check_installed", lambda config: None)(config)
+
+
+def measure_all(hooks: Sequence[Hook], params: Any, grads: Any) -> dict[str, jax.Array]:
+    """What all hooks measure in an update, see `Hook.measure`."""
+    return {name: value for hook in hooks for name, value in hook.measure(params, grads).items()}
+
+
+def wants_idle(hooks: Sequence[Hook], step: int) -> bool:
+    """Whether a hook wants idle devices after update `step`, see `Hook.idle_every`."""
+    return any(hook.idle_every and step % hook.idle_every == 0 for hook in hooks)

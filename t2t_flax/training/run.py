@@ -1,0 +1,311 @@
+"""One run in the training loop: its evaluations, checkpoints, logs and end."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from t2t_flax.config.named_sources import VALID_PREFIX
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.monitoring.progress import Progress
+from t2t_flax.monitoring.timers import Clock
+from t2t_flax.tasks import lower_is_better
+from t2t_flax.training.checkpoint_schedule import is_scheduled
+from t2t_flax.training.checksums import compile_checksums
+from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
+from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
+from t2t_flax.training.resume import (
+    TrainProgress,
+    checkpoint_meta,
+    finish_saves_on_error,
+    open_checkpoints,
+    report_full_disk,
+    restore_or_init,
+)
+from t2t_flax.training.setup import TrainingSetup, ValidationLoss, compile_train_steps
+from t2t_flax.training.train_logger import DelayedMetrics, TrainLogger
+from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.workdir import begin
+
+
+class DueAfterUpdate(NamedTuple):
+    """What is due after an update: validation loss, decoding the validation set, a scheduled checkpoint."""
+
+    loss: bool
+    decoding: bool
+    checkpoint: bool
+
+    @property
+    def evaluation(self) -> bool:
+        return self.loss or self.decoding
+
+
+def due_after(run: TrainingSetup, step: int) -> DueAfterUpdate:
+    """What the config wants after update `step`, a function of the step alone. An epoch is the number of updates that the
+    batch sampler gives it.
+    """
+    c, epoch = run.config, run.batches.updates_per_epoch
+
+    def every(*intervals: int) -> bool:
+        return any(n and step % n == 0 for n in intervals)
+
+    return DueAfterUpdate(
+        loss=every(c.eval.every_steps, c.eval.every_epochs * epoch),
+        decoding=every(c.eval.decode_every_steps),
+        checkpoint=is_scheduled(c, epoch, step),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingEnd:
+    """How the training of a run ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been
+    dropped to free its memory. `seconds`: by bucket, see `Clock`. `hooks`: of the run; those of a finished one await the
+    scores of the final evaluation.
+    """
+
+    state: TrainState | None
+    step: int
+    reason: str
+    seconds: dict[str, float]
+    hooks: Sequence[Hook] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.reason in ("steps", "patience")
+
+
+class ValidationScore(Protocol):
+    """Decodes the validation set and returns its metrics as `valid_NAME`."""
+
+    def __call__(
+        self,
+        params,
+        after_batch: Callable[[], None],
+        compiling: Callable[[], contextlib.AbstractContextManager],
+    ) -> dict[str, float]:
+        """Calls `after_batch` after each batch, and compiles within `compiling()`."""
+        ...
+
+
+class Run:
+    """A run on this process: its state, and what the loop does with it. `setup`: its parts."""
+
+    def __init__(self, setup: TrainingSetup, score: ValidationScore | None, supervisor: RunSupervisor):
+        self.setup, self._score, self._supervisor = setup, score, supervisor
+        self.checkpoints = open_checkpoints(setup, supervisor.group)
+        self.hooks = make_hooks(setup.config, setup.workdir, supervisor.group)
+        self.metric: float | None = None
+        """Of the evaluation after the current update; higher is better."""
+        self.ended: TrainingEnd | None = None
+        self.failure: NonFiniteUpdate | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.ended is None and self.failure is None
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return self.setup.mesh
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether it is to be evaluated before its first update."""
+        return self.running and self.progress.evaluation_due
+
+    def restore(self, say: Callable[[str], None]) -> int:
+        """Takes the state of the newest checkpoint, or a new one. Returns the number of its last update."""
+        self.state, self.progress = restore_or_init(self.setup, self.checkpoints, say)
+        self.checkpoints.prepare_to_save()
+        self.clock = Clock(self.progress.seconds)
+        return self.progress.step
+
+    def compile(self) -> None:
+        """Compiles all programs: for updating, evaluating and saving."""
+        with self.clock.measure("compile"):
+            self._programs = compile_train_steps(self.setup, self.hooks)
+            self.compile_besides_updates()
+
+    def compile_besides_updates(self) -> None:
+        """Compiles the programs for evaluating and saving."""
+        self._valid_loss = validation_loss(self.setup)
+        compile_checksums(self.state)
+
+    def open_logs(self, *, quiet: bool = False) -> None:
+        """Marks the workdir as training, opens metrics.jsonl and the progress bar (in process 0), and starts the hooks."""
+        config, lead = self.setup.config, self._supervisor.group.is_lead
+        if lead:
+            begin(self.setup.workdir, config)
+        self.logger = TrainLogger(self.setup, self.clock, self.progress, self.hooks)
+        self.bar = Progress("train", config.train.steps, start=self.progress.step, quiet=quiet or not lead)
+        self._metrics = DelayedMetrics(self._log)
+
+    @contextlib.contextmanager
+    def finish_saves_on_error(self):
+        """Shows the progress bar. If the block raises, lets a save in progress finish."""
+        with finish_saves_on_error(self.checkpoints), self.bar:
+            yield
+
+    def end_if_complete(self) -> None:
+        """Ends a restored run that has nothing left to train."""
+        step = self.progress.step
+        if step and not self.progress.evaluation_due and self.reason_to_end(step, ""):
+            self.end(step, "")
+
+    def update(self, step: int, batches: Prefetcher) -> None:
+        """Queues an update with the next batch, and reads the metrics of the one before: one is always queued."""
+        with self.clock.measure("data"):
+            batch = batches.next()
+        with self.clock.measure("step"), jax.transfer_guard("disallow"):
+            self.state, values = self._programs[batch.arrays["target"].shape](self.state, batch.arrays)
+        self._metrics.add(step, batch, values)
+        if wants_idle(self.hooks, step):
+            self.read_metrics()
+
+    def read_metrics(self) -> None:
+        """Waits for the last update and logs it."""
+        self._metrics.flush()
+
+    def _log(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
+        with self.clock.measure("step"):
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self.log_update(step, batch, values)
+
+    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
+        """Logs an update, unless the run has diverged before. One that is not finite may end the run: see `failure`."""
+        if not self.running:
+            return
+        try:
+            self.logger.log_update(step, batch, values, self.bar)
+        except NonFiniteUpdate as error:
+            self.failure = error
+            self._end_hooks(step)
+
+    def expect_evaluation(self, due: DueAfterUpdate) -> None:
+        """Notes whether an evaluation is due, so that a run that stops before or in it resumes with it."""
+        self.metric, self.progress.evaluation_due = None, due.evaluation
+
+    def evaluate(self, step: int, due: DueAfterUpdate) -> None:
+        """Evaluates and logs what is due. Raises StopRequested where all processes stop in the middle of it; the evaluation
+        is then discarded, and remains due.
+        """
+        config, values, supervisor = self.setup.config, {}, self._supervisor
+        with self.clock.measure("eval"):
+            params = parameters_of(config).merge_on_devices(self.state.eval_params)
+            if self._valid_loss and due.loss:
+                means = self._valid_loss(params, supervisor.raise_if_stopping)
+                values |= {f"valid_{name}": mean for name, mean in means.items()}
+                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
+            if due.decoding:
+                compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
+                values |= self._score(params, supervisor.raise_if_stopping, compiling)
+        self.progress.evaluation_due = False
+        self.metric = note_metric(self.progress, values, step, config.eval.metric)
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
+        for hook in self.hooks:
+            hook.on_evaluation(step, values)
+        self.logger.write(step, values)
+        self.bar.say(f"step {step}: {shown}")
+
+    def save(self, step: int, *, required: bool) -> None:
+        """Starts a checkpoint if it is required or may be among the best. If there is one already, written when the run
+        stopped before its evaluation, adds the evaluation to it. May wait for the previous save, up to Orbax's timeout of an
+        hour; compiles the first time. Raises UserError where the disk is full.
+        """
+        if not (required or self.metric is not None and self.setup.config.checkpoint.keep_best):
+            return
+        for hook in self.hooks:
+            hook.on_checkpoint(step)
+        self.logger.send()
+        with self.clock.measure("save"), self._supervisor.expect_no_progress():
+            self.progress.step, self.progress.seconds = step, self.clock.seconds
+            if step in self.checkpoints.steps():
+                evaluation = self.progress.of_evaluation()
+                action = lambda: self.checkpoints.add_evaluation(step, evaluation, self.metric)  # noqa: E731
+            else:
+                meta = checkpoint_meta(self.setup, self.progress)
+                action = lambda: self.checkpoints.save(self.state, meta, self.metric)  # noqa: E731
+            report_full_disk(self.checkpoints, action)
+
+    def check_saves(self) -> None:
+        """Raises errors of background saves, a full disk as UserError."""
+        report_full_disk(self.checkpoints, self.checkpoints.check_for_errors)
+
+    def wait_for_saves(self) -> None:
+        """Returns when all checkpoints are on disk. Raises as `check_saves`."""
+        with self.clock.measure("save"), self._supervisor.expect_no_progress():
+            report_full_disk(self.checkpoints, self.checkpoints.wait)
+
+    def reason_to_end(self, step: int, signal: str) -> str:
+        """Why the run ends after `step`: "patience", `signal` or "steps"; empty if it continues."""
+        patience = self.setup.config.eval.patience
+        if patience and self.progress.evaluations_without_better >= patience:
+            return "patience"
+        return signal or ("steps" if step >= self.setup.config.train.steps else "")
+
+    def end(self, step: int, signal: str) -> None:
+        """Ends the run, which has a reason to. The hooks of a finished one await its final evaluation."""
+        reason = self.reason_to_end(step, signal)
+        self.ended = TrainingEnd(self.state, step, reason, self.clock.rounded(), self.hooks)
+        self.logger.close()
+        if not self.ended.finished:
+            self._end_hooks(step)
+
+    def _end_hooks(self, step: int) -> None:
+        for hook in self.hooks:
+            hook.on_end(step, {})
+
+    def close(self) -> None:
+        """Waits for the checkpoints, and closes all files."""
+        report_full_disk(self.checkpoints, self.checkpoints.wait)
+        self.checkpoints.close()
+        self.logger.close()
+        del self._metrics  # it refers to the run, whose memory is needed for the final evaluation
+
+
+def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:
+    """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
+    it.
+    """
+    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
+        return None
+    besides = run.abstract.opt_state, run.abstract.ema
+    params = parameters_of(run.config).of_model(run.abstract.params)
+    programs: dict[Any, Any] = {}
+    losses = {
+        name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
+        for name, store in run.corpus.valid.items()
+    }
+    return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
+
+
+def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
+
+    The mean does not weigh the sets by their size: every direction of a model counts as much as any other.
+    """
+    first, *_ = values.values()
+    means = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
+    named = [(name.removeprefix(VALID_PREFIX), of_set) for name, of_set in values.items() if name != "valid"]
+    return means | {f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()}
+
+
+def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
+    """Updates `progress` for patience and the best checkpoint. Returns the evaluation's metric, higher is better; None where
+    this evaluation has none, or one that is not finite, which counts as no better than any other.
+    """
+    value = values.get(f"valid_{name}")
+    if value is None:
+        return None
+    metric = -value if lower_is_better(name) else value
+    if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
+        progress.best_metric, progress.best_step, progress.evaluations_without_better = metric, step, 0
+    else:
+        progress.evaluations_without_better += 1
+    return metric if math.isfinite(metric) else None

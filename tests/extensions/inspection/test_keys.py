@@ -1,0 +1,40 @@
+"""Keys of inspection."""
+
+import re
+
+import pytest
+
+from t2t_flax.config import from_json, override, resolve, to_json
+from t2t_flax.config.presets import preset
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.inspection.keys import Inspection
+from t2t_flax.training.hooks import active_modules
+
+
+def config_of(steps: str):
+    return resolve(override(preset("aiayn_base"), {"inspection.profile_steps": steps}))
+
+
+@pytest.mark.parametrize("text", ["3,5", "(3, 5)"])
+def test_two_updates_are_read_and_stored(text):
+    config = config_of(text)
+    assert Inspection.of(config).profile_steps == (3, 5) and from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "expected (int, int)"),
+        ("5,3", "the first update comes after the last"),
+        ("0,5", "config.inspection.profile_steps = (0, 5): updates are counted from 1"),
+    ],
+)
+def test_impossible_updates_are_refused(text, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        config_of(text)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [("0,0", {"mfu"}), ("3,5", {"mfu", "profile"})])
+def test_profiles_are_a_hook_of_runs_that_ask_for_them(steps, expected):
+    modules = [module.__name__.split(".") for module in active_modules(config_of(steps))]
+    assert {name for _, _, extension, name in modules if extension == "inspection"} == expected
