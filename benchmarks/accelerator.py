@@ -37,6 +37,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.inspection.mfu import mfu, peaks_of, update_flops
     from t2t_flax.monitoring import memory
+    from t2t_flax.training.parameters import backward_of
     from t2t_flax.training.prefetch import Prefetcher
     from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state

@@ -89,8 +89,8 @@ def parse_init_checkpoint(text: str) -> dict[str, Any]:
     match = re.fullmatch(r"(average:)?([1-9][0-9]{0,8})", text)
     if not match:
         raise UserError(
-            f"config.finetuning.init_checkpoint = {text[:40]!r}: expected newest, best, the number of an update (1800), or average:N, "
-            "the mean of the last N."
+            f"config.finetuning.init_checkpoint = {text[:40]!r}: expected newest, best, the number of an update (1800), or "
+            "average:N, the mean of the last N."
         )
     return {"average" if match[1] else "step": int(match[2])}
 

@@ -8,7 +8,7 @@ from t2t_flax.config import from_json, override, resolve, to_json
 from t2t_flax.config.presets import preset
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.inspection.keys import Inspection
-from t2t_flax.training.hooks import active_modules
+from t2t_flax.registry import HOOKS
 
 
 def config_of(steps: str):
@@ -36,5 +36,5 @@ def test_impossible_updates_are_refused(text, message):
 
 @pytest.mark.parametrize(("steps", "expected"), [("0,0", {"mfu"}), ("3,5", {"mfu", "profile"})])
 def test_profiles_are_a_hook_of_runs_that_ask_for_them(steps, expected):
-    modules = [module.__name__.split(".") for module in active_modules(config_of(steps))]
+    modules = [module.__name__.split(".") for module in HOOKS.of(config_of(steps))]
     assert {name for _, _, extension, name in modules if extension == "inspection"} == expected
