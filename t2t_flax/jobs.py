@@ -272,7 +272,8 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
 
-    records, texts, scores, group = {}, [], {}, supervisor.group
+    records, texts, group = {}, [], supervisor.group
+    scores: dict[str, float] = {}
     if config.data.test:
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
