@@ -160,7 +160,6 @@ class Run:
 
     def update(self, step: int, batches: Prefetcher) -> None:
         """Queues an update with the next batch, and reads the metrics of the one before: one is always queued."""
-        self.logger.profile.before_update(step)
         with self.clock.measure("data"):
             batch = batches.next()
         with self.clock.measure("step"), jax.transfer_guard("disallow"):
