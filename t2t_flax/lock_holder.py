@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import json
 import os
 import socket
 import uuid
@@ -13,6 +12,7 @@ from etils import epath
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import read_if_exists
+from t2t_flax.json_file import parse_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_holder(path: epath.PathLike) -> Holder | None:
 
 def parse_holder(text: str) -> Holder | None:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         return Holder(**{field.name: values[field.name] for field in dataclasses.fields(Holder)})
     except (ValueError, KeyError, TypeError):
         return None

@@ -71,7 +71,7 @@ def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             values = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             values = {}
         if isinstance(values, dict) and isinstance(values.get("step"), int):
             valid.append(values)

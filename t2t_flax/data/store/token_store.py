@@ -5,7 +5,6 @@ into the ids (int64), all little-endian, plus meta.json with a checksum of each.
 complete.
 """
 
-import json
 import mmap
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ from etils import epath
 from t2t_flax.data.store.integrity import LENGTH, OFFSET, SIDES, damaged, verify
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
+from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
 """2 has checksums; a store of another version is written again."""
@@ -157,9 +157,9 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
                 return None
         elif not before or folder.is_dir() and not any(folder.iterdir()):
             return None
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = parse_json((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
-        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # `cut` in older stores
+        return meta
     except (OSError, ValueError, KeyError, TypeError):
         if _folder_state(folder) != before:  # another process has replaced the store meanwhile
             return read_meta(folder)
