@@ -11,11 +11,9 @@ ALLOWED_IMPORTS = {
     "registry": {"extensions"},  # loads them
     "version": set(),
     "tables": set(),
-    "filesystem": {"errors"},
+    "filesystem": {"errors", "registry"},
     "json_file": {"errors"},
-    "lock_holder": {"errors", "filesystem", "json_file"},
-    "leases": {"errors", "filesystem", "json_file", "lock_holder"},
-    "locks": {"errors", "filesystem", "leases", "lock_holder"},
+    "locks": {"errors", "filesystem", "json_file"},
     "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "pretrained": {"errors"},

@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.monitoring.mirror import open_growing_files
+from t2t_flax.monitoring.growing_files import open_growing_files
 
 log = logging.getLogger("t2t_flax")
 

@@ -146,6 +146,11 @@ class TokenStore:
         return np.asarray(mapped)
 
 
+def matches(meta: dict | None, digest: str) -> bool:
+    """Whether the metadata are of a store with this digest in today's format."""
+    return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
+
+
 def read_meta(folder: Path | epath.Path) -> dict | None:
     """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
     Raises UserError if it is not a store.
