@@ -249,8 +249,10 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
     monkeypatch.setattr(EventsWriter, "flush", full)
     monkeypatch.setattr(tensorboard, "FLUSH_SECONDS", 0)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
+    before = threading.enumerate()
     write_run(tmp_path, config_of("tensorboard"), 1, 200)
-    assert len(read_metrics(tmp_path)) == 300 and not [t for t in threading.enumerate() if t.name.startswith("tracker")]
+    left = [t for t in threading.enumerate() if t.name.startswith("tracker") and t not in before]
+    assert len(read_metrics(tmp_path)) == 300 and not left
     assert caplog.text.count("tensorboard") == 1
 
 
