@@ -45,7 +45,7 @@ def prepare_process(config: Config) -> list[str]:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
-        if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:
+        if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
         if platform == "cpu":
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
@@ -169,7 +169,8 @@ def leave_out_absent_accelerators() -> None:
     """
     import jax
 
-    if jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS") or may_have_accelerator("tpu"):
+    chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")  # type: ignore[attr-defined]
+    if chosen or may_have_accelerator("tpu"):
         return
     if may_have_accelerator("gpu") or _has_other_backends():
         sys.modules["libtpu"] = None  # type: ignore[assignment]  # JAX's `import libtpu` fails, as if it were not installed

@@ -47,8 +47,8 @@ def type_name(item: dataclasses.Field) -> str:
         return "one of " + ", ".join(item.metadata["choices"])
     if typing.get_origin(item.type) is tuple:
         return "(" + ", ".join(t.__name__ for t in _types(item)) + ")"
-    names = {bool: "true or false", str: "text"}
-    return names.get(item.type) or getattr(item.type, "__name__", "float or none")
+    names: dict[Any, str] = {bool: "true or false", str: "text"}
+    return names.get(item.type) or str(getattr(item.type, "__name__", "float or none"))
 
 
 def _types(item: dataclasses.Field) -> tuple[type, ...]:

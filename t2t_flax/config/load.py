@@ -53,7 +53,7 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     if not Path(file).is_file():
         raise UserError(f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}().")
     spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UserError(f"{flag}={path}: {file} is not a Python file. Give one that defines {function}().")
     module = importlib.util.module_from_spec(spec)
     try:

@@ -7,6 +7,7 @@ Defaults are the base model of "Attention Is All You Need" (numbers in parenthes
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -266,7 +267,9 @@ class Config:
 
 
 CORE_GROUPS: dict[str, type] = {
-    item.name: item.default_factory for item in dataclasses.fields(Config) if item.name != "extensions"
+    item.name: typing.cast(type, item.default_factory)
+    for item in dataclasses.fields(Config)
+    if item.name != "extensions"
 }
 
 

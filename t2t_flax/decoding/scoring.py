@@ -88,10 +88,10 @@ def score_pairs(
     shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
     order = sorted(range(len(pairs)), key=longest.__getitem__)
-    scores: list[PairScore | None] = [None] * len(pairs)
+    scores: dict[int, PairScore] = {}
     groups = []
-    for length, members in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
-        members = list(members)
+    for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
+        members = list(group)
         rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
         program = _program(model, mesh, *_structs(params), rows, length)
         advice = "Lower config.decode.batch_size."
@@ -116,7 +116,7 @@ def score_pairs(
             done += len(chunk)
             if progress:
                 progress(done, len(pairs))
-    return scores
+    return [scores[i] for i in range(len(pairs))]
 
 
 def _structs(params: Any) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
@@ -153,11 +153,11 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
 @jax.jit(static_argnums=0)
 def _token_log_probs(model: Transformer, params, batch):
     """Log-probability of each target token, float32 [B, T]."""
-    hidden_BxTxD = model.apply({"params": params}, batch, method="hidden")
+    hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")
 
     def at_position(hidden_and_target):
         hidden_BxD, target_B = hidden_and_target
-        logits_BxV = model.apply({"params": params}, hidden_BxD, method="logits")
+        logits_BxV: Any = model.apply({"params": params}, hidden_BxD, method="logits")
         target_logit_B = jnp.take_along_axis(logits_BxV, target_B[:, None], axis=-1)[:, 0]
         return target_logit_B - jax.nn.logsumexp(logits_BxV, axis=-1)
 

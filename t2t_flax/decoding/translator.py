@@ -155,15 +155,17 @@ class Translator:
             width = hypotheses_per_sentence(c)
             length = CACHE_LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
             cache = start_search(self._model, params, put(source_BxS), width, length)
-            inputs = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS, rehearse=rehearse)
+            inputs: dict[str, Any] = dict(
+                caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS, rehearse=rehearse
+            )
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
                 result = beam_search(self._step, params, cache, options, **inputs)
             else:
                 temperature = c.temperature if c.strategy == "sample" else 0.0
-                options = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
+                sampling = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
                 inputs["sentence_ids_B"] = put(ids_B)
-                result = sample(self._step, params, cache, options, **inputs)
+                result = sample(self._step, params, cache, sampling, **inputs)
             return jax.device_get(mesh_lib.replicated(result, self._mesh))
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:

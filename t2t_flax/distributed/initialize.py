@@ -42,7 +42,7 @@ def initialize(config: Distributed, say: Callable[[str], None] = print, *, use_d
 
     jax.config.update("jax_enable_preemption_service", False)  # `RunSupervisor` handles the signals
     seconds = config.initialization_timeout
-    address = {}
+    address: dict[str, Any] = {}
     if own:
         count, index, coordinator = own
         address = dict(num_processes=count, process_id=index, coordinator_address=coordinator)

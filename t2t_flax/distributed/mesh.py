@@ -129,7 +129,7 @@ def to_global(
     axis = len(shape) - 2
     indices = sharding.addressable_devices_indices_map(shape).values()
     runs: list[tuple[int, int]] = []
-    for first, last, _ in sorted({index[axis].indices(shape[axis]) for index in indices}):
+    for first, last, _ in sorted({index[axis].indices(shape[axis]) for index in indices if index}):
         runs[-1:] = [(runs[-1][0], last)] if runs and runs[-1][1] == first else [*runs[-1:], (first, last)]
     arrays = {run: rows(*run) for run in runs}
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from etils import epath
 
@@ -83,7 +83,7 @@ class RunSupervisor:
         self.watchers: list[Watcher] = [WATCHERS.load(name).watcher(self, config) for name in WATCHERS]
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
-        self._handlers: dict[int, object] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "RunSupervisor":
         self._pipe = os.pipe()

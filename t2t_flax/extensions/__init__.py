@@ -23,7 +23,7 @@ EXTENSIONS = (
     "storage",
 )
 
-KNOWN = {
+KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "sweeps": {"commands": ("sweep", "train_together")},
     "planning": {"commands": ("plan",)},
     "serving": {"commands": ("serve",)},

@@ -7,7 +7,7 @@ of a head.
 """
 
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -61,15 +61,17 @@ class MultiHeadAttention(nn.Module):
         def project(heads, width):
             # With fewer heads than the queries have, keys and values get an axis of their own in mesh.rules.
             shape, axis = (c.d_model, heads, width), "heads" if heads == c.num_heads else "kv_heads"
-            axes = dict(in_axis=(0,), out_axis=(1, 2), use_bias=c.attention_bias, gain=gain, dtype=self.dtype)
+            axes: dict[str, Any] = dict(
+                in_axis=(0,), out_axis=(1, 2), use_bias=c.attention_bias, gain=gain, dtype=self.dtype
+            )
             return Einsum("...d,dnh->...nh", shape, ("embed", axis, "kv"), **axes)
 
         self.query = project(c.num_heads, d_k)
         self.key, self.value = project(c.key_heads, d_k), project(c.key_heads, d_v)
         self.score = SCORES.load(c.attention_score)()
         shape, names = (c.num_heads, d_v, c.d_model), ("heads", "kv", "embed")
-        axes = dict(in_axis=(0, 1), out_axis=(2,))
-        self.out = Einsum("...nh,nhd->...d", shape, names, **axes, use_bias=c.attention_bias, dtype=self.dtype)
+        axes: dict[str, Any] = dict(in_axis=(0, 1), out_axis=(2,), use_bias=c.attention_bias, dtype=self.dtype)
+        self.out = Einsum("...nh,nhd->...d", shape, names, **axes)
         self.weight_dropout = Dropout(c.dropout_attention)
 
     def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: Mask, noise: Noise | None) -> jax.Array:
@@ -137,7 +139,7 @@ class SelfAttention(MultiHeadAttention):
         super().setup()
         self.rotation, self.position_bias = PositionRotation(self.config), PositionBias(self.config)
 
-    def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
+    def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:  # type: ignore[override]  # a mixer's
         """[B, T, D] -> [B, T, D]."""
         k, v = self.keys_values(x_BxTxD)
         q, k = (self.rotation(y, inputs.positions) for y in (self.query(x_BxTxD), k))
@@ -169,7 +171,9 @@ class SelfAttention(MultiHeadAttention):
         return cache.hypotheses(self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))), cache
 
     @staticmethod
-    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
+    def multiply_adds(  # type: ignore[override]
+        config: Model, tokens: float, pairs: float, *, causal: bool
+    ) -> float:
         """4nd^2 + 2n^2 d of n tokens with d_k = d_v = d / h (Table 1).
 
         `pairs`: of tokens that could see each other. A masked product is computed too, so `causal` saves nothing.

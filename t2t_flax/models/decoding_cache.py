@@ -1,5 +1,7 @@
 """Keys and values of incremental decoding, in the layout in which the products of a step read them: no step transposes them."""
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -46,13 +48,13 @@ class Slots:
     def write(self, new: jax.Array, position: jax.Array) -> "Slots":
         """Returns a copy with `new`, K entries on `axis`, written at `position`."""
         start, axis = position * self.beams, self.axis % self.array.ndim
-        return self.replace(array=jax.lax.dynamic_update_slice_in_dim(self.array, new, start, axis))
+        return dataclasses.replace(self, array=jax.lax.dynamic_update_slice_in_dim(self.array, new, start, axis))
 
     def grow(self, length: int) -> "Slots":
         """Returns a copy with room for `length` positions, the new ones 0."""
         widths = [(0, 0)] * self.array.ndim
         widths[self.axis] = (0, (length - self.length) * self.beams)
-        return self.replace(array=jnp.pad(self.array, widths))
+        return dataclasses.replace(self, array=jnp.pad(self.array, widths))
 
 
 @flax.struct.dataclass

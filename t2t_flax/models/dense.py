@@ -1,5 +1,7 @@
 """What the sub-layers are built of: matrix products with logical parameter names, and norms."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -29,12 +31,14 @@ class Einsum(nn.Module):
         init = nn.initializers.variance_scaling(
             self.gain**2, "fan_avg", "uniform", in_axis=self.in_axis, out_axis=self.out_axis
         )
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32)
+        kernel: Any = self.param("kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32)
         y = jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
         if self.use_bias:
-            names, shape = ([of[axis] for axis in self.out_axis] for of in (self.names, self.shape))
-            init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
-            y += self.param("bias", init, tuple(shape), jnp.float32).astype(self.dtype)
+            names = tuple(self.names[axis] for axis in self.out_axis)
+            shape = tuple(self.shape[axis] for axis in self.out_axis)
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
+            bias: Any = self.param("bias", zeros, shape, jnp.float32)
+            y += bias.astype(self.dtype)
         return y
 
 

@@ -38,8 +38,8 @@ class Noise:
 class Rate:
     """A dropout rate as two arrays, for programs that take it as an input."""
 
-    threshold: jax.Array  # uint32: bits below it are dropped
-    scale: jax.Array  # float32: survivors are multiplied by it
+    threshold: jax.typing.ArrayLike  # uint32: bits below it are dropped
+    scale: jax.typing.ArrayLike  # float32: survivors are multiplied by it
 
     @staticmethod
     def of(rate: float) -> "Rate":

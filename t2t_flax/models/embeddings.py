@@ -1,5 +1,7 @@
 """Token embeddings and output logits (3.4), and the start vector of the decoder."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ class Embedding(nn.Module):
 
     def setup(self):
         init = nn.with_logical_partitioning(INITS[self.config.embed_init](self.config.d_model), ("vocab", "table"))
-        self.table = self.param("table", init, (self.rows, self.config.d_model), jnp.float32)
+        self.table: Any = self.param("table", init, (self.rows, self.config.d_model), jnp.float32)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [...] int32 -> [..., D] in the compute type."""
@@ -52,7 +54,8 @@ class DecoderStart(nn.Module):
         kind, d_model = self.config.decoder_start_token, self.config.d_model
         if kind == "bos":
             init = nn.with_logical_partitioning(nn.initializers.normal(d_model**-0.5), ("table",))
-            return scale(self.param("bos", init, (d_model,), jnp.float32).astype(self.dtype), self.config)
+            start: Any = self.param("bos", init, (d_model,), jnp.float32)
+            return scale(start.astype(self.dtype), self.config)
         if kind == "zeros":
             return jnp.zeros((d_model,), self.dtype)
         return embedding(jnp.asarray({"eos": EOS, "pad": 0}[kind]))

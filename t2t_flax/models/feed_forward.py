@@ -1,5 +1,7 @@
 """Position-wise feed-forward networks (3.3)."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ class FeedForward(nn.Module):
         return tokens * 2 * config.d_model * config.d_ff
 
 
-def feed_forward_class(config: Model) -> type[nn.Module]:
+def feed_forward_class(config: Model) -> Any:
     """Returns the class of model.feed_forward."""
     return FEED_FORWARDS.load(config.feed_forward)
 

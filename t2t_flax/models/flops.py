@@ -143,7 +143,7 @@ def partial_backward(model: Model, vocab: int, params: Any, trained: Collection[
         memory = reached if side == "encoder" else memory
     table = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}[model.tie_embeddings]
     sides["target"] += model.d_model * vocab * (has(f"{table}/") + reached)
-    return Backward(**sides, **layers)
+    return Backward(sides["source"], sides["target"], **layers)
 
 
 def training_flops(model: Model, vocab: int, tokens: Tokens, backward: Backward | None = None) -> float:

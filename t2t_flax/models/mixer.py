@@ -12,6 +12,8 @@ A mixer is a flax module with the fields (config, dtype, causal, depth), `depth`
 In the decoder it is causal.
 """
 
+from typing import Any
+
 import flax
 import flax.linen as nn
 import jax
@@ -33,7 +35,7 @@ class MixerInputs:
     noise: Noise | None = None
 
 
-def mixer_class(config: Model) -> type[nn.Module]:
+def mixer_class(config: Model) -> Any:
     """Returns the class of model.mixer."""
     return MIXERS.load(config.mixer)
 

@@ -5,7 +5,7 @@ of each is the flax module that calls it: its `config`, and its `param` for sche
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -59,7 +59,7 @@ def learned(module: nn.Module, position: jax.Array) -> jax.Array:
     """A trained row for each position (Table 3, row E); NaN beyond max_positions instead of JAX's clamped index."""
     c = module.config
     init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
-    table = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
+    table: Any = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
     return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
 
 

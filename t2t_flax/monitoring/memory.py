@@ -34,7 +34,7 @@ def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
 def program_bytes(compiled: jax.stages.Compiled) -> int | None:
     """Bytes that a compiled program holds on a device while it runs."""
     memory = program_memory(compiled)
-    return memory and memory["peak"]
+    return memory["peak"] if memory else None
 
 
 def resident_bytes(tree: Any) -> int:

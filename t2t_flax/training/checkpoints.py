@@ -5,6 +5,7 @@ tokenizer and data, shape and checksum of every array, training progress, a dige
 parameters alone.
 """
 
+import functools
 import json
 import logging
 import math
@@ -279,7 +280,7 @@ class Checkpoints:
             try:
                 meta = self.meta(step)
                 self._check_resumable(step, meta, config, digests or {})
-                state = self._together(step, lambda step=step, meta=meta: self._restore(step, abstract, meta))
+                state = self._together(step, functools.partial(self._restore, step, abstract, meta))
             except DamagedCheckpoint as damage:
                 damaged[step] = str(damage)
                 if self.group.is_lead:

@@ -35,7 +35,7 @@ def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _checksum_on_host(x: np.ndarray) -> int:
     bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(np.uint32)
-    weights = mix(np.arange(x.size, dtype=np.uint32)) | np.uint32(1)
+    weights = mix(np.arange(x.size, dtype=np.uint32)) | np.uint32(1)  # type: ignore[arg-type]  # the same arithmetic
     return int(np.sum(bits * weights, dtype=np.uint32))
 
 

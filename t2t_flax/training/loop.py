@@ -27,6 +27,7 @@ def train(
     train_run(run, supervisor, say)
     if run.failure:
         raise run.failure
+    assert run.ended
     return run.ended
 
 

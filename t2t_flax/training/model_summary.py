@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
@@ -133,7 +134,7 @@ def _schedule(config: Config) -> list[str]:
     shown = [step for step in sorted(steps) if 1 <= step <= last]
     return [
         f"learning rate ({o.name}, {o.schedule})",
-        *(f"  update {step:>9,}   {float(rate(step)):.6e}" for step in shown),
+        *(f"  update {step:>9,}   {float(rate(jnp.asarray(step))):.6e}" for step in shown),
     ]
 
 

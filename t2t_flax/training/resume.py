@@ -71,9 +71,9 @@ def restore_or_init(
     state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
     params = parameters_of(setup.config).start(setup, state.params, checkpoints.group, say)
     if params is not state.params:
-        state = state.replace(params=params)
+        state = dataclasses.replace(state, params=params)
         if state.ema is not None:
-            state = state.replace(ema=jax.tree.map(jax.numpy.copy, params))
+            state = dataclasses.replace(state, ema=jax.tree.map(jax.numpy.copy, params))
     return state, TrainProgress()
 
 

@@ -27,6 +27,6 @@ class Retention:
         known = {step: self.facts.get(step, (None, None)) for step in steps}
         scheduled = [step for step in steps if known[step][0]]
         unknown = [step for step in steps if known[step][0] is None]
-        measured = [step for step in steps if known[step][1] is not None]
-        best = sorted(measured, key=lambda step: (-known[step][1], step))[: self.best]
+        measured = [(-metric, step) for step in steps if (metric := known[step][1]) is not None]
+        best = [step for _, step in sorted(measured)[: self.best]]
         return {*scheduled[-self.last :], *unknown, *best, *steps[-1:]}

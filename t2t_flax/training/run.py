@@ -195,14 +195,15 @@ class Run:
         """Evaluates and logs what is due. Raises StopRequested where all processes stop in the middle of it; the evaluation
         is then discarded, and remains due.
         """
-        config, values, supervisor = self.setup.config, {}, self._supervisor
+        config, supervisor = self.setup.config, self._supervisor
+        values: dict[str, float] = {}
         with self.clock.measure("eval"):
             params = parameters_of(config).merge_on_devices(self.state.eval_params)
             if self._valid_loss and due.loss:
                 means = self._valid_loss(params, supervisor.raise_if_stopping)
                 values |= {f"valid_{name}": mean for name, mean in means.items()}
                 values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
-            if due.decoding:
+            if self._score and due.decoding:
                 compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
                 values |= self._score(params, supervisor.raise_if_stopping, compiling)
         self.progress.evaluation_due = False

@@ -29,7 +29,7 @@ def inverse_sqrt(o: Optimizer, d_model: int) -> Rate:
 
 def constant(o: Optimizer, d_model: int) -> Rate:
     """peak_lr after the warm-up."""
-    return warm_up(o, lambda t: o.peak_lr)
+    return warm_up(o, lambda t: jnp.asarray(o.peak_lr))
 
 
 def cosine(o: Optimizer, d_model: int) -> Rate:

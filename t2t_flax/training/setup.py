@@ -61,7 +61,7 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
     """
     step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
     available = memory.device_memory()
-    programs = {}
+    programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
         struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))

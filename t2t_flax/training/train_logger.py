@@ -57,7 +57,7 @@ class TrainLogger:
     def _busy(self) -> float:
         return self._clock.seconds.get("step", 0.0) + self._clock.seconds.get("data", 0.0)
 
-    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, float], bar: Progress) -> None:
+    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, Any], bar: Progress) -> None:
         """`values`: the update's metrics. Raises NonFiniteUpdate where it was not finite and the run is to stop."""
         finite = bool(values.pop("finite"))
         if not finite:

@@ -130,7 +130,7 @@ def init_state(
         param_shardings = jax.tree.map(_sharding, param_shapes)
         in_optimizer = jax.tree.map(_sharding, run_params(config, model, mesh, optimizer=True))
         shardings = TrainState(
-            mesh_lib.named(mesh, mesh_lib.REPLICATED),
+            mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # a sharding for each array
             param_shardings,
             optimizer_shardings(opt_state, param_shapes, in_optimizer, mesh),
             ema and param_shardings,

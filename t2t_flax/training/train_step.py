@@ -29,10 +29,10 @@ def loss_sums(
     """(smoothed loss, all other sums) of rows [B, L]; float32."""
 
     def sums(params, hidden, targets, weights):
-        logits = model.apply({"params": params}, hidden, method="logits")
+        logits: Any = model.apply({"params": params}, hidden, method="logits")
         return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
 
-    hidden = model.apply({"params": params}, batch, noise, method="hidden")
+    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
     tokens = {name: params[name] for name in model.output_params}, hidden, batch["target"], weights
     chunk = config.loss.logits_chunk_size

@@ -122,7 +122,7 @@ def check_config(workdir: epath.Path, config: Config) -> None:
     the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
-    if checkpoint_steps(workdir):
+    if stored and checkpoint_steps(workdir):
         if differ := config_lib.immutable_differences(stored, config):
             lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
@@ -198,8 +198,7 @@ def _remove_tokenizer(folder: epath.Path) -> None:
 def completed(workdir: epath.Path, config: Config) -> str | None:
     """The message for a workdir whose run is complete; None if the run is not."""
     text = read_if_exists(workdir / "complete.json")
-    stored = read_config(workdir) if text is not None else None
-    if stored is None:
+    if text is None or (stored := read_config(workdir)) is None:
         return None
     try:
         marker = parse_json(text)
