@@ -6,10 +6,11 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -150,6 +151,21 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
     if is_remote(path):
         object_storage(path).write(path, data)
         return
+    with atomic_file(path, parents=parents) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[BinaryIO]:
+    """A file to write, which gets its name when the block ends without an error; else the old one stays. As `atomic_write`."""
+    path = epath.Path(path)
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            local = os.path.join(folder, path.name)
+            with open(local, "wb") as file:
+                yield file
+            copy_file(local, path)
+        return
     if parents:
         path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
@@ -157,7 +173,7 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
         with open(partial, "wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)  # says that its writer is alive
-            file.write(data)
+            yield file
             file.flush()
             fsync_file(partial)
             partial.replace(path)

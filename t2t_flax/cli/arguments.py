@@ -2,6 +2,7 @@
 
 import argparse
 import codecs
+import contextlib
 import errno
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, is_remote, is_write_refused
+from t2t_flax.filesystem import atomic_file, atomic_write, is_remote, is_write_refused
 from t2t_flax.pretrained import is_pretrained
 
 OVERRIDE_HELP = (
@@ -197,26 +198,27 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
         raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
 
 
-def add_resumable_output(arguments: argparse.ArgumentParser) -> None:
-    """`--output` and `--resume`, of a command that writes a line for each line of its input."""
-    arguments.add_argument(
-        "--output",
-        default="-",
-        metavar="FILE",
-        help="written as FILE.partial, renamed at the end; default: standard output",
-    )
-    arguments.add_argument(
-        "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
-    )
+def is_stream(name: str) -> bool:
+    """Whether the output is standard output ("-"), a pipe or a device."""
+    return name == "-" or (not is_remote(name) and os.path.exists(name) and not os.path.isfile(name))
 
 
-def check_resumable_output(args: argparse.Namespace) -> None:
-    """Raises UserError for a --resume that is not possible, and as `check_output`."""
-    from t2t_flax.cli.resumable_output import is_stream
+@contextlib.contextmanager
+def open_output(name: str) -> Iterator[Callable[[str], None]]:
+    """A function that appends text to standard output ("-"), a pipe or a device at once, or to a file that gets its name when
+    the block ends without an error.
+    """
+    with contextlib.ExitStack() as stack:
+        if name == "-":
+            file = sys.stdout.buffer
+        else:
+            file = stack.enter_context(open(name, "wb") if is_stream(name) else atomic_file(name))
 
-    if args.resume and is_stream(args.output):
-        raise UserError("--resume needs --output=FILE: standard output cannot be resumed.")
-    check_output("--output", args.output)
+        def write(text: str) -> None:
+            file.write(text.encode())
+            file.flush()
+
+        yield write
 
 
 def write_text(name: str, text: str) -> None:
@@ -293,7 +295,6 @@ def _require_single_host() -> None:
 
     if jax.process_count() > 1:
         raise UserError(
-            f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one. To "
-            "share a file between them, `translate` needs T2T_NUM_PROCESSES, T2T_PROCESS_ID and JAX_COORDINATOR_ADDRESS "
-            "(launch/README.md)."
+            f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
+            "launch/README.md says which variables start several, where a command can use them."
         )

@@ -1,18 +1,12 @@
-"""Answers the windows of an input and writes the answers in order, with progress, warnings and --resume.
-
-`translate` and `score` share it. Every line of the input has its answer; what is wrong with one is said at the end.
-"""
+"""Answers the windows of an input in order, with progress. Each line has its answer; what is wrong with it is said at the end."""
 
 import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from t2t_flax.cli.line_windows import Line, arrives_slowly, arriving_windows, full_windows
-from t2t_flax.cli.resumable_output import ResumableOutput, StreamOutput, is_stream
-from t2t_flax.cli.stop_signals import Signalled, StopSignals
-from t2t_flax.errors import OK, STOPPED, UserError
+from t2t_flax.cli.line_windows import Line
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import Loaded
@@ -44,11 +38,8 @@ class Answers:
 class Answering:
     """How a command answers a window of lines. progress(lines done, total) is called after each batch."""
 
-    command: str
     verb: str
     """What progress reports: `translated`."""
-    settings: dict[str, Any]
-    """What the output depends on besides the input, as JSON."""
     window: int
     """Lines of a full window."""
 
@@ -73,47 +64,16 @@ def window_size(loaded: "Loaded") -> int:
     return rows * min(WINDOW_BATCHES, max(8, WINDOW_LINES // rows))
 
 
-def run_lines(
-    command: str, lines: Iterator[Line], start: Callable[[], Answering], *, source: str, output: str, resume: bool
-) -> int:
-    """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run; called first.
-
-    Exit code 0 when every line is answered. After a signal: 75 where --resume can go on, else 128 plus the signal's number.
-    Raises UserError, which says how to go on.
-    """
-    writer: StreamOutput | ResumableOutput | None = None
-    try:
-        with StopSignals() as signals:
-            answering = start()
-            signals.check()
-            if is_stream(output):
-                writer = StreamOutput(output)
-            else:
-                writer = ResumableOutput(output, answering.settings, resume=resume, command=command)
-            live = is_stream(output) and arrives_slowly(source)
-            with writer:
-                writer.skip(lines)
-                windows = signals.waiting((arriving_windows if live else full_windows)(lines, answering.window))
-                answer_windows(answering, windows, writer, after_batch=signals.check)
-                writer.finish()
-    except Signalled as signalled:
-        to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")
-        return STOPPED if writer and writer.resumable else 128 + signalled.number
-    except UserError as error:
-        raise UserError(f"{error}{writer.how_to_go_on() if writer else ''}") from None
-    return OK
-
-
 def answer_windows(
     answering: Answering,
     windows: Iterator[list[Line]],
-    output: StreamOutput | ResumableOutput,
+    write: Callable[[list[Line], str], None],
     *,
     after_batch: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = to_stderr,
 ) -> None:
-    """Answers windows of consecutive lines one after the other and appends the answers to `output`. after_batch() is called
-    after each batch; it may raise.
+    """Answers windows of consecutive lines one after the other and calls write(lines, answers), which end in line breaks, for
+    each. after_batch() is called after each batch; it may raise.
     """
     notes, progress = _Notes(), _Progress(answering.verb, say)
     answering.introduce(say)
@@ -124,7 +84,7 @@ def answer_windows(
 
     for window in windows:
         answers = answering.answer(window, report)
-        output.append(window, answers.text)
+        write(window, answers.text)
         notes.add(len(window), answers.notes)
         progress.end_window(len(window))
     notes.show(say)

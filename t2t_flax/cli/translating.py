@@ -1,12 +1,10 @@
-"""How a restored run answers lines with translations, and what they depend on."""
+"""How a restored run answers lines with translations."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
 from t2t_flax.cli.line_windows import Line
-from t2t_flax.config.keys import TRANSLATIONS
-from t2t_flax.config.schema import keys_that_change
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import Loaded
@@ -15,37 +13,13 @@ _CUT = "truncated to config.decode.max_source_length"
 _ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
-def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
-    """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
-    command line, with an effect on the output.
-    """
-    from t2t_flax.training.checksums import checksums
-
-    split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
-    keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
-    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
-    return (
-        keys
-        | flags
-        | {
-            **({"--target-language": language} if language else {}),
-            "checkpoints": list(loaded.steps),
-            "parameters": sum(checksums(loaded.params, once=True).values()),
-            "tokenizers": loaded.tokenizers.digest,
-            "type of the products": loaded.engine.type,
-        }
-        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
-    )
-
-
 class Translating(Answering):
-    """Translates lines. scores: write them beside the translations. more: further settings of the output."""
+    """Translates lines. scores: write them beside the translations."""
 
-    command, verb = "translate", "translated"
+    verb = "translated"
 
-    def __init__(self, loaded: "Loaded", *, scores: bool, more: dict[str, Any] | None = None):
+    def __init__(self, loaded: "Loaded", *, scores: bool):
         self._loaded, self._scores = loaded, scores
-        self.settings = output_settings(loaded, {"--scores": scores} | (more or {}))
         self.window = window_size(loaded)
 
     def introduce(self, say: Callable[[str], None]) -> None:

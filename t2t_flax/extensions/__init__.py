@@ -21,6 +21,7 @@ EXTENSIONS = (
     "trackers",
     "inspection",
     "storage",
+    "bulk_translation",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -47,6 +48,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
+    "bulk_translation": {"commands": ("translate_file", "score")},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a
 checkout that lacks one.

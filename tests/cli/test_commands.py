@@ -5,7 +5,6 @@ import functools
 import gzip
 import io
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,13 +16,12 @@ from helpers.processes import environment
 
 import t2t_flax
 from t2t_flax.__main__ import main
-from t2t_flax.cli import evaluate, line_loop
+from t2t_flax.cli import evaluate
 from t2t_flax.config import Data
 from t2t_flax.config.schema import fields
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
-from t2t_flax.evaluation.restore import Loaded
 
 ROOT = Path(__file__).parents[2]
 TOY = f"--config={ROOT / 'configs' / 'toy.py'}"
@@ -117,28 +115,6 @@ def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
     _, err = t2t("translate", f"--workdir={workdir}", *flags, stdin=lines[1] + "\n")
     assert "warning: 1 of 1 lines truncated to config.decode.max_source_length: line 1" in err
     assert "warning: 1 of 1 lines ended by the length limit" in err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", [["--n-best=2", "--scores"], ["--config.decode.strategy=sample"]])
-def test_translate_resumes_to_the_same_file(workdir, t2t, tmp_path, monkeypatch, search):
-    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 1)  # 8 lines on 8 devices
-    (tmp_path / "in").write_text("".join(f"{s}\n" for s, _ in toy.pairs("test", 20)))
-    command = ["translate", f"--workdir={workdir}", "--input=in", "--config.decode.batch_size=1", *search]
-    t2t(*command, "--output=whole")
-    decode, numbers = Loaded.translate, []
-
-    def stop_at_the_second_window(self, lines, *, first_line, **more):
-        numbers.append(first_line)
-        if numbers == [0, 8]:
-            os.kill(os.getpid(), signal.SIGINT)
-        return decode(self, lines, first_line=first_line, **more)
-
-    monkeypatch.setattr(Loaded, "translate", stop_at_the_second_window)
-    t2t(*command, "--output=out", code=75)
-    t2t(*command, "--output=out", "--resume")
-    assert numbers == [0, 8, 8, 16]
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 @pytest.mark.slow

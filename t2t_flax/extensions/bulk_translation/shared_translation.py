@@ -1,4 +1,4 @@
-"""`translate` on several processes: each takes its share of the lines of one file, and process 0 joins the outputs.
+"""`translate_file` on several processes: each takes its share of the lines of one file, and process 0 joins the outputs.
 
 The lines are dealt out in turns. Process 1 of 4 writes FILE.partial-1-of-4, with a record like that of FILE.partial, from
 which --resume goes on. FILE appears when all of it is there.
@@ -19,14 +19,16 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.cli import arguments
+from t2t_flax.cli.arguments import is_stream
 from t2t_flax.cli.line_loop import answer_windows
 from t2t_flax.cli.line_windows import Line, arrives_slowly, full_windows, paired
-from t2t_flax.cli.resumable_output import ResumableOutput, is_stream
 from t2t_flax.cli.translating import Translating
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
 from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import OK, UserError
+from t2t_flax.extensions.bulk_translation.line_files import output_settings
+from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
 from t2t_flax.filesystem import fsync_file, fsync_folder, is_remote
 from t2t_flax.process_setup import prepare_process
 
@@ -89,9 +91,9 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         choice = dict(step=args.step, average=args.average, best=args.best, target_language=args.target_language)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        answering = Translating(loaded, scores=args.scores, more={"lines of a turn": share.turn})
+        answering = Translating(loaded, scores=args.scores)
         # Comparing what was read, and not a file written there: a workdir may be read-only.
-        settings = answering.settings
+        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
         shares = Shares(group, supervisor.say)
@@ -106,7 +108,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 output.skip(own)
                 windows = full_windows(own, answering.window)
                 with supervisor.expect_progress():
-                    answer_windows(answering, windows, output, after_batch=after_batch, say=supervisor.say)
+                    answer_windows(answering, windows, output.append, after_batch=after_batch, say=supervisor.say)
                 shares.wait_for_all()
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:

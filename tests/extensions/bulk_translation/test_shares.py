@@ -1,4 +1,4 @@
-"""`translate` on several processes, here threads; the model is a stand-in that answers in capitals."""
+"""`translate_file` on several processes, here threads; the model is a stand-in that answers in capitals."""
 
 import argparse
 import contextlib
@@ -13,10 +13,7 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli import shared_translation
 from t2t_flax.cli.line_windows import full_windows, paired
-from t2t_flax.cli.shared_translation import Share, Shares, join
-from t2t_flax.cli.translating import output_settings
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.config.directions import Direction
 from t2t_flax.data.languages import Languages
@@ -25,6 +22,9 @@ from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.distributed.supervisor import Progress
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
+from t2t_flax.extensions.bulk_translation import shared_translation
+from t2t_flax.extensions.bulk_translation.line_files import output_settings
+from t2t_flax.extensions.bulk_translation.shared_translation import Share, Shares, join
 
 
 def lines_of(n):
@@ -177,7 +177,7 @@ def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, tr
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
     translate(2, fail_at="line 16")
     monkeypatch.setattr(arguments, "load_run", lambda *a: CapitalsRun("1"))
-    assert main(["translate", "--workdir=w", "--input=in", "--output=out", "--resume"]) == 2
+    assert main(["translate_file", "--workdir=w", "--input=in", "--output=out", "--resume"]) == 2
     assert "written by a command of 2 processes, this is one of 1" in capsys.readouterr().err
 
 
@@ -219,7 +219,7 @@ def test_the_only_target_language_may_be_named_when_resuming(languages, shown):
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--input=in"], ["--output=out"], ["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]]
+    "flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]]
 )
 def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, flags):
     monkeypatch.chdir(tmp_path)
@@ -227,7 +227,7 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, f
     variables = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="localhost:1")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert main(["translate", "--workdir=w", *flags]) == 2
+    assert main(["translate_file", "--workdir=w", *flags]) == 2
     assert "translate on several hosts needs --input=FILE and --output=FILE" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`score`, `attend` and `average` on the command line: output, files and error messages."""
+"""`score` and `translate_file` with a real run: output, files and error messages."""
 
 import dataclasses
 import os
@@ -11,11 +11,11 @@ from helpers.runs import SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.cli import arguments, line_loop
-from t2t_flax.cli.translating import output_settings
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import Loaded, load
+from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.training import loop
 
 PAIRS = list(toy.pairs("test", 3))
@@ -180,28 +180,30 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
         os.close(end)
 
 
-def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, capsys):
-    output = tmp_path / "mean"
-    assert main(["average", f"--workdir={workdir}", "--step=1", "--step=2", f"--output={output}", DEVICES]) == 0
-    assert "mean of" in capsys.readouterr().out
-    source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
-    assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
-    error = error_of(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
-    assert "already exists" in error
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [["--n-best=2", "--scores"], ["--config.decode.strategy=sample"]])
+def test_translate_file_resumes_to_the_same_file(workdir, tmp_path, monkeypatch, search):
+    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 1)  # 8 lines on 8 devices
+    (tmp_path / "in").write_text("".join(f"{s}\n" for s, _ in toy.pairs("test", 20)))
+    command = [
+        "translate_file",
+        f"--workdir={workdir}",
+        f"--input={tmp_path / 'in'}",
+        DEVICES,
+        "--config.decode.batch_size=1",
+        *search,
+    ]
+    assert main([*command, f"--output={tmp_path / 'whole'}"]) == 0
+    decode, numbers = Loaded.translate, []
 
+    def stop_at_the_second_window(self, lines, *, first_line, **more):
+        numbers.append(first_line)
+        if numbers == [0, 8]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return decode(self, lines, first_line=first_line, **more)
 
-def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):
-    average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
-    assert "say which checkpoints" in error_of(capsys, *average)
-    assert "say which checkpoints" in error_of(capsys, *average, "--average=1", "--step=1", "--step=2")
-    assert "choose different checkpoints" in error_of(capsys, *average, "--best", "--average=1")
-    assert "--average: must be at least 0" in error_of(capsys, *average, "--average=-1")
-    assert "no checkpoint of step 5" in error_of(capsys, *average, "--step=1", "--step=5")
-    assert "3 checkpoints" in error_of(capsys, *average, "--average=3")
-    assert not list(tmp_path.iterdir())
-
-
-def test_average_refuses_duplicates(workdir, tmp_path, capsys):
-    command = ["average", f"--workdir={workdir}", f"--output={tmp_path / 'mean'}", DEVICES]
-    assert "--step names 2 twice" in error_of(capsys, *command, "--step=2", "--step=1", "--step=2")
-    assert f"--workdir names {workdir} twice" in error_of(capsys, *command, f"--workdir={workdir}", "--average=1")
+    monkeypatch.setattr(Loaded, "translate", stop_at_the_second_window)
+    assert main([*command, f"--output={tmp_path / 'out'}"]) == 75
+    assert main([*command, f"--output={tmp_path / 'out'}", "--resume"]) == 0
+    assert numbers == [0, 8, 8, 16]
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()

@@ -5,6 +5,7 @@ bytes of it are complete, for how many input lines, and for which input and sett
 something of a FILE.partial alone: without one, it is what a killed process left.
 """
 
+import argparse
 import contextlib
 import hashlib
 import itertools
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from t2t_flax.cli.arguments import check_output, is_stream
 from t2t_flax.cli.line_windows import Line
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import (
@@ -27,11 +29,21 @@ from t2t_flax.filesystem import (
     is_remote,
     read_if_exists,
 )
+from t2t_flax.json_file import parse_json
 
 
-def is_stream(name: str) -> bool:
-    """Whether the output is standard output ("-"), a pipe or a device, which cannot be resumed."""
-    return name == "-" or (not is_remote(name) and os.path.exists(name) and not os.path.isfile(name))
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """`--resume`, of a command that writes a line for each line of its input."""
+    parser.add_argument(
+        "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
+    )
+
+
+def check_resumable_output(args: argparse.Namespace) -> None:
+    """Raises UserError for a --resume that is not possible, and as `check_output`."""
+    if args.resume and is_stream(args.output):
+        raise UserError(f"--resume needs --output=FILE: {args.output} cannot be resumed.")
+    check_output("--output", args.output)
 
 
 class StreamOutput:
@@ -79,7 +91,13 @@ class ResumableOutput:
     """
 
     def __init__(
-        self, name: str, settings: dict[str, Any], *, resume: bool = False, part: str = "", command: str = "translate"
+        self,
+        name: str,
+        settings: dict[str, Any],
+        *,
+        resume: bool = False,
+        part: str = "",
+        command: str = "translate_file",
     ):
         if resume and is_remote(name):
             raise UserError(f"--resume needs a file on this machine, not --output={name}.")
@@ -138,7 +156,7 @@ class ResumableOutput:
                 raise UserError(f"{self.partial} exists, but not by this command: remove or rename it.")
             return self._write_record()
         try:
-            record = json.loads(text)
+            record = parse_json(text)
             theirs, lines, written = record["settings"], int(record["lines"]), int(record["bytes"])
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{self._record} is damaged: remove {self.partial} to start again.") from None

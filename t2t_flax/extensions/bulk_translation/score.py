@@ -1,13 +1,14 @@
 """`score`: the log-probability of given pairs by forced decoding."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.line_loop import Answering, Answers, Note, run_lines, window_size
+from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
 from t2t_flax.cli.line_windows import Line, paired
-from t2t_flax.cli.translating import output_settings
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
+from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.scoring import PairScore
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every pair has its line; those without a score are named. After a signal as `translate`."""
+    """Exit code 0 when every pair has its line; those without a score are named. After a signal as `translate_file`."""
     parser = arguments.parser(
         "score",
         "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS included),\n"
@@ -33,17 +34,25 @@ def run(argv: list[str]) -> int:
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
-    arguments.add_resumable_output(parser)
+    parser.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="written as FILE.partial, renamed at the end; default: standard output",
+    )
+    add_resume(parser)
     parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
     args, overrides = arguments.parse(parser, argv)
     arguments.check_read_once(args.source, args.target)
-    arguments.check_resumable_output(args)
+    check_resumable_output(args)
     sources, targets = arguments.iterate_lines(args.source), arguments.iterate_lines(args.target)
     expected = "line i of one must be the translation of line i of the other"
     pairs = paired(sources, targets, (args.source, args.target), expected)
 
-    def start() -> Scoring:
-        return Scoring(arguments.load_run(args, overrides), tokens=args.tokens, names=(args.source, args.target))
+    def start() -> tuple[Scoring, dict[str, Any]]:
+        loaded = arguments.load_run(args, overrides)
+        scoring = Scoring(loaded, tokens=args.tokens, names=(args.source, args.target))
+        return scoring, output_settings(loaded, {"--tokens": args.tokens})
 
     return run_lines("score", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
@@ -51,11 +60,10 @@ def run(argv: list[str]) -> int:
 class Scoring(Answering):
     """Scores pairs. tokens: write each token's log-probability. names: of the two files, for messages."""
 
-    command, verb = "score", "scored"
+    verb = "scored"
 
     def __init__(self, loaded: "Loaded", *, tokens: bool, names: tuple[str, str]):
         self._loaded, self._tokens, self._names = loaded, tokens, names
-        self.settings = output_settings(loaded, {"--tokens": tokens})
         self.window = window_size(loaded)
 
     def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> Answers:

@@ -1,0 +1,10 @@
+"""Bulk translation: files of many lines, resumed after a stop and shared by several processes; scores of given pairs."""
+
+from t2t_flax.registry import add_command
+
+add_command(
+    "translate_file",
+    "t2t_flax.extensions.bulk_translation.translate_file",
+    "translate a large file: resumed after a stop, shared by several processes",
+)
+add_command("score", "t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs")

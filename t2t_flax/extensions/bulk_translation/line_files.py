@@ -1,0 +1,77 @@
+"""Answers the lines of a file into a file that is resumed after a stop, for each command of this extension."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from t2t_flax.cli.arguments import is_stream
+from t2t_flax.cli.line_loop import Answering, answer_windows, to_stderr
+from t2t_flax.cli.line_windows import Line, arrives_slowly, arriving_windows, full_windows
+from t2t_flax.cli.stop_signals import Signalled, StopSignals
+from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.schema import keys_that_change
+from t2t_flax.errors import OK, STOPPED, UserError
+from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput, StreamOutput
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import Loaded
+
+
+def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
+    """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
+    command line, with an effect on the output.
+    """
+    from t2t_flax.training.checksums import checksums
+
+    split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
+    keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
+    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
+    return (
+        keys
+        | flags
+        | {
+            **({"--target-language": language} if language else {}),
+            "checkpoints": list(loaded.steps),
+            "parameters": sum(checksums(loaded.params, once=True).values()),
+            "tokenizers": loaded.tokenizers.digest,
+            "type of the products": loaded.engine.type,
+        }
+        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
+    )
+
+
+def run_lines(
+    command: str,
+    lines: Iterator[Line],
+    start: Callable[[], tuple[Answering, dict[str, Any]]],
+    *,
+    source: str,
+    output: str,
+    resume: bool,
+) -> int:
+    """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run, and returns how it answers
+    and the settings of the output; called first.
+
+    Exit code 0 when every line is answered. After a signal: 75 where --resume can go on, else 128 plus the signal's number.
+    Raises UserError, which says how to go on.
+    """
+    writer: StreamOutput | ResumableOutput | None = None
+    try:
+        with StopSignals() as signals:
+            answering, settings = start()
+            signals.check()
+            if is_stream(output):
+                writer = StreamOutput(output)
+            else:
+                writer = ResumableOutput(output, settings, resume=resume, command=command)
+            live = is_stream(output) and arrives_slowly(source)
+            with writer:
+                writer.skip(lines)
+                windows = signals.waiting((arriving_windows if live else full_windows)(lines, answering.window))
+                answer_windows(answering, windows, writer.append, after_batch=signals.check)
+                writer.finish()
+    except Signalled as signalled:
+        to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")
+        return STOPPED if writer and writer.resumable else 128 + signalled.number
+    except UserError as error:
+        raise UserError(f"{error}{writer.how_to_go_on() if writer else ''}") from None
+    return OK

@@ -1,0 +1,45 @@
+"""`translate_file`: as `translate`, for a file that takes hours: resumed after a stop, shared by several processes."""
+
+from typing import Any
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.line_windows import paired
+from t2t_flax.cli.translate import add_translation_options, check_translation_options
+from t2t_flax.cli.translating import Translating
+from t2t_flax.distributed.initialize import place_among_several
+from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
+from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when every line was translated. After a signal: 75 where --resume can go on, else 128 plus the signal's
+    number.
+    """
+    parser = arguments.parser(
+        "translate_file",
+        "Translates a file line by line with a trained run, as `translate`. What is translated is kept in\n"
+        "FILE.partial, from which --resume goes on after a stop. Several processes share the lines.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax translate_file --workdir=runs/toy --input=big.en --output=big.de --resume\n"
+        "  launch/local_pod.sh 2 -- python -m t2t_flax translate_file ...   two processes share the lines",
+    )
+    parser.add_argument("--input", required=True, metavar="FILE", help="lines to translate")
+    parser.add_argument("--output", required=True, metavar="FILE", help="written as FILE.partial, renamed at the end")
+    add_resume(parser)
+    add_translation_options(parser)
+    args, overrides = arguments.parse(parser, argv)
+    check_translation_options(args, overrides)
+    check_resumable_output(args)
+    if place_among_several():
+        from t2t_flax.extensions.bulk_translation.shared_translation import run_shared
+
+        return run_shared(args, overrides)
+    lines = arguments.iterate_lines(args.input)
+    prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+    pairs = paired(lines, prefixes, (args.input, args.prefix))
+
+    def start() -> tuple[Translating, dict[str, Any]]:
+        loaded = arguments.load_run(args, overrides)
+        return Translating(loaded, scores=args.scores), output_settings(loaded, {"--scores": args.scores})
+
+    return run_lines("translate_file", pairs, start, source=args.input, output=args.output, resume=args.resume)

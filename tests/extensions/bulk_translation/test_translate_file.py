@@ -1,0 +1,188 @@
+"""`translate_file` resumes after a stop or a kill; the model is a stand-in that answers in capitals."""
+
+import itertools
+import json
+import os
+import signal
+import sys
+
+import pytest
+from helpers import capitals_run
+from helpers.capitals_run import stop_at_window
+
+from t2t_flax.__main__ import main
+from t2t_flax.locks import single_writer
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    return capitals_run.use(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def t2t(monkeypatch, capsys):
+    return capitals_run.command("translate_file", monkeypatch, capsys)
+
+
+def test_invalid_byte_ends_after_the_lines_before_it(run, t2t, tmp_path):
+    data = b"a\nb\nc\nd\ne\nbad \xff\ng\n"
+    (tmp_path / "in").write_bytes(data)
+    _, err = t2t("--input=in", "--output=out", code=2)
+    assert "in line 6" in err and "out.partial holds the output of 5 lines" in err
+    assert (tmp_path / "out.partial").read_text() == "A\nB\nC\nD\nE\n" and not (tmp_path / "out").exists()
+    (tmp_path / "in").write_bytes(data.replace(b" \xff", b""))
+    t2t("--input=in", "--output=out", "--resume")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\nBAD\nG\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best):
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))
+    (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(11)))
+    command = ["--input=in", "--prefix=starts", f"--n-best={n_best}", "--scores"]
+    t2t(*command, "--output=whole")
+    stop_at_window(run, 2)
+    _, err = t2t(*command, "--output=out", code=75)
+    assert "stopped by SIGTERM" in err and "output of 8 lines: the same command with --resume" in err
+    with open(tmp_path / "out.partial", "a") as file:
+        file.write("half a li")  # as after a crash in the middle of a write
+    run.windows.clear()
+    run.before_window = lambda n: None
+    _, err = t2t(*command, "--output=out", code=2)
+    assert "go on with --resume, or remove it" in err
+    t2t(*command, "--output=out", "--resume")
+    assert [first for first, _ in run.windows] == [8]
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_resume_refuses_other_settings_and_other_input(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    stop_at_window(run, 1)
+    command = ["--input=in", "--output=out"]
+    t2t(*command, code=75)
+    run.before_window = lambda n: None
+    before = (tmp_path / "out.partial").read_bytes()
+    resume = [*command, "--resume"]
+    assert "decode.beam_size = 4, now it is 5" in t2t(*resume, "--config.decode.beam_size=5", code=2)[1]
+    assert "--scores = false, now it is true" in t2t(*resume, "--scores", code=2)[1]
+    run.steps = (40,)
+    assert "checkpoints = [20], now it is [40]" in t2t(*resume, code=2)[1]
+    run.steps = (20,)
+    for other in ("a\nB\nc\nd\ne\n", "a\nb\n"):
+        (tmp_path / "in").write_text(other)
+        assert "the first 4 input lines are not those" in t2t(*resume, code=2)[1]
+    (tmp_path / "out.partial").write_bytes(before[:3])
+    assert "has 3 bytes, fewer than the 8" in t2t(*resume, code=2)[1]
+    (tmp_path / "out.partial").write_bytes(before)
+    (tmp_path / "in").write_text("a\nb\nc\nd\nother\n")
+    t2t(*resume, "--config.decode.batch_size=2")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nOTHER\n"
+
+
+def test_failure_before_the_first_window_leaves_no_files(run, t2t, tmp_path):
+    (tmp_path / "in").write_bytes(b"\xff\n")
+    t2t("--input=in", "--output=out", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert "--resume needs --output=FILE" in t2t("--input=in", "--output=-", "--resume", code=2)[1]
+    (tmp_path / "foreign.partial").write_text("mine")
+    (tmp_path / "in").write_text("a\n")
+    assert "exists, but not by this command" in t2t("--input=in", "--output=foreign", code=2)[1]
+    assert (tmp_path / "foreign.partial").read_text() == "mine"
+
+
+def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
+    stop_at_window(run, 1)
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    t2t("--input=in", "--output=out", code=75)
+    with single_writer(tmp_path / "out.partial", "the first"):
+        _, err = t2t("--input=in", "--output=out", "--resume", code=2)
+        assert f"out.partial is being written by the first, process {os.getpid()} on" in err
+    assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4
+
+
+@pytest.fixture
+def states_after_kills(tmp_path):
+    """Runs a function; returns the different contents of `tmp_path` between its steps, as a kill at each would leave them."""
+
+    def record(function):
+        states = []
+
+        def look(frame, event, argument):
+            files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+            if not states or states[-1] != files:
+                states.append(files)
+            return look
+
+        def trace(frame, event, argument):
+            return look if frame.f_code.co_filename.endswith(("resumable_output.py", "filesystem.py")) else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+        look(None, "end", None)
+        return states
+
+    return record
+
+
+def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, states_after_kills):
+    """--resume ends with the whole output, and what the error without it says leads there too."""
+    command = ["--input=in", "--output=out"]
+    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
+    whole = "".join(f"LINE {i}\n" for i in range(10))
+    states = states_after_kills(lambda: t2t(*command))
+    assert len(states) > 12 and any("out" in state and "out.partial.json" in state for state in states)
+    written = [(before, after) for before, after in itertools.pairwise(states) if len(after.get("out.partial", "")) > 3]
+    torn = [
+        after | {"out.partial": after["out.partial"][:-3]}
+        for before, after in written
+        if before.get("out.partial") != after["out.partial"]
+    ]
+    for state in states + torn:
+        for flags in (["--resume"], []):
+            for path in tmp_path.iterdir():
+                path.unlink()
+            for name, data in state.items():
+                (tmp_path / name).write_bytes(data)
+            code = main(["translate_file", "--workdir=w", *command, *flags])
+            if code == 2 and not flags:  # follow the advice
+                (tmp_path / "out.partial").unlink()
+                code = main(["translate_file", "--workdir=w", *command])
+            assert code == 0 and (tmp_path / "out").read_text() == whole, (sorted(state), flags)
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (sorted(state), flags)
+
+
+def test_record_without_its_output_counts_as_absent(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    stop_at_window(run, 1)
+    t2t("--input=in", "--output=out", code=75)
+    run.before_window = lambda n: None
+    (tmp_path / "out.partial").unlink()  # "remove it to start again"
+    t2t("--input=in", "--output=out")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}'])
+def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
+    (tmp_path / "in").write_text("a\n")
+    (tmp_path / "out.partial").write_text("A\n")
+    (tmp_path / "out.partial.json").write_text(text)
+    _, err = t2t("--input=in", "--output=out", "--resume", code=2)
+    assert "out.partial.json is damaged: remove" in err
+    (tmp_path / "out.partial").unlink()
+    t2t("--input=in", "--output=out", "--resume")
+    assert (tmp_path / "out").read_text() == "A\n"
+
+
+def test_advice_for_an_object_store_names_what_is_there(run, t2t, tmp_path, monkeypatch):
+    """There is no --resume for it."""
+    stop_at_window(run, 1)
+    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
+    _, err = t2t("--input=in", "--output=memory://bucket/out", code=128 + signal.SIGTERM)
+    assert "holds the output of 4 lines." in err and "--resume" not in err

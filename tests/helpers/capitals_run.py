@@ -1,0 +1,70 @@
+"""A stand-in for a restored run, whose translations are the lines in capitals."""
+
+import io
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+from t2t_flax.__main__ import main
+from t2t_flax.cli import arguments, line_loop
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.data.languages import Languages
+from t2t_flax.decoding.translator import Hypothesis, Translation
+
+
+class CapitalsRun:
+    """A run whose translations are the lines in capitals. windows: the lines of each call."""
+
+    target_language = None
+    languages = Languages()
+
+    def __init__(self, config):
+        self.config, self.steps, self.params = config, (20,), {}
+        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
+        self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
+        self.windows, self.before_window = [], lambda number: None
+
+    def translate(self, lines, *, prefixes=None, first_line=0, progress):
+        self.before_window(len(self.windows))
+        progress(len(lines), len(lines))
+        self.windows.append((first_line, list(lines)))
+        starts = prefixes or [""] * len(lines)
+        texts = [start + line.upper() for start, line in zip(starts, lines, strict=True)]
+        n_best = self.config.decode.n_best
+        return [
+            Translation(tuple(Hypothesis(f"{t}{n or ''}", (), -n, -n, False) for n in range(n_best))) for t in texts
+        ]
+
+
+def use(monkeypatch, tmp_path) -> CapitalsRun:
+    """Makes the stand-in the run of any --workdir, with windows of 4 lines, and `tmp_path` the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 4)
+    run = CapitalsRun(None)
+
+    def load_run(args, overrides):
+        values = {"decode.batch_size": "1"} | overrides
+        run.config = resolve(override(to_config_dict(Config()), values))
+        return run
+
+    monkeypatch.setattr(arguments, "load_run", load_run)
+    return run
+
+
+def command(name: str, monkeypatch, capsys):
+    """Runs the command in this process; returns (standard output, standard error)."""
+
+    def run(*flags, stdin=b"", code=0):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        assert main([name, "--workdir=w", *flags]) == code, capsys.readouterr()
+        return capsys.readouterr()
+
+    return run
+
+
+def stop_at_window(run, number):
+    """Sends this process SIGTERM before that window."""
+    run.windows.clear()
+    run.before_window = lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == number else None
