@@ -1,4 +1,4 @@
-.PHONY: check test slow docs
+.PHONY: check test all docs
 
 check:
 	ruff format --check .
@@ -9,8 +9,8 @@ check:
 test:
 	python -m pytest
 
-slow:
-	python -m pytest -m "slow and not drill"
+all:
+	python -m pytest -m "not drill"
 
 docs:
 	python -m tools.api_docs

@@ -218,9 +218,7 @@ def test_the_only_target_language_may_be_named_when_resuming(languages, shown):
     assert output_settings(run, {}) == unnamed and unnamed.get("--target-language") == shown
 
 
-@pytest.mark.parametrize(
-    "flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]]
-)
+@pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])
 def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").write_text("a\n")

@@ -36,6 +36,7 @@ def test_invalid_byte_ends_after_the_lines_before_it(run, t2t, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))

@@ -41,6 +41,7 @@ def open_en_de(spec, root):
     return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
 
 
+@pytest.mark.smoke
 def test_rows_are_read_in_order(dataset):
     source = open_en_de("hf:set:train", dataset)
     assert list(source.pairs()) == list(source.pairs()) == PAIRS and source.count == 25

@@ -168,6 +168,7 @@ def test_keys_that_do_not_fit_are_refused(keys, message):
         config_lib.load_config("aiayn_base", {f"finetuning.{key}": value for key, value in keys.items()})
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
     """Resumed bit for bit; `load`, `average` and a run that starts from it see W + s A B."""

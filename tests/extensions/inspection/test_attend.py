@@ -45,6 +45,7 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
         attention.draw(maps, tmp_path / "a.doc")
 
 
+@pytest.mark.smoke
 def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
     output = tmp_path / "attention.npz"
     source, target = PAIRS[0]

@@ -78,6 +78,7 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("['"), done.stderr
 
 
+@pytest.mark.smoke
 def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
     from t2t_flax.training.safetensors_file import flatten, read_safetensors
 

@@ -58,6 +58,7 @@ def value_and_gradients(attend, q, k, v, mask: SegmentMask):
 interpreted = functools.partial(splash.attend, scaled=True, interpret=True)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "shape",
     [

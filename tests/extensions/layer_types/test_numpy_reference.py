@@ -19,6 +19,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("seed", range(len(CASES)))
 def test_logits_equal_numpys(seed):
     compare_with_numpy(dataclasses.replace(TINY, **CASES[seed]), seed)

@@ -69,6 +69,7 @@ def test_tree_symbols_are_single_tokens(tmp_path):
         loaded.decode([99])
 
 
+@pytest.mark.smoke
 def test_scores_and_their_interval():
     task = task_of(config_of())
     trees = [read(sentence(np.random.default_rng(i))) for i in range(50)]

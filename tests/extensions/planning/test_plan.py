@@ -64,6 +64,7 @@ def test_slices_of_simulated_devices_divide_the_data_axis():
     assert DeviceLayout.of(run.mesh, run.topology).slices == (0,) * 4 + (1,) * 4
 
 
+@pytest.mark.smoke
 def test_plan_of_simulated_devices():
     plan = make_plan(config_of(), parse("cpu:8"), rows=2, decode=False)
     train = plan["train"]

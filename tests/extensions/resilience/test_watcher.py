@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from helpers.supervised_threads import supervisors
 from helpers.thread_groups import thread_groups, wait_until
 
@@ -16,6 +17,7 @@ from t2t_flax.extensions.resilience.keys import Resilience
 NEVER = Config(extensions=(("resilience", Resilience(hang_timeout=0)),))
 
 
+@pytest.mark.smoke
 def test_lead_reports_a_dead_process_and_exits(exits, capsys):
     with supervisors(2, NEVER, heartbeat_timeout=1) as (_, runs):
         wait_until(lambda: 1 in runs[0].watchers[0].heartbeats._peers)

@@ -77,6 +77,7 @@ def test_concurrent_requests_get_what_each_would_get_alone(server, run):
     assert lines >= len(cases) and batches < lines, "nothing shared a batch"
 
 
+@pytest.mark.smoke
 def test_libretranslate_clients_get_lines_lists_and_alternatives(server, run):
     text = f"{LINES[0]}\r\n\n  \n{LINES[1]}\n"
     answer = server.post("/translate", {"q": text, "source": "en", "target": "de", "format": "text", "api_key": "none"})

@@ -42,6 +42,7 @@ def lease_names(folder):
     return sorted(path.name for path in folder.glob(".lock-*"))
 
 
+@pytest.mark.smoke
 def test_renewed_lease_is_respected_until_it_is_released(tmp_path, no_locks):
     first = locks.lock_folder(tmp_path, "train")
     with pytest.raises(UserError, match=f"train, process {os.getpid()} on"):

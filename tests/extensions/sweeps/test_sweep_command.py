@@ -29,6 +29,7 @@ def no_training(monkeypatch) -> list[Worker]:
     return workers
 
 
+@pytest.mark.smoke
 def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     arguments = ["--set", "model.dropout=0.1,0.2", "--set", "data.valid=a.en,a.de;b.en,b.de", "--seeds=2", "--dry-run"]
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 0

@@ -139,6 +139,7 @@ def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpo
     assert memory.opened == [(tmp_path.name, None, ""), (tmp_path.name, None, "run0")]
 
 
+@pytest.mark.smoke
 def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, monkeypatch):
     opened = threading.Event()
     monkeypatch.setitem(threads.TRACKERS, "wandb", client(lambda run, id: opened.wait(30)))
