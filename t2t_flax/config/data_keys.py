@@ -79,18 +79,6 @@ class Data:
     joint_vocabulary: bool = key(
         True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all", changes=MODEL
     )
-    bpe_dropout: float = key(
-        0.0, "subword regularisation of the training pairs: probability with which a merge of BPE is skipped; 0 = none", low=0.0,
-        high=0.999,
-    )  # fmt: skip
-    unigram_alpha: float = key(
-        0.0, "subword regularisation of the training pairs with tokenizer = unigram: a segmentation x has probability "
-        "P(x)^alpha over the sum of all; 0 = none, only the most probable one", low=0.0, high=100.0,
-    )  # fmt: skip
-    subword_samples: int = key(
-        8, "with bpe_dropout or unigram_alpha, segmentations of the training pairs, each a store; epoch e takes number e "
-        "modulo this", low=2, high=64,
-    )  # fmt: skip
     tokenizer_sentences: int = key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
     )

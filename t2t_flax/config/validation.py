@@ -93,20 +93,11 @@ def _check_data(c: Config) -> None:
         raise UserError(
             f"config.data.language_filter = {d.language_filter} needs data.task = translation, not {d.task}."
         )
-    sampling = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
-    changing = {name: getattr(d, name) > 0 for name in sampling} | {"mixture": len(parse_mixture(d)) > 1}
-    for name in (name for name, changes in changing.items() if changes):
-        if c.eval.every_epochs or c.checkpoint.every_epochs:
-            raise UserError(
-                f"config.data.{name} = {getattr(d, name)!r} changes the length of an epoch: use config.eval.every_steps and "
-                "config.checkpoint.every_steps instead of every_epochs."
-            )
-    for name, tokenizer in sampling.items():
-        if getattr(d, name) and (d.task != "translation" or d.tokenizer != tokenizer):
-            key = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
-            raise UserError(
-                f"config.data.{name} = {getattr(d, name)} needs data.tokenizer = {tokenizer}, not data.{key}."
-            )
+    if len(parse_mixture(d)) > 1 and (c.eval.every_epochs or c.checkpoint.every_epochs):
+        raise UserError(
+            f"config.data.mixture = {d.mixture!r} changes the length of an epoch: use config.eval.every_steps and "
+            "config.checkpoint.every_steps instead of every_epochs."
+        )
 
 
 def _check_eval(c: Config) -> None:

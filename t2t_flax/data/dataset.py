@@ -16,15 +16,15 @@ from t2t_flax.config.directions import Direction, control_symbols, direction_of_
 from t2t_flax.config.mixture_keys import parse_limits, parse_tags
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.hooks import data_hooks, training_stream
 from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.languages import languages_of_training
-from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of, start_tokens
+from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, SourcePart
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Segmentation
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
@@ -52,17 +52,24 @@ class Corpus:
     tokenizers: TokenizerPair
     train: TokenStore
     valid: dict[str, TokenStore]
-    samples: tuple[TokenStore, ...] = ()
-    """With subword regularisation, the training pairs in further segmentations."""
+    further: tuple[TokenStore, ...] = ()
+    """The training pairs in further segmentations, see `hooks.DataHook`."""
 
-    def describe_train(self) -> str:
-        """A line on the training pairs; with several segmentations, which drop pairs of different lengths, on all of them."""
-        counts = sorted(store.num_pairs for store in (self.train, *self.samples))
-        text = self.train.describe()
-        return (
-            f"{text}; {counts[0]:,} to {counts[-1]:,} pairs in the {len(counts)} segmentations"
-            if self.samples
-            else text
+    def describe_train(self, config: Config) -> str:
+        """A line on the training pairs, and those that extensions have on them."""
+        return "\n".join(
+            [self.train.describe(), *(line for hook in data_hooks(config) for line in hook.describe(self))]
+        )
+
+    def batches(self, config: Config, *, shards: int = 1) -> Batches:
+        """The training batches; shards: devices that divide them."""
+        return Batches(
+            self.train,
+            config.data,
+            seed=config.seed.data,
+            shards=shards,
+            further=self.further,
+            make_stream=training_stream(config),
         )
 
 
@@ -95,9 +102,9 @@ def prepare_corpus(
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
     names = list(parse_valid_sets(task.config.data.valid))
-    valid, (train, *samples) = stores[: len(names)], stores[len(names) :]
+    valid, (train, *further) = stores[: len(names)], stores[len(names) :]
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(samples))
+    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
 
 
 def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
@@ -114,23 +121,19 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
         for language_filter in training_policies(config).language_filters:
             language_filter.check_available()  # before the minutes of training a tokenizer
     tokenizers = _tokenizers(task, workdir, source)
-    train, *samples = (
+    train, *further = (
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
         for segmentation in segmentations(config)
     )
     # Caches the update counts, which every start needs.
-    Batches(train, config.data, seed=config.seed.data, samples=samples)
+    Corpus(tokenizers, train, {}, tuple(further)).batches(config)
     sets = parse_valid_sets(config.data.valid)
-    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *samples]
+    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *further]
 
 
 def segmentations(config: Config) -> list[Segmentation | None]:
     """Those in which the training pairs are stored; None = the tokenizer's own."""
-    d = config.data
-    for key in SAMPLERS:
-        if strength := getattr(d, key):
-            return [Segmentation(key, strength, config.seed.data, number) for number in range(d.subword_samples)]
-    return [None]
+    return [segmentation for hook in data_hooks(config) for segmentation in hook.segmentations()] or [None]
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:

@@ -1,16 +1,14 @@
 """Tokenizes a source into a token store."""
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
 import os
-import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
@@ -24,7 +22,6 @@ from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
 
@@ -43,8 +40,24 @@ COUNTS = ("pairs_read", "dropped", "truncated", *REASONS)
 
 Pairs = list[tuple[str, str] | None]
 """None: a duplicate of an earlier pair."""
+Encode = Callable[[str], list[int]]
+"""Text to ids, without EOS."""
 ProgressCallback = Callable[[int, int | None], None]
 """Called with (pairs done, pairs in total or None)."""
+
+
+class Segmentation(Protocol):
+    """A way to tokenize training pairs other than the tokenizers' own; pickled once for each worker process. Its `str` says
+    which one it is.
+    """
+
+    def as_stored(self) -> dict[str, Any]:
+        """As part of a store's recipe."""
+
+    def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
+        """The functions for both sides of a chunk of `CHUNK_PAIRS` pairs, chunks numbered from 0 in the whole source; called in
+        the order of the pairs, source before target. max_length: of the policies.
+        """
 
 
 @dataclass(frozen=True)
@@ -210,9 +223,6 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
         )
 
 
-_Encode = Callable[[str], list[int]]
-
-
 @dataclass
 class _Encoder:
     """Tokenizes chunks of pairs under the policies; pickled once for each worker process. start: ids before those of each
@@ -232,17 +242,9 @@ class _Encoder:
         sides = self.tokenizers.source, self.tokenizers.target
         if self.segmentation is None:
             return self._encode(pairs, *(tokenizer.encode for tokenizer in sides))
-        generator = self.segmentation.generator(number)
-        return self._encode(pairs, *(functools.partial(self._sample, tokenizer, generator) for tokenizer in sides))
+        return self._encode(pairs, *self.segmentation.encoders(sides, number, self.policies.max_length))
 
-    def _sample(self, tokenizer: Tokenizer, generator: random.Random, text: str) -> list[int]:
-        """Sentences that are too long as they are keep their one segmentation: drawing takes time with their square."""
-        ids = tokenizer.encode(text)
-        if len(ids) >= self.policies.max_length:
-            return ids
-        return tokenizer.sample(text, self.segmentation, generator)
-
-    def _encode(self, pairs: Pairs, encode_source: _Encode, encode_target: _Encode) -> _Chunk:
+    def _encode(self, pairs: Pairs, encode_source: Encode, encode_target: Encode) -> _Chunk:
         policies = self.policies
         counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
         sentences: tuple[list, list] = [], []

@@ -20,6 +20,7 @@ EXTENSIONS = (
     "layer_types",
     "trackers",
     "inspection",
+    "subwords",
 )
 
 KNOWN = {
@@ -44,6 +45,7 @@ KNOWN = {
         "model.feed_forward": ("gated",),
         "model.norm_type": ("rmsnorm",),
     },
+    "subwords": {"groups": ("subwords",)},
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a

@@ -8,6 +8,7 @@ import jax
 from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
 from t2t_flax.config.mixture_keys import parse_limits, parse_mixture, parse_tags
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
 from t2t_flax.training.optimizer import make_optimizer
@@ -84,12 +85,7 @@ def _batches(config: Config) -> list[str]:
 
 def _sources(config: Config) -> list[str]:
     d, names = config.data, list(parse_train_sources(config.data.train))
-    sampling = {"BPE-dropout": d.bpe_dropout, "unigram sampling, alpha": d.unigram_alpha}
-    lines = [
-        f"  {name} {strength:g}: epochs take turns through {d.subword_samples} segmentations"
-        for name, strength in sampling.items()
-        if strength
-    ]
+    lines = [f"  {line}" for hook in data_hooks(config) for line in hook.explain()]
     if directions := trained_directions(d):
         lines.append(f"  directions: {', '.join(map(str, directions))}")
         lines.append(f"  tokens of the target languages: {' '.join(map(language_token, target_languages(d)))}")

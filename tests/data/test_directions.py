@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.directions import control_symbols
 from t2t_flax.config.special_tokens import EOS
-from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.mixture import mixtures
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
@@ -50,13 +49,12 @@ def prepared(config, folder):
     return prepare_corpus(task_of(config), folder)
 
 
-@pytest.fixture(scope="module", params=["joint", "separate", "unigram", "bpe_dropout"])
+@pytest.fixture(scope="module", params=["joint", "separate", "unigram"])
 def corpus(request, tmp_path_factory):
     keys = {
         "joint": {},
         "separate": dict(joint_vocabulary=False, vocab_size=350),
         "unigram": dict(tokenizer="unigram"),
-        "bpe_dropout": dict(bpe_dropout=0.3, subword_samples=2),
     }
     config = config_of(**keys[request.param])
     folder = tmp_path_factory.mktemp("run")
@@ -68,13 +66,13 @@ def test_the_token_is_the_first_id_and_never_in_the_targets(corpus):
     ids = [data.tokenizers.source.control_id(token) for token in TOKENS]
     assert None not in ids and len(set(ids)) == 3
     to_german, to_english, tag = ids
-    for store in (data.train, *data.samples):
-        assert store.pairs_of_sources == [200, 100, 30]
-        starts = [[to_german]] * 200 + [[to_english]] * 100 + [[to_english, tag]] * 30
-        for i, start in enumerate(starts):
-            source, target = store.source(i).tolist(), store.target(i).tolist()
-            assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
-            assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
+    store = data.train
+    assert store.pairs_of_sources == [200, 100, 30]
+    starts = [[to_german]] * 200 + [[to_english]] * 100 + [[to_english, tag]] * 30
+    for i, start in enumerate(starts):
+        source, target = store.source(i).tolist(), store.target(i).tolist()
+        assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
+        assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
     for name, start in (("valid.en-de", to_german), ("valid.de-en", to_english)):
         assert {int(data.valid[name].source(i)[0]) for i in range(data.valid[name].num_pairs)} == {start}
 
@@ -222,7 +220,7 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
     ((_, mixture),) = mixtures(data.train, config.data)
     slots = mixture.slots if mixture else np.array(list(sizes.values()))
     np.testing.assert_allclose(slots / slots.sum(), weights / weights.sum(), atol=0.01)
-    batches = Batches(data.train, config.data, seed=0)
+    batches = data.batches(config)
     firsts = [data.train.source(int(p))[0] for k in range(batches.updates_per_epoch) for p in batches.batch(k).pairs]
     tokens = [data.tokenizers.source.control_id(f"<2{language}>") for language in languages]
     assert [firsts.count(token) for token in tokens] == slots.tolist()
@@ -259,7 +257,7 @@ def test_targets_that_the_tokenizer_cannot_write_are_counted(tmp_path):
 def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):
     config = config_of(mixture_temperature=3)
     data = prepared(config, tmp_path)
-    batches, again = (Batches(data.train, config.data, seed=3) for _ in range(2))
+    batches, again = (data.batches(config) for _ in range(2))
     arrays = {k: batches.batch(k).arrays["source"] for k in (5, 0, 3)}
     for k in (0, 3, 5):
         np.testing.assert_array_equal(again.batch(k).arrays["source"], arrays[k])

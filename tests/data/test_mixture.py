@@ -1,6 +1,7 @@
 """Several training sources in proportion: batch k stays a function of (config, k), and no pair is left out."""
 
 import dataclasses
+import functools
 from collections import Counter
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
-from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.mixture import Mixture, mixtures
+from t2t_flax.data.batching import batches
+from t2t_flax.data.batching.layouts import plain_stream
+from t2t_flax.data.batching.mixture import Mixture, mixed_stream, mixtures
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
@@ -23,6 +25,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
 TWO = dataclasses.replace(DATA, train="clean=a.tsv; bt=b.tsv")
+Batches = functools.partial(batches.Batches, make_stream=mixed_stream(plain_stream))
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
 
@@ -93,7 +96,6 @@ def test_sources_without_a_share_are_left_out(store):
 def test_shares_by_size_are_the_joined_corpus(store):
     """Named sources without a mixture give, batch for batch, what one file of all pairs gives."""
     named, plain = Batches(store, TWO, seed=5), Batches(store, DATA, seed=5)
-    assert named.mixtures == {0: None}
     for k in range(2 * plain.updates_per_epoch):
         np.testing.assert_array_equal(named.batch(k).pairs, plain.batch(k).pairs)
 
@@ -241,9 +243,12 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     }
     config = resolve(override(default_config(), keys))
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
-    batches = Batches(corpus.train, config.data, seed=0)
     assert corpus.train.pairs_of_sources == [20, 9]
-    assert batches.mixtures[0].describe().startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
+    assert (
+        dict(mixtures(corpus.train, config.data))[0]
+        .describe()
+        .startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
+    )
     assert JoinedSource("x", [text("a"), text("b")]).count is None
     summary = describe(config)
     assert "shares from update 0: clean 50.0%, bt 50.0%" in summary

@@ -5,6 +5,7 @@ pairs once, the others have theirs several times. So an epoch leaves no pair out
 and the batch sampler shuffles and cuts them as it does the pairs of a single corpus.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from t2t_flax.config import Data, parse_train_sources
 from t2t_flax.config.mixture_keys import parse_mixture
+from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
+from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
 
@@ -34,6 +37,11 @@ class Mixture:
     def size(self) -> int:
         """Slots of an epoch."""
         return int(self.slots.sum())
+
+    @property
+    def key(self) -> list[int]:
+        """What the pairs of an epoch depend on."""
+        return self.slots.tolist()
 
     def pairs_at(self, slots: np.ndarray) -> np.ndarray:
         """The pairs (int64 indices into the store) of slots from 0 to size - 1. Pair i of a source is in its slots i,
@@ -97,3 +105,39 @@ def _mixture(
     if (slots == sizes).all():
         return None
     return Mixture(names, np.cumsum(sizes) - sizes, sizes, slots)
+
+
+class Phases:
+    """Streams of which each goes on from an update; a `Stream`. streams: by their first update."""
+
+    def __init__(self, streams: dict[int, Stream]):
+        self._starts, self._streams = list(streams), list(streams.values())
+        self.parts = [part for stream in self._streams for part in stream.parts]
+        self.updates_per_epoch = self._streams[0].updates_per_epoch
+
+    def update(self, k: int) -> Update:
+        phase = bisect.bisect_right(self._starts, k) - 1
+        return self._streams[phase].update(k - self._starts[phase])
+
+    def forget(self) -> None:
+        for stream in self._streams:
+            stream.forget()
+
+
+def mixed_stream(make: MakeStream) -> MakeStream:
+    """The phases of data.mixture, each a stream of `make`."""
+
+    def make_phases(stores: Sequence[TokenStore], data: Data, seed: int, slots_of: SlotsOf | None = None) -> Stream:
+        return Phases(
+            {
+                start: make(
+                    stores,
+                    data,
+                    key_of(seed, 7, phase) if phase else seed,
+                    lambda store, n=phase: mixtures(store, data)[n][1],
+                )
+                for phase, (start, _) in enumerate(mixtures(stores[0], data))
+            }
+        )
+
+    return make_phases

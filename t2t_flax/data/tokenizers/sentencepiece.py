@@ -13,7 +13,6 @@ from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Sampler, Segmentation
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
@@ -30,7 +29,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         super().__init__(data)
         self._processor = SentencePieceProcessor(model_proto=data)
-        self._samplers: dict[str, Sampler] = {}
         special, symbols = {self._processor.unk_id()}, {}
         for i in filter(self._processor.is_control, range(len(self._processor))):
             if i in (self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()):
@@ -50,20 +48,14 @@ class SentencePieceTokenizer(Tokenizer):
         return len(self._to_model)
 
     def encode(self, text):
-        ids = self._processor.encode(text)
-        return ids if self._from_model is None else [self._from_model[i] for i in ids]
+        return self.renumbered(self._processor.encode(text))
 
-    def sample(self, text, segmentation, generator):
-        ids = self._sampler(segmentation).encode(text, segmentation.strength, generator)
+    def renumbered(self, ids: list[int]) -> list[int]:
+        """Our ids of those of the model."""
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
 
     def control_id(self, symbol):
         return self._symbols.get(symbol)
-
-    def _sampler(self, segmentation: Segmentation) -> Sampler:
-        if segmentation.key not in self._samplers:
-            self._samplers[segmentation.key] = SAMPLERS[segmentation.key](self.data)
-        return self._samplers[segmentation.key]
 
     def decode(self, ids):
         return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
