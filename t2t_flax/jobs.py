@@ -14,8 +14,6 @@ from etils import epath
 
 from t2t_flax.config import Config, Data, as_resumed, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
-from t2t_flax.data.batching.mixture import mixtures
-from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -171,17 +169,6 @@ def _stored_result(workdir: epath.Path) -> TrainResult:
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
-def _describe_mixtures(store: TokenStore, data: Data) -> str:
-    """A line for each phase of data.mixture; "" for a corpus in which every pair occurs once."""
-    phases = mixtures(store, data)
-    lines = (
-        f"mixture from update {start:,}: {mixture.describe() if mixture else 'every pair once'}\n"
-        for start, mixture in phases
-        if mixture or len(phases) > 1
-    )
-    return "".join(lines)
-
-
 def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
     """A line on the directions with training text and their pairs, and one on those without; "" without data.directions."""
     counts: dict[Direction, int] = {}
@@ -217,7 +204,7 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
         f"{config.data.train}: {corpus.describe_train(config)}\n"
-        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}{_describe_mixtures(corpus.train, config.data)}"
+        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}"
         f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"

@@ -17,19 +17,6 @@ class Data:
         "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
         "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    mixture: str = key(
-        "",
-        "share of each source of data.train in the pairs of an epoch, as 'NAME=3, NAME=1'; from an update on other "
-        "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see mixture_temperature",
-    )
-    mixture_temperature: float = key(
-        1.0, "shares are (pairs of the source)^(1/T): 1 = every pair equally often, larger = small sources more often",
-        low=1.0,
-        high=1e6,
-    )  # fmt: skip
-    tags: str = key(
-        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
-    )
     directions: str = key(
         "",
         "several languages in one model: the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, "
@@ -37,7 +24,6 @@ class Data:
         "sentences tells the target language. Empty = source_language to target_language",
         mutable=True,
     )
-    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
     valid: str = key(
         "",
         "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "

@@ -1,7 +1,6 @@
 """Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.directions import parse_directions
-from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Mesh, Model
@@ -76,7 +75,6 @@ def _check_data(c: Config) -> None:
         raise UserError(
             f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
         )
-    check_mixture(d)
     if parse_directions(d) and d.task != "translation":
         raise UserError(f"config.data.directions = {d.directions!r} is for data.task = translation, not {d.task}.")
     if 0 < d.max_length_ratio < 1:
@@ -92,11 +90,6 @@ def _check_data(c: Config) -> None:
     if d.language_filter and d.task != "translation":
         raise UserError(
             f"config.data.language_filter = {d.language_filter} needs data.task = translation, not {d.task}."
-        )
-    if len(parse_mixture(d)) > 1 and (c.eval.every_epochs or c.checkpoint.every_epochs):
-        raise UserError(
-            f"config.data.mixture = {d.mixture!r} changes the length of an epoch: use config.eval.every_steps and "
-            "config.checkpoint.every_steps instead of every_epochs."
         )
 
 

@@ -12,16 +12,15 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, control_symbols, direction_of_set, language_token, target_languages
-from t2t_flax.config.mixture_keys import parse_limits, parse_tags
+from t2t_flax.config.directions import Direction, direction_of_set, language_token, target_languages
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.hooks import data_hooks, training_stream
+from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
 from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.languages import languages_of_training
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource, StartedSource
 from t2t_flax.data.store.remote import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -187,21 +186,20 @@ def split_source(task: DataTask, split: str) -> Source:
         raise
 
 
-def _open(task: DataTask, name: str, spec: str, key: str, *, tag: str = "", limit: int = 0) -> Source:
-    """The source `spec` of the set `name`, in its own form if nothing comes before its sentences and all its pairs are used."""
+def _open(task: DataTask, name: str, spec: str, key: str) -> Source:
+    """The source `spec` of the set `name`, with the token of its target language if data.directions gives it one."""
     source = task.of_set(name).open_source(spec, key=key)
-    if direction := direction_of_set(task.config.data, name):  # the tag is a control symbol, too
-        tokens = language_token(direction.target), *([tag] if tag else [])
-        return SourcePart(source, limit=limit, start_tokens=tokens)
-    return SourcePart(source, tag=tag, limit=limit) if tag or limit else source
+    direction = direction_of_set(task.config.data, name)
+    return StartedSource(source, (language_token(direction.target),)) if direction else source
 
 
 def _training_source(task: DataTask) -> Source:
     key, spec = _spec(task.config, "train")
-    data = task.config.data
-    tags, limits, parts = parse_tags(data), parse_limits(data), []
+    hooks, parts = data_hooks(task.config), []
     for name, one in parse_train_sources(spec).items():
-        source = _open(task, name, one, key, tag=tags.get(name, ""), limit=limits.get(name, 0))
+        source = _open(task, name, one, key)
+        for hook in hooks:
+            source = hook.transform(name, source)
         if source.reference_count > 1:
             raise UserError(
                 f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
@@ -331,7 +329,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, cache, source)
-    ids = pair.start_ids(control_symbols(data))  # an error before anything is written
+    ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
     pair = pair.with_languages(languages_of_training(data, ids[: len(target_languages(data))]))
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
@@ -352,8 +350,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
-    if symbols := control_symbols(task.config.data):
-        settings["control_symbols"] = symbols
+    if control_symbols := symbols_of(task.config)[0]:
+        settings["control_symbols"] = control_symbols
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)

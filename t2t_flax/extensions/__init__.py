@@ -21,6 +21,7 @@ EXTENSIONS = (
     "trackers",
     "inspection",
     "subwords",
+    "mixtures",
 )
 
 KNOWN = {
@@ -46,6 +47,7 @@ KNOWN = {
         "model.norm_type": ("rmsnorm",),
     },
     "subwords": {"groups": ("subwords",)},
+    "mixtures": {"groups": ("mixtures",)},
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a

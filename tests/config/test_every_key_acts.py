@@ -100,8 +100,8 @@ PREPARED = {
     "data.max_length": (64, 24, {}),
     "data.source_eos": (True, False, {}),
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
-    "data.tags": ("", "train=<bt>", {}),
-    "data.limits": ("", "train=100", {}),
+    "mixtures.tags": ("", "train=<bt>", {}),
+    "mixtures.limits": ("", "train=100", {}),
     "data.max_length_ratio": (0.0, 1.3, {}),
 }
 
@@ -122,7 +122,7 @@ ELSEWHERE = {
     "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
     "data/test_language_filter.py": "data.language_filter",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
-    "data/test_mixture.py": "data.mixture data.mixture_temperature",
+    "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "data/test_directions.py": "data.directions",
     "data/test_preprocess.py": "data.drop_duplicates",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",

@@ -15,7 +15,7 @@ from t2t_flax.data.dataset import prepare_corpus, training_policies
 from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.preprocess import Policies, list_dropped, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
@@ -74,7 +74,11 @@ def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
     (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
     opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    source = JoinedSource("both", [opened, SourcePart(opened, tag="<die Übersetzung der Maschine>")])
+    tag = "<die Übersetzung der Maschine>"
+    (tmp_path / "tagged.tsv").write_text("".join(f"{tag} {s}\t{t}\n" if s else f"\t{t}\n" for s, t in PAIRS))
+    tagged = open_source("tagged.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    tagged.tag = tag
+    source = JoinedSource("both", [opened, tagged])
     tokenizers = train_tokenizers(source, Data(vocab_size=300))
     policies = dataclasses.replace(POLICIES, language_filters=(FILTER, FILTER))
     store = prepare_split(source, tokenizers, tmp_path / "store", policies, num_workers=1)

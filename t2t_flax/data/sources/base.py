@@ -2,6 +2,8 @@
 
 import abc
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator
 
 from t2t_flax.errors import UserError
@@ -69,6 +71,11 @@ class Context:
     root: str
     languages: tuple[str, str]
     label: str
+
+
+def sha256_of(value: object) -> str:
+    """Of a JSON value, in hex."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.directions import language_token
-from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
@@ -80,13 +79,13 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def train_sentencepiece(
-    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()
+    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
 ) -> SentencePieceTokenizer:
     """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size,
     character_coverage, byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys
     give the same bytes.
 
-    control_symbols: pieces to which no text is encoded; without them, data.tags are pieces that are found in the text.
+    control_symbols: pieces to which no text is encoded. words: pieces that are found in the text, and never divided.
     normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Of more than
     `tokenizer_sentences` sentences, a uniform sample fixed by their positions is used. Raises UserError if there is no
     text, or vocab_size is too large or too small for it.
@@ -96,8 +95,8 @@ def train_sentencepiece(
     sample = _sample((s for s in sentences if s.strip()), data.tokenizer_sentences)
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
-    model, tags = io.BytesIO(), sorted(set(parse_tags(data).values()))
-    symbols: dict[str, Sequence[str]] = {"control_symbols": control_symbols} if control_symbols else {}
+    model = io.BytesIO()
+    symbols: dict[str, Sequence[str]] = {"control_symbols": list(control_symbols)} if control_symbols else {}
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
@@ -108,7 +107,7 @@ def train_sentencepiece(
             byte_fallback=data.byte_fallback,
             normalization_rule_name=data.normalization,
             split_digits=data.split_digits,
-            user_defined_symbols=[] if data.directions else tags,
+            user_defined_symbols=list(words),
             remove_extra_whitespaces=data.normalization != "identity",
             pad_id=PAD,
             eos_id=EOS,

@@ -108,7 +108,7 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
 def models(source):
     return {
         fallback: train_tokenizers(
-            source, Data(train="a=x.tsv", tags="a=<bt>", vocab_size=350 if fallback else 90, byte_fallback=fallback)
+            source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback), words=["<bt>"]
         ).source
         for fallback in (True, False)
     }
