@@ -83,15 +83,6 @@ class Data:
         "training pairs with an empty side: drop them and report their number, or raise an error",
         choices=("drop", "error"),
     )
-    max_length_ratio: float = key(
-        0.0, "training pairs are dropped if one side has more than this many times the tokens of the other; 0 = none",
-        low=0.0,
-    )  # fmt: skip
-    drop_duplicates: bool = key(False, "training pairs that occurred before, in any source, are dropped")
-    language_filter: float = key(
-        0.0, "training pairs are dropped if a side is identified as another language, at least this probable against the "
-        "side's own (0.95 drops few right pairs, even short ones); 0 = none. Needs the extra langid", low=0.0, high=1.0,
-    )  # fmt: skip
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,

@@ -77,20 +77,6 @@ def _check_data(c: Config) -> None:
         )
     if parse_directions(d) and d.task != "translation":
         raise UserError(f"config.data.directions = {d.directions!r} is for data.task = translation, not {d.task}.")
-    if 0 < d.max_length_ratio < 1:
-        raise UserError(
-            f"config.data.max_length_ratio = {d.max_length_ratio} would drop every pair: the longer side has at least as many "
-            "tokens as the other. Use 1 or more, or 0 for no limit."
-        )
-    if 0 < d.language_filter < 0.5:
-        raise UserError(
-            f"config.data.language_filter = {d.language_filter} is less than 0.5, where another language is as probable as the "
-            "side's own. Use 0.5 or more (0.95 is safe for short text), or 0 for no filter."
-        )
-    if d.language_filter and d.task != "translation":
-        raise UserError(
-            f"config.data.language_filter = {d.language_filter} needs data.task = translation, not {d.task}."
-        )
 
 
 def _check_eval(c: Config) -> None:

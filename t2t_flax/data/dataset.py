@@ -12,11 +12,10 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, direction_of_set, language_token, target_languages
+from t2t_flax.config.directions import direction_of_set, language_token, target_languages
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
-from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.languages import languages_of_training
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
@@ -117,8 +116,8 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
     if not TokenizerPair.is_complete(workdir / "tokenizer"):
-        for language_filter in training_policies(config).language_filters:
-            language_filter.check_available()  # before the minutes of training a tokenizer
+        for pair_filter in training_policies(config).filters:
+            pair_filter.check_available()
     tokenizers = _tokenizers(task, workdir, source)
     train, *further = (
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
@@ -262,17 +261,8 @@ def split_store(
 def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
-    default = Direction(d.source_language, d.target_language)
-    languages = [direction_of_set(d, name) or default for name in parse_train_sources(d.train)]
-    return Policies(
-        d.max_length,
-        d.on_too_long,
-        d.empty_lines,
-        d.source_eos,
-        d.max_length_ratio,
-        d.drop_duplicates,
-        tuple(LanguageFilter(tuple(pair), d.language_filter) for pair in languages if d.language_filter),
-    )
+    filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
+    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, filters)
 
 
 def _split_store(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from t2t_flax.config import Config
 from t2t_flax.config.directions import language_token, target_languages
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.pair_filter import PairFilter
 from t2t_flax.data.preprocess import Segmentation
 from t2t_flax.data.sources.base import Source
 from t2t_flax.registry import DATA_HOOKS
@@ -27,6 +28,10 @@ class DataHook:
 
     def segmentations(self) -> Sequence[Segmentation]:
         """Ways to tokenize the training pairs, each a token store, in place of the tokenizers' own; none to keep that."""
+        return ()
+
+    def filters(self) -> Sequence[PairFilter]:
+        """Filters of the training pairs."""
         return ()
 
     def make_stream(self, make: MakeStream) -> MakeStream:

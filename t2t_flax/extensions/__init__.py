@@ -29,7 +29,7 @@ KNOWN = {
     "planning": {"commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
-    "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
+    "corpora": {"groups": ("filters",), "sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},

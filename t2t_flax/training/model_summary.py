@@ -102,11 +102,9 @@ def _dropped(config: Config) -> list[str]:
     rules = {
         f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
         "pairs with an empty side": d.empty_lines == "drop",
-        f"pairs with {d.max_length_ratio:g} times as many tokens on one side": d.max_length_ratio,
-        "duplicates": d.drop_duplicates,
-        f"pairs in another language (probability {d.language_filter:g})": d.language_filter,
     }
-    return [rule for rule, applies in rules.items() if applies] or ["nothing"]
+    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
+    return [*(rule for rule, applies in rules.items() if applies), *filters] or ["nothing"]
 
 
 def _schedule(config: Config) -> list[str]:

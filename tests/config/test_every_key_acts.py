@@ -102,7 +102,7 @@ PREPARED = {
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
     "mixtures.tags": ("", "train=<bt>", {}),
     "mixtures.limits": ("", "train=100", {}),
-    "data.max_length_ratio": (0.0, 1.3, {}),
+    "filters.length_ratio": (0.0, 1.3, {}),
 }
 
 # Keys covered by tests in other files.
@@ -120,11 +120,11 @@ ELSEWHERE = {
     "data/test_batch_sampler.py": "seed.data",
     "extensions/subwords/test_bpe_dropout.py": "subwords.bpe_dropout subwords.samples",
     "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
-    "data/test_language_filter.py": "data.language_filter",
+    "extensions/corpora/test_language_filter.py": "filters.language",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "data/test_directions.py": "data.directions",
-    "data/test_preprocess.py": "data.drop_duplicates",
+    "extensions/corpora/test_filters.py": "filters.duplicates",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
     "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",

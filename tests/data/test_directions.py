@@ -160,19 +160,6 @@ def test_the_length_limit_counts_the_token(tmp_path):
         assert all(store.source(i)[0] == tokenizers.source.control_id("<2de>") for i in range(store.num_pairs))
 
 
-def test_a_pair_in_two_directions_is_no_duplicate(tmp_path):
-    (tmp_path / "a.tsv").write_text("OK\tOK\nYes\tJa\nYes\tJa\n")
-    keys = {"data.train": "en-de=a.tsv; fr-en=a.tsv", "data.directions": "by_name", "data.root": str(tmp_path)}
-    keys |= {
-        "data.vocab_size": "280",
-        "data.drop_duplicates": "True",
-        "data.max_length": "16",
-        "data.batch_tokens": "64",
-    }
-    store = prepared(resolve(override(default_config(), keys)), tmp_path / "run").train
-    assert store.pairs_of_sources == [2, 2] and store.meta["duplicate"] == 2
-
-
 def test_data_without_directions_have_the_recipe_of_earlier_versions():
     pair = TokenizerPair(*[train_tokenizers(open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)).source] * 2)  # fmt: skip
     policies = Policies(24, "drop", "drop")

@@ -87,7 +87,7 @@ def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache
 
 
 def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
-    mixed = dict(data=dict(drop_duplicates=True), mixtures=dict(temperature=4.0))
+    mixed = dict(filters=dict(duplicates=True), mixtures=dict(temperature=4.0))
     loop.train(start(config_of(**mixed), tmp_path / "whole", cache), score=None)
     loop.train(start(config_of(steps=3, **mixed), tmp_path / "parts", cache), score=None)
     loop.train(start(config_of(**mixed), tmp_path / "parts", cache), score=None)

@@ -22,8 +22,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data.target_language": {"data.target_language": "fr"},
     "data.tokenizer": {"data.tokenizer": "unigram"},
     "data.batch_groups": {"data.batch_groups": 2, "data.batch_size_counts": "padded_tokens"},
-    "data.max_length_ratio": {"data.max_length_ratio": 3.0},
-    "data.language_filter": {"data.language_filter": 0.9},
+    "filters.length_ratio": {"filters.length_ratio": 3.0},
+    "filters.language": {"filters.language": 0.9},
     "subwords.unigram_alpha": {"subwords.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
     "decode.engine": {
         "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",

@@ -50,6 +50,10 @@ class Source(abc.ABC):
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
 
+    def without_tag(self, text: str) -> str:
+        """A source sentence without the source's tag."""
+        return text.removeprefix(f"{self.tag} ") if self.tag else text
+
     @property
     def parts(self) -> tuple["Source", ...]:
         """The sources of which this one consists, in order: several for `joined.JoinedSource`, else itself."""

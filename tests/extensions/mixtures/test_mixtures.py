@@ -260,21 +260,6 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     assert "shares from update 0: clean 50.0%, bt 50.0%" in summary
     assert "<bt> before the source sentences of bt" in summary and "only the first 10 pairs of bt" in summary
     assert "dropped: pairs of more than 30 tokens a side, pairs with an empty side\n" in summary
-    filters = {"data.on_too_long": "truncate", "data.empty_lines": "error"}
-    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys | filters)))
-    filters |= {"data.max_length_ratio": "3", "data.drop_duplicates": "True", "data.language_filter": "0.95"}
-    assert (
-        "dropped: pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)\n"
-        in describe(resolve(override(default_config(), keys | filters)))
-    )
-
-
-def test_duplicates_are_found_across_sources_whatever_their_tags(text, tmp_path):
-    source = JoinedSource("both", [text("a"), Part(text("a"), tag="<bt>"), text("b")])
-    tokenizers = train_tokenizers(source, dataclasses.replace(DATA, vocab_size=320))
-    policies = dataclasses.replace(POLICIES, drop_duplicates=True)
-    with pytest.raises(UserError, match="no pair is left of 20.*20 occurred before"):
-        prepare_split(source, tokenizers, tmp_path / "s", policies)
 
 
 def test_a_store_of_other_sources_is_refused(store):
