@@ -34,6 +34,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     prepare_process(config)
     import jax
 
+    from t2t_flax.data.dataset import Corpus
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.inspection.mfu import mfu, peaks_of, update_flops
     from t2t_flax.monitoring import memory
@@ -45,9 +46,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", config.data.vocab_size)
         side = SimpleNamespace(vocab_size=config.data.vocab_size)
-        corpus = SimpleNamespace(
-            train=store, valid=None, samples=(), tokenizers=SimpleNamespace(source=side, target=side)
-        )
+        corpus = Corpus(SimpleNamespace(source=side, target=side), store, {})
         run = set_up_training(config, Path(folder), corpus)
         began = time.perf_counter()
         programs = compile_train_steps(run)

@@ -158,7 +158,7 @@ def batch_making(tokens: int, pairs: int, shares: tuple[int, ...]) -> dict:
         for hosts in shares:
             batches = Batches(store, Data(batch_tokens=tokens), seed=hosts, shards=shares[-1])
             first = batches.updates_per_epoch  # the windows before it were looked at to find the shapes
-            count = round(float(np.mean(batches.layouts[0].sampler.counts)))
+            count = round(float(np.mean(batches.stream.sampler.counts)))
             target, slots, filling, began = 0, 0, 0.0, time.process_time()
             for k in range(first, first + count):
                 batch = batches.batch(k)

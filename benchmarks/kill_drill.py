@@ -67,8 +67,8 @@ CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets"},
     "padded tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
-    "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "data.mixture": "many=1, few=1; 4: few=1"},
-    "BPE dropout": {"data.bpe_dropout": 0.1, "data.subword_samples": 2},
+    "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
+    "BPE dropout": {"subwords.bpe_dropout": 0.1, "subwords.samples": 2},
     "LoRA": {"finetuning.lora_rank": 2},
     "EMA": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 128},
     "epochs": {

@@ -18,7 +18,7 @@ arrow (\.parquet|parquet:|hf:|\.zst)
 plots --picture
 sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
-langid language_filter
+langid filters.language
 mtdata mtdata:
 hf (hub:|push)
 ctranslate2 ctranslate2

@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
 from t2t_flax.config import Config, Data, as_resumed, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
-from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -123,14 +122,14 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
 
 
 def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped; with subword regularisation, of each segmentation."""
+    """(where it is, reason) of each pair of data.train that is dropped, in each of its segmentations."""
     from t2t_flax.data.dataset import segmentations, split_source, training_policies
     from t2t_flax.data.preprocess import list_dropped
     from t2t_flax.tasks import task_of
 
     source = split_source(task_of(config), "train")
     for segmentation in segmentations(config):
-        note = f" (segmentation {segmentation.number})" if segmentation else ""
+        note = f" ({segmentation})" if segmentation else ""
         dropped = list_dropped(
             source,
             tokenizers,
@@ -170,16 +169,6 @@ def _stored_result(workdir: epath.Path) -> TrainResult:
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
-def _describe_mixtures(mixtures: Mapping[int, Mixture | None]) -> str:
-    """A line for each phase of data.mixture; "" for a corpus in which every pair occurs once."""
-    lines = (
-        f"mixture from update {start:,}: {mixture.describe() if mixture else 'every pair once'}\n"
-        for start, mixture in mixtures.items()
-        if mixture or len(mixtures) > 1
-    )
-    return "".join(lines)
-
-
 def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
     """A line on the directions with training text and their pairs, and one on those without; "" without data.directions."""
     counts: dict[Direction, int] = {}
@@ -214,8 +203,8 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(run.abstract.params))
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
-        f"{config.data.train}: {corpus.describe_train()}\n"
-        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}{_describe_mixtures(run.batches.mixtures)}"
+        f"{config.data.train}: {corpus.describe_train(config)}\n"
+        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}"
         f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
     config = config_lib.load_config(args.config, overrides)
     corpus = jobs.prepare(config, epath.Path(args.workdir))
-    print(f"train: {corpus.describe_train()}")
+    print(f"train: {corpus.describe_train(config)}")
     for name, store in corpus.valid.items():
         print(f"{name}: {store.describe()}")
     if args.list_dropped:

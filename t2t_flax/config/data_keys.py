@@ -17,19 +17,6 @@ class Data:
         "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
         "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    mixture: str = key(
-        "",
-        "share of each source of data.train in the pairs of an epoch, as 'NAME=3, NAME=1'; from an update on other "
-        "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see mixture_temperature",
-    )
-    mixture_temperature: float = key(
-        1.0, "shares are (pairs of the source)^(1/T): 1 = every pair equally often, larger = small sources more often",
-        low=1.0,
-        high=1e6,
-    )  # fmt: skip
-    tags: str = key(
-        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
-    )
     directions: str = key(
         "",
         "several languages in one model: the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, "
@@ -37,7 +24,6 @@ class Data:
         "sentences tells the target language. Empty = source_language to target_language",
         mutable=True,
     )
-    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
     valid: str = key(
         "",
         "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "
@@ -79,18 +65,6 @@ class Data:
     joint_vocabulary: bool = key(
         True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all", changes=MODEL
     )
-    bpe_dropout: float = key(
-        0.0, "subword regularisation of the training pairs: probability with which a merge of BPE is skipped; 0 = none", low=0.0,
-        high=0.999,
-    )  # fmt: skip
-    unigram_alpha: float = key(
-        0.0, "subword regularisation of the training pairs with tokenizer = unigram: a segmentation x has probability "
-        "P(x)^alpha over the sum of all; 0 = none, only the most probable one", low=0.0, high=100.0,
-    )  # fmt: skip
-    subword_samples: int = key(
-        8, "with bpe_dropout or unigram_alpha, segmentations of the training pairs, each a store; epoch e takes number e "
-        "modulo this", low=2, high=64,
-    )  # fmt: skip
     tokenizer_sentences: int = key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
     )
@@ -109,15 +83,6 @@ class Data:
         "training pairs with an empty side: drop them and report their number, or raise an error",
         choices=("drop", "error"),
     )
-    max_length_ratio: float = key(
-        0.0, "training pairs are dropped if one side has more than this many times the tokens of the other; 0 = none",
-        low=0.0,
-    )  # fmt: skip
-    drop_duplicates: bool = key(False, "training pairs that occurred before, in any source, are dropped")
-    language_filter: float = key(
-        0.0, "training pairs are dropped if a side is identified as another language, at least this probable against the "
-        "side's own (0.95 drops few right pairs, even short ones); 0 = none. Needs the extra langid", low=0.0, high=1.0,
-    )  # fmt: skip
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,

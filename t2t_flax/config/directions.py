@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from t2t_flax.config.data_keys import Data
-from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.named_sources import (
     VALID_PREFIX,
     named_entries,
@@ -87,11 +86,6 @@ def parse_directions(data: Data) -> Mapping[str, Direction]:
         directions[name] = Direction(*match.groups())
     _check_codes(key, directions.values())
     targets = sorted({directions[name].target for name in parse_train_sources(data.train)})
-    for name, tag in parse_tags(data).items():
-        if tag in map(language_token, targets):
-            raise UserError(
-                f"config.data.tags: {tag}, the tag of {name}, is the token of a target language; choose another."
-            )
     for name, direction in directions.items():
         if targets and direction.target not in targets:
             raise UserError(
@@ -155,9 +149,3 @@ def untrained_directions(data: Data) -> list[Direction]:
 def target_languages(data: Data) -> list[str]:
     """The languages into which the model translates, sorted; empty without data.directions."""
     return sorted({direction.target for direction in trained_directions(data)})
-
-
-def control_symbols(data: Data) -> list[str]:
-    """The control symbols of a tokenizer for these directions: target languages, and data.tags; empty without directions."""
-    languages = [language_token(language) for language in target_languages(data)]
-    return [*languages, *sorted(set(parse_tags(data).values()))] if languages else []

@@ -1,7 +1,6 @@
 """Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.directions import parse_directions
-from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Mesh, Model
@@ -76,37 +75,8 @@ def _check_data(c: Config) -> None:
         raise UserError(
             f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
         )
-    check_mixture(d)
     if parse_directions(d) and d.task != "translation":
         raise UserError(f"config.data.directions = {d.directions!r} is for data.task = translation, not {d.task}.")
-    if 0 < d.max_length_ratio < 1:
-        raise UserError(
-            f"config.data.max_length_ratio = {d.max_length_ratio} would drop every pair: the longer side has at least as many "
-            "tokens as the other. Use 1 or more, or 0 for no limit."
-        )
-    if 0 < d.language_filter < 0.5:
-        raise UserError(
-            f"config.data.language_filter = {d.language_filter} is less than 0.5, where another language is as probable as the "
-            "side's own. Use 0.5 or more (0.95 is safe for short text), or 0 for no filter."
-        )
-    if d.language_filter and d.task != "translation":
-        raise UserError(
-            f"config.data.language_filter = {d.language_filter} needs data.task = translation, not {d.task}."
-        )
-    sampling = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
-    changing = {name: getattr(d, name) > 0 for name in sampling} | {"mixture": len(parse_mixture(d)) > 1}
-    for name in (name for name, changes in changing.items() if changes):
-        if c.eval.every_epochs or c.checkpoint.every_epochs:
-            raise UserError(
-                f"config.data.{name} = {getattr(d, name)!r} changes the length of an epoch: use config.eval.every_steps and "
-                "config.checkpoint.every_steps instead of every_epochs."
-            )
-    for name, tokenizer in sampling.items():
-        if getattr(d, name) and (d.task != "translation" or d.tokenizer != tokenizer):
-            key = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
-            raise UserError(
-                f"config.data.{name} = {getattr(d, name)} needs data.tokenizer = {tokenizer}, not data.{key}."
-            )
 
 
 def _check_eval(c: Config) -> None:

@@ -12,19 +12,17 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, control_symbols, direction_of_set, language_token, target_languages
-from t2t_flax.config.mixture_keys import parse_limits, parse_tags
+from t2t_flax.config.directions import direction_of_set, language_token, target_languages
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.language_filter import LanguageFilter
+from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
 from t2t_flax.data.languages import languages_of_training
-from t2t_flax.data.preprocess import Policies, ProgressCallback, prepare_split, recipe_of, start_tokens
+from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource, StartedSource
 from t2t_flax.data.store.places import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Segmentation
 from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
@@ -52,17 +50,24 @@ class Corpus:
     tokenizers: TokenizerPair
     train: TokenStore
     valid: dict[str, TokenStore]
-    samples: tuple[TokenStore, ...] = ()
-    """With subword regularisation, the training pairs in further segmentations."""
+    further: tuple[TokenStore, ...] = ()
+    """The training pairs in further segmentations, see `hooks.DataHook`."""
 
-    def describe_train(self) -> str:
-        """A line on the training pairs; with several segmentations, which drop pairs of different lengths, on all of them."""
-        counts = sorted(store.num_pairs for store in (self.train, *self.samples))
-        text = self.train.describe()
-        return (
-            f"{text}; {counts[0]:,} to {counts[-1]:,} pairs in the {len(counts)} segmentations"
-            if self.samples
-            else text
+    def describe_train(self, config: Config) -> str:
+        """A line on the training pairs, and those that extensions have on them."""
+        return "\n".join(
+            [self.train.describe(), *(line for hook in data_hooks(config) for line in hook.describe(self))]
+        )
+
+    def batches(self, config: Config, *, shards: int = 1) -> Batches:
+        """The training batches; shards: devices that divide them."""
+        return Batches(
+            self.train,
+            config.data,
+            seed=config.seed.data,
+            shards=shards,
+            further=self.further,
+            make_stream=training_stream(config),
         )
 
 
@@ -95,9 +100,9 @@ def prepare_corpus(
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
     names = list(parse_valid_sets(task.config.data.valid))
-    valid, (train, *samples) = stores[: len(names)], stores[len(names) :]
+    valid, (train, *further) = stores[: len(names)], stores[len(names) :]
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(samples))
+    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
 
 
 def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
@@ -111,26 +116,22 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
     if not TokenizerPair.is_complete(workdir / "tokenizer"):
-        for language_filter in training_policies(config).language_filters:
-            language_filter.check_available()  # before the minutes of training a tokenizer
+        for pair_filter in training_policies(config).filters:
+            pair_filter.check_available()
     tokenizers = _tokenizers(task, workdir, source)
-    train, *samples = (
+    train, *further = (
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
         for segmentation in segmentations(config)
     )
     # Caches the update counts, which every start needs.
-    Batches(train, config.data, seed=config.seed.data, samples=samples)
+    Corpus(tokenizers, train, {}, tuple(further)).batches(config)
     sets = parse_valid_sets(config.data.valid)
-    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *samples]
+    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *further]
 
 
 def segmentations(config: Config) -> list[Segmentation | None]:
     """Those in which the training pairs are stored; None = the tokenizer's own."""
-    d = config.data
-    for key in SAMPLERS:
-        if strength := getattr(d, key):
-            return [Segmentation(key, strength, config.seed.data, number) for number in range(d.subword_samples)]
-    return [None]
+    return [segmentation for hook in data_hooks(config) for segmentation in hook.segmentations()] or [None]
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
@@ -184,21 +185,20 @@ def split_source(task: DataTask, split: str) -> Source:
         raise
 
 
-def _open(task: DataTask, name: str, spec: str, key: str, *, tag: str = "", limit: int = 0) -> Source:
-    """The source `spec` of the set `name`, in its own form if nothing comes before its sentences and all its pairs are used."""
+def _open(task: DataTask, name: str, spec: str, key: str) -> Source:
+    """The source `spec` of the set `name`, with the token of its target language if data.directions gives it one."""
     source = task.of_set(name).open_source(spec, key=key)
-    if direction := direction_of_set(task.config.data, name):  # the tag is a control symbol, too
-        tokens = language_token(direction.target), *([tag] if tag else [])
-        return SourcePart(source, limit=limit, start_tokens=tokens)
-    return SourcePart(source, tag=tag, limit=limit) if tag or limit else source
+    direction = direction_of_set(task.config.data, name)
+    return StartedSource(source, (language_token(direction.target),)) if direction else source
 
 
 def _training_source(task: DataTask) -> Source:
     key, spec = _spec(task.config, "train")
-    data = task.config.data
-    tags, limits, parts = parse_tags(data), parse_limits(data), []
+    hooks, parts = data_hooks(task.config), []
     for name, one in parse_train_sources(spec).items():
-        source = _open(task, name, one, key, tag=tags.get(name, ""), limit=limits.get(name, 0))
+        source = _open(task, name, one, key)
+        for hook in hooks:
+            source = hook.transform(name, source)
         if source.reference_count > 1:
             raise UserError(
                 f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
@@ -261,17 +261,8 @@ def split_store(
 def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
-    default = Direction(d.source_language, d.target_language)
-    languages = [direction_of_set(d, name) or default for name in parse_train_sources(d.train)]
-    return Policies(
-        d.max_length,
-        d.on_too_long,
-        d.empty_lines,
-        d.source_eos,
-        d.max_length_ratio,
-        d.drop_duplicates,
-        tuple(LanguageFilter(tuple(pair), d.language_filter) for pair in languages if d.language_filter),
-    )
+    filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
+    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, filters)
 
 
 def _split_store(
@@ -328,7 +319,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, cache, source)
-    ids = pair.start_ids(control_symbols(data))  # an error before anything is written
+    ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
     pair = pair.with_languages(languages_of_training(data, ids[: len(target_languages(data))]))
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
@@ -349,8 +340,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
     settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
-    if symbols := control_symbols(task.config.data):
-        settings["control_symbols"] = symbols
+    if control_symbols := symbols_of(task.config)[0]:
+        settings["control_symbols"] = control_symbols
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)

@@ -1,30 +1,27 @@
 """Tokenizes a source into a token store."""
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
 import os
-import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
 
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
-from t2t_flax.data.language_filter import LanguageFilter
+from t2t_flax.data.pair_filter import Pair, PairFilter, Unread
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.store.places import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
 
@@ -37,14 +34,28 @@ CHUNKS_IN_FLIGHT = 3
 
 RECIPE_VERSION = 1
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
-REASONS = ("duplicate", "empty", "too_long", "length_ratio", "language")
-"""Why a pair is dropped. One that has several reasons counts under each, and is listed with the first."""
-COUNTS = ("pairs_read", "dropped", "truncated", *REASONS)
+COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
+"""Beside those of filters, by their reason. A pair that is dropped for several reasons counts under each, and is listed with the
+first."""
 
-Pairs = list[tuple[str, str] | None]
-"""None: a duplicate of an earlier pair."""
+Encode = Callable[[str], list[int]]
+"""Text to ids, without EOS."""
 ProgressCallback = Callable[[int, int | None], None]
 """Called with (pairs done, pairs in total or None)."""
+
+
+class Segmentation(Protocol):
+    """A way to tokenize training pairs other than the tokenizers' own; pickled once for each worker process. Its `str` says
+    which one it is.
+    """
+
+    def as_stored(self) -> dict[str, Any]:
+        """As part of a store's recipe."""
+
+    def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
+        """The functions for both sides of a chunk of `CHUNK_PAIRS` pairs, chunks numbered from 0 in the whole source; called in
+        the order of the pairs, source before target. max_length: of the policies.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,19 +64,14 @@ class Policies:
 
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
-    "error". source_eos: whether source sentences end with EOS. max_length_ratio: pairs are dropped if one side has more than
-    this many times the tokens of the other; 0 = none. drop_duplicates: pairs that occurred before, on both sides equal
-    character by character, are dropped. language_filters: for each part of the source, pairs that it does not accept are
-    dropped; () = none.
+    "error". source_eos: whether source sentences end with EOS. filters: drop further pairs.
     """
 
     max_length: int
     on_too_long: str
     empty_lines: str
     source_eos: bool = True
-    max_length_ratio: float = 0.0
-    drop_duplicates: bool = False
-    language_filters: tuple[LanguageFilter, ...] = ()
+    filters: tuple[PairFilter, ...] = ()
 
     def as_stored(self) -> dict[str, Any]:
         """The policies as JSON values, of which the digest of a store is computed."""
@@ -74,9 +80,10 @@ class Policies:
             "on_too_long": self.on_too_long,
             "empty_lines": self.empty_lines,
             "source_eos": self.source_eos,
-        } | {name: getattr(self, name) for name in ("max_length_ratio", "drop_duplicates") if getattr(self, name)}
-        filters = [language_filter.as_stored() for language_filter in self.language_filters]
-        return stored | ({"language_filters": filters} if filters else {})
+        }
+        for pair_filter in self.filters:
+            stored |= pair_filter.as_stored()
+        return stored
 
 
 def prepare_split(
@@ -93,7 +100,7 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped (`REASONS`). Raises UserError if no pair is left, and for
+    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left, and for
     an empty side if the policies say "error".
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
@@ -105,13 +112,15 @@ def prepare_split(
             return store
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             encoder = _Encoder(tokenizers, policies, segmentation)
-            counts, pairs = dict.fromkeys(COUNTS, 0), []
+            counts, pairs = encoder.no_counts(), []
             for part, chunks in _encode_parts(encoder, source, num_workers):
                 of_part = _write(writer, chunks, part, progress, source, counts["pairs_read"])
                 _require_nonempty(part, of_part, policies)
                 pairs.append(of_part["pairs_read"] - of_part["dropped"])
                 counts = {name: count + of_part[name] for name, count in counts.items()}
             writer.meta.update(digest=digest, recipe=recipe, **counts)
+            if policies.filters:
+                writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
             writer.meta.update({"pairs_of_sources": pairs} if len(pairs) > 1 else {})
         store = TokenStore.open(local, epath.Path(folder))
         upload(local, folder)
@@ -180,7 +189,7 @@ def _write(
     whole: Source,
     done: int,
 ) -> dict[str, int]:
-    counts = dict.fromkeys(COUNTS, 0)
+    counts: Counter[str] = Counter()
     with contextlib.closing(chunks):
         for chunk in chunks:
             if chunk.empty is not None:
@@ -198,19 +207,11 @@ def _write(
 
 def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies) -> None:
     if counts["dropped"] == counts["pairs_read"]:
-        others = {
-            "duplicate": "occurred before",
-            "length_ratio": f"have sides whose lengths differ by more than {policies.max_length_ratio:g} times",
-            "language": "have a side in another language",
-        }
         raise UserError(
             f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
             f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
-            + "".join(f", {counts[name]} {text}" for name, text in others.items() if counts[name])
+            + "".join(f", {counts[f.reason]} are {f.shown}" for f in policies.filters if counts[f.reason])
         )
-
-
-_Encode = Callable[[str], list[int]]
 
 
 @dataclass
@@ -223,61 +224,49 @@ class _Encoder:
     policies: Policies
     segmentation: Segmentation | None = None
     tag: str = ""
-    """Before the source sentences, with a space; the language filter ignores it."""
+    """Before the source sentences, its space included; filters do not see it."""
     start: tuple[int, ...] = ()
-    language_filter: LanguageFilter | None = None
 
-    def __call__(self, pairs: Pairs, number: int) -> _Chunk:
+    def no_counts(self) -> dict[str, int]:
+        """Zero for each count of a chunk."""
+        return dict.fromkeys([*COUNTS, *(pair_filter.reason for pair_filter in self.policies.filters)], 0)
+
+    def __call__(self, pairs: list[Unread], number: int) -> _Chunk:
         """The chunk of these pairs; number: of the chunk in the whole source."""
         sides = self.tokenizers.source, self.tokenizers.target
         if self.segmentation is None:
             return self._encode(pairs, *(tokenizer.encode for tokenizer in sides))
-        generator = self.segmentation.generator(number)
-        return self._encode(pairs, *(functools.partial(self._sample, tokenizer, generator) for tokenizer in sides))
+        return self._encode(pairs, *self.segmentation.encoders(sides, number, self.policies.max_length))
 
-    def _sample(self, tokenizer: Tokenizer, generator: random.Random, text: str) -> list[int]:
-        """Sentences that are too long as they are keep their one segmentation: drawing takes time with their square."""
-        ids = tokenizer.encode(text)
-        if len(ids) >= self.policies.max_length:
-            return ids
-        return tokenizer.sample(text, self.segmentation, generator)
-
-    def _encode(self, pairs: Pairs, encode_source: _Encode, encode_target: _Encode) -> _Chunk:
+    def _encode(self, pairs: list[Unread], encode_source: Encode, encode_target: Encode) -> _Chunk:
         policies = self.policies
-        counts = dict.fromkeys(COUNTS, 0) | {"pairs_read": len(pairs)}
+        counts = self.no_counts() | {"pairs_read": len(pairs)}
         sentences: tuple[list, list] = [], []
         first_empty, dropped = None, []
         for i, pair in enumerate(pairs):
-            if pair is None:
-                counts["duplicate"] += 1
+            if isinstance(pair, str):
+                counts[pair] += 1
                 counts["dropped"] += 1
-                dropped.append((i, "duplicate"))
+                dropped.append((i, pair))
                 continue
             source, target = encode_source(pair[0]), encode_target(pair[1])
             empty = not (source and target and pair[0].strip() and pair[1].strip())
             if empty and first_empty is None and policies.empty_lines == "error":
                 first_empty = i
             long = max(len(self.start) + len(source), len(target)) + 1 > policies.max_length
-            short, longer = sorted((len(source), len(target)))
-            uneven = bool(policies.max_length_ratio) and longer > policies.max_length_ratio * short and not empty
-            foreign = self.language_filter is not None and not self.language_filter.accepts(
-                _without_tag(pair[0], self.tag), pair[1]
-            )
-            reasons = {
-                "empty": empty and policies.empty_lines == "drop",
-                "too_long": long and policies.on_too_long == "drop",
-                "length_ratio": uneven,
-                "language": foreign,
-            }
-            drop = any(reasons.values())
+            reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
+            reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
+            if policies.filters and not empty:
+                whole = Pair(pair[0].removeprefix(self.tag), pair[1], source, target)
+                filtered = [pair_filter.reason for pair_filter in policies.filters if pair_filter.drops(whole)]
+                counts.update({reason: counts[reason] + 1 for reason in filtered})
+                reasons += filtered
             counts["empty"] += empty
             counts["too_long"] += long
-            counts["length_ratio"] += uneven
-            counts["language"] += foreign
-            counts["dropped"] += drop
-            counts["truncated"] += long and not drop and policies.on_too_long == "truncate"
-            if drop:
-                dropped.append((i, next(reason for reason, applies in reasons.items() if applies)))
+            counts["dropped"] += bool(reasons)
+            counts["truncated"] += long and not reasons and policies.on_too_long == "truncate"
+            if reasons:
+                dropped.append((i, reasons[0]))
                 continue
             source = self.tokenizers.after_start(self.start, source)
             for side, ids, eos in zip(sentences, (source, target), (policies.source_eos, True), strict=True):
@@ -295,35 +284,23 @@ class _Encoder:
 
 
 def _encode_parts(encoder: _Encoder, source: Source, num_workers: int) -> Iterator[tuple[Source, Iterator[_Chunk]]]:
-    """The chunks of each part of a source; duplicates are found over all parts."""
-    seen: set[bytes] = set()
-    numbers = itertools.count()
-    filters = encoder.policies.language_filters or [None] * len(source.parts)
-    for part, language_filter in zip(source.parts, filters, strict=True):
-        pairs = _without_duplicates(part, seen) if encoder.policies.drop_duplicates else part.pairs()
+    """The chunks of each part of a source."""
+    numbers, filters = itertools.count(), encoder.policies.filters
+    pairs: Sequence[Iterator[Unread]] = [part.pairs() for part in source.parts]
+    for pair_filter in filters:
+        pairs = pair_filter.in_order(source.parts, pairs)
+    for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
+        policies = replace(encoder.policies, filters=tuple(pair_filter.of_part(number) for pair_filter in filters))
         start = tuple(encoder.tokenizers.start_ids(part.start_tokens))
-        of_part = replace(encoder, tag=part.tag, start=start, language_filter=language_filter)
-        yield part, _encode_all(of_part, pairs, num_workers, numbers)
-
-
-def _without_duplicates(part: Source, seen: set[bytes]) -> Iterator[tuple[str, str] | None]:
-    """None for pairs whose digest, without the tag, is in `seen`, to which the others are added: about 120 bytes of memory a
-    pair. The same pair in two directions, as names often are, is no duplicate.
-    """
-    language = part.start_tokens[:1]
-    for pair in part.pairs():
-        text = json.dumps([_without_tag(pair[0], part.tag), pair[1], *language])
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        yield None if digest in seen else pair
-        seen.add(digest)
-
-
-def _without_tag(text: str, tag: str) -> str:
-    return text.removeprefix(f"{tag} ") if tag else text
+        tag = f"{part.tag} " if part.tag else ""
+        yield (
+            part,
+            _encode_all(replace(encoder, policies=policies, tag=tag, start=start), of_part, num_workers, numbers),
+        )
 
 
 def _encode_all(
-    encoder: _Encoder, pairs: Iterator[tuple[str, str] | None], num_workers: int, numbers: Iterator[int]
+    encoder: _Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int]
 ) -> Iterator[_Chunk]:
     """Chunks in the order of the corpus; never more than a few in memory."""
     num_workers = num_workers or _num_cores()
@@ -335,7 +312,9 @@ def _encode_all(
         yield from _encode_in_processes(encoder, itertools.chain([first], chunks), num_workers)
 
 
-def _encode_in_processes(encoder: _Encoder, chunks: Iterable[tuple[Pairs, int]], num_workers: int) -> Iterator[_Chunk]:
+def _encode_in_processes(
+    encoder: _Encoder, chunks: Iterable[tuple[list[Unread], int]], num_workers: int
+) -> Iterator[_Chunk]:
     pool = worker_pool.start(num_workers, _start_worker, encoder)
     pending = deque()
     try:
@@ -358,7 +337,7 @@ def _start_worker(encoder: _Encoder) -> None:
     _worker_encoder = encoder
 
 
-def _work(pairs: Pairs, number: int) -> _Chunk:
+def _work(pairs: list[Unread], number: int) -> _Chunk:
     return _worker_encoder(pairs, number)
 
 

@@ -22,6 +22,8 @@ EXTENSIONS = (
     "inspection",
     "storage",
     "bulk_translation",
+    "subwords",
+    "mixtures",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -29,7 +31,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "planning": {"commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
-    "corpora": {"sources": ("jsonl", "parquet", "hf", "mtdata")},
+    "corpora": {"groups": ("filters",), "sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
@@ -46,6 +48,8 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "model.feed_forward": ("gated",),
         "model.norm_type": ("rmsnorm",),
     },
+    "subwords": {"groups": ("subwords",)},
+    "mixtures": {"groups": ("mixtures",)},
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
     "bulk_translation": {"commands": ("translate_file", "score")},

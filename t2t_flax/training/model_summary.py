@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
-from t2t_flax.config.mixture_keys import parse_limits, parse_mixture, parse_tags
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
 from t2t_flax.training.optimizer import make_optimizer
@@ -84,13 +84,7 @@ def _batches(config: Config) -> list[str]:
 
 
 def _sources(config: Config) -> list[str]:
-    d, names = config.data, list(parse_train_sources(config.data.train))
-    sampling = {"BPE-dropout": d.bpe_dropout, "unigram sampling, alpha": d.unigram_alpha}
-    lines = [
-        f"  {name} {strength:g}: epochs take turns through {d.subword_samples} segmentations"
-        for name, strength in sampling.items()
-        if strength
-    ]
+    d, lines = config.data, []
     if directions := trained_directions(d):
         lines.append(f"  directions: {', '.join(map(str, directions))}")
         lines.append(f"  tokens of the target languages: {' '.join(map(language_token, target_languages(d)))}")
@@ -98,19 +92,9 @@ def _sources(config: Config) -> list[str]:
         lines.append(f"  zero-shot, no training text: {', '.join(map(str, untrained))}")
     if d.train:
         lines.append(f"  dropped: {', '.join(_dropped(config))}")
-        lines += [f"  only the first {count:,} pairs of {name}" for name, count in parse_limits(d).items()]
-        lines += [f"  {tag} before the source sentences of {name}" for name, tag in parse_tags(d).items()]
-    if len(names) < 2:
-        return lines
-    lines += [f"  sources: {', '.join(names)}"]
-    for start, weights in parse_mixture(d):
-        if weights is None:
-            rule = "every pair equally often" if d.mixture_temperature == 1 else f"pairs^(1/{d.mixture_temperature:g})"
-            shares = f"by size ({rule})"
-        else:
-            shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
-        lines.append(f"  shares from update {start:,}: {shares}")
-    return lines
+    if len(names := list(parse_train_sources(d.train))) > 1:
+        lines.append(f"  sources: {', '.join(names)}")
+    return lines + [f"  {line}" for hook in data_hooks(config) for line in hook.explain()]
 
 
 def _dropped(config: Config) -> list[str]:
@@ -119,11 +103,9 @@ def _dropped(config: Config) -> list[str]:
     rules = {
         f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
         "pairs with an empty side": d.empty_lines == "drop",
-        f"pairs with {d.max_length_ratio:g} times as many tokens on one side": d.max_length_ratio,
-        "duplicates": d.drop_duplicates,
-        f"pairs in another language (probability {d.language_filter:g})": d.language_filter,
     }
-    return [rule for rule, applies in rules.items() if applies] or ["nothing"]
+    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
+    return [*(rule for rule, applies in rules.items() if applies), *filters] or ["nothing"]
 
 
 def _schedule(config: Config) -> list[str]:

@@ -50,7 +50,7 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     tx = make_optimizer(config)
     abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
     shards = mesh_lib.batch_shards(mesh)
-    batches = Batches(corpus.train, config.data, seed=config.seed.data, shards=shards, samples=corpus.samples)
+    batches = corpus.batches(config, shards=shards)
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 

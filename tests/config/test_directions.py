@@ -2,10 +2,9 @@
 
 import pytest
 
-from t2t_flax.config import Data, resolve
+from t2t_flax.config import Config, Data, resolve
 from t2t_flax.config.directions import (
     Direction,
-    control_symbols,
     direction_of_set,
     language_of_token,
     language_token,
@@ -14,6 +13,7 @@ from t2t_flax.config.directions import (
     trained_directions,
     untrained_directions,
 )
+from t2t_flax.data.hooks import symbols_of
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -23,7 +23,6 @@ DATA = Data(
     valid="en-de=v.tsv; bt=w.tsv",
     test="zero=t.tsv; de-en=u.tsv",
     directions="by_name, bt=de-en, zero=de-zh_Hans",
-    tags="bt=<bt>",
 )
 
 
@@ -39,7 +38,9 @@ def test_directions_come_from_names_and_entries():
     assert trained_directions(DATA) == [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
     assert untrained_directions(DATA) == [Direction("de", "zh_Hans")]
     assert target_languages(DATA) == ["de", "en", "zh_Hans"]
-    assert control_symbols(DATA) == ["<2de>", "<2en>", "<2zh_Hans>", "<bt>"]
+    control = ["<2de>", "<2en>", "<2zh_Hans>"]
+    assert symbols_of(Config(data=DATA)) == (control, [])
+    assert symbols_of(Config(data=DATA).with_values({"mixtures.tags": "bt=<bt>"})) == ([*control, "<bt>"], [])
     assert direction_of_set(DATA, "valid.bt") == direction_of_set(DATA, "bt") == ("de", "en")
 
 
@@ -51,8 +52,9 @@ def test_sources_without_names_are_named_after_their_split():
 
 
 def test_without_directions_there_is_one():
-    data = Data(train="clean=a.tsv; bt=b.tsv", tags="bt=<bt>")
-    assert not parse_directions(data) and not control_symbols(data) and not target_languages(data)
+    config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values({"mixtures.tags": "bt=<bt>"})
+    assert not parse_directions(config.data) and not target_languages(config.data)
+    assert symbols_of(config) == ([], ["<bt>"])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,6 @@ def test_without_directions_there_is_one():
         (dict(directions="nonsense"), "'nonsense' is not of the form NAME=VALUE"),
         (dict(directions="by_name, bt=de-en, zero=de-fr"), "translated into fr, but no source of config.data.train is.*It knows de, en"),
         (dict(directions="by_name, bt=de-en, zero=EN-de"), "en and EN would be two languages"),
-        (dict(tags="bt=<2de>"), "config.data.tags: <2de>, the tag of bt, is the token of a target language"),
         (dict(task="parsing"), "is for data.task = translation, not parsing"),
         (dict(valid="en-de=a; bt=b; EN-DE=c"), "two validation sets are named 'EN-DE'"),
         (dict(train="valid.x=a; bt=b", directions="by_name, bt=en-de, valid.x=en-de"), "the name 'valid.x' in config.data.train begins with 'valid.'"),
@@ -76,7 +77,7 @@ def test_without_directions_there_is_one():
     ],
 )  # fmt: skip
 def test_wrong_directions_are_refused_by_key(keys, message):
-    values = {name: getattr(DATA, name) for name in ("train", "valid", "test", "directions", "tags")} | keys
+    values = {name: getattr(DATA, name) for name in ("train", "valid", "test", "directions")} | keys
     with pytest.raises(UserError, match=message):
         resolve({"data": values})
 
@@ -90,7 +91,7 @@ def test_a_token_names_its_language(language):
 
 def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():
     """Moses cannot tokenize Chinese: its BLEU would have no mean over these sets."""
-    keys = {name: getattr(DATA, name) for name in ("train", "directions", "tags")}
+    keys = {name: getattr(DATA, name) for name in ("train", "directions")}
     keys |= {"valid": "en-de=v.tsv; en-zh_Hans.web=w.tsv", "test": "zero=t.tsv"}
     config = resolve({"data": keys, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
     with pytest.raises(UserError, match="config.eval.metric = 'tokenized_bleu' is not a metric"):

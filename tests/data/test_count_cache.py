@@ -40,7 +40,7 @@ def test_later_start_reuses_the_counts(tmp_path, store, monkeypatch):
     for n, keys in enumerate(KEYS):
         for seed in (0, 1):
             first[n, seed] = Batches(store, dataclasses.replace(DATA, **keys), seed=seed)
-    assert len(counted_windows) == sum(len(b.layouts[0].sampler.counts) for b in first.values()) >= 4 * len(first)
+    assert len(counted_windows) == sum(len(b.stream.sampler.counts) for b in first.values()) >= 4 * len(first)
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first), "a file for each set of keys"
     del counted_windows[:]
     for (n, seed), before in first.items():

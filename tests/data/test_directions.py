@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Config, Data, default_config, override, resolve
-from t2t_flax.config.directions import control_symbols
 from t2t_flax.config.special_tokens import EOS
-from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.mixture import mixtures
+from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import SourcePart
+from t2t_flax.data.sources.joined import StartedSource
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
@@ -29,8 +27,8 @@ KEYS = {
     "data.valid": "en-de=toy:valid:20; de-en=toy:valid:15",
     "data.test": "de-en=toy:test:10",
     "data.directions": "by_name, bt=de-en",
-    "data.tags": "bt=<bt>",
-    "data.limits": "de-en=100",
+    "mixtures.tags": "bt=<bt>",
+    "mixtures.limits": "de-en=100",
     "data.vocab_size": "400",
     "data.batch_tokens": "600",
     "data.max_length": "160",
@@ -50,13 +48,12 @@ def prepared(config, folder):
     return prepare_corpus(task_of(config), folder)
 
 
-@pytest.fixture(scope="module", params=["joint", "separate", "unigram", "bpe_dropout"])
+@pytest.fixture(scope="module", params=["joint", "separate", "unigram"])
 def corpus(request, tmp_path_factory):
     keys = {
         "joint": {},
         "separate": dict(joint_vocabulary=False, vocab_size=350),
         "unigram": dict(tokenizer="unigram"),
-        "bpe_dropout": dict(bpe_dropout=0.3, subword_samples=2),
     }
     config = config_of(**keys[request.param])
     folder = tmp_path_factory.mktemp("run")
@@ -68,13 +65,13 @@ def test_the_token_is_the_first_id_and_never_in_the_targets(corpus):
     ids = [data.tokenizers.source.control_id(token) for token in TOKENS]
     assert None not in ids and len(set(ids)) == 3
     to_german, to_english, tag = ids
-    for store in (data.train, *data.samples):
-        assert store.pairs_of_sources == [200, 100, 30]
-        starts = [[to_german]] * 200 + [[to_english]] * 100 + [[to_english, tag]] * 30
-        for i, start in enumerate(starts):
-            source, target = store.source(i).tolist(), store.target(i).tolist()
-            assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
-            assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
+    store = data.train
+    assert store.pairs_of_sources == [200, 100, 30]
+    starts = [[to_german]] * 200 + [[to_english]] * 100 + [[to_english, tag]] * 30
+    for i, start in enumerate(starts):
+        source, target = store.source(i).tolist(), store.target(i).tolist()
+        assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
+        assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
     for name, start in (("valid.en-de", to_german), ("valid.de-en", to_english)):
         assert {int(data.valid[name].source(i)[0]) for i in range(data.valid[name].num_pairs)} == {start}
 
@@ -97,8 +94,10 @@ def test_only_the_source_vocabulary_has_the_tokens(tmp_path):
 
 @pytest.fixture(scope="module")
 def source_tokenizer():
-    data = Data(vocab_size=360, train="en-de=x; de-en=y", directions="by_name", tags="en-de=<bt>")
-    return train_tokenizers(open_source("toy:train:60", source_language="en", target_language="de"), data).source
+    data = Data(vocab_size=360)
+    return train_tokenizers(
+        open_source("toy:train:60", source_language="en", target_language="de"), data, TOKENS
+    ).source
 
 
 @given(text=st.lists(st.sampled_from([*TOKENS, "a", " ", "<", "2"]), max_size=8).map("".join))
@@ -152,27 +151,13 @@ def test_tokenizers_without_the_token_are_refused(tmp_path):
 
 def test_the_length_limit_counts_the_token(tmp_path):
     source = open_source("toy:train:100", source_language="en", target_language="de")
-    data = Data(vocab_size=400, train="en-de=x; de-en=y", directions="by_name")
-    tokenizers = train_tokenizers(source, data)
-    directed = SourcePart(source, start_tokens=("<2de>",))
+    tokenizers = train_tokenizers(source, Data(vocab_size=400), TOKENS)
+    directed = StartedSource(source, ("<2de>",))
     for policy in ("drop", "truncate"):
         store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
         lengths = store.source_lengths
         assert lengths.max() <= 12 and store.meta["too_long"] > 0
         assert all(store.source(i)[0] == tokenizers.source.control_id("<2de>") for i in range(store.num_pairs))
-
-
-def test_a_pair_in_two_directions_is_no_duplicate(tmp_path):
-    (tmp_path / "a.tsv").write_text("OK\tOK\nYes\tJa\nYes\tJa\n")
-    keys = {"data.train": "en-de=a.tsv; fr-en=a.tsv", "data.directions": "by_name", "data.root": str(tmp_path)}
-    keys |= {
-        "data.vocab_size": "280",
-        "data.drop_duplicates": "True",
-        "data.max_length": "16",
-        "data.batch_tokens": "64",
-    }
-    store = prepared(resolve(override(default_config(), keys)), tmp_path / "run").train
-    assert store.pairs_of_sources == [2, 2] and store.meta["duplicate"] == 2
 
 
 def test_data_without_directions_have_the_recipe_of_earlier_versions():
@@ -181,7 +166,7 @@ def test_data_without_directions_have_the_recipe_of_earlier_versions():
     recipe, digest = recipe_of("f", pair, policies)
     assert recipe_of("f", pair, policies, None, []) == (recipe, digest)
     assert "start_tokens" not in recipe and recipe_of("f", pair, policies, None, [["<2de>"]])[1] != digest
-    assert control_symbols(SMALL_DATA) == []
+    assert hooks.symbols_of(Config(data=SMALL_DATA)) == ([], [])
 
 
 def test_the_test_set_of_a_direction_has_the_digest_of_its_text():
@@ -211,7 +196,7 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
         "data.directions": "by_name",
         "data.root": str(tmp_path),
         "data.vocab_size": "340",
-        "data.mixture_temperature": str(temperature),
+        "mixtures.temperature": str(temperature),
         "data.max_length": "32",
         "data.pack_length": "32",
         "data.batch_tokens": "200",
@@ -219,13 +204,11 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
     config = resolve(override(default_config(), keys))
     data = prepared(config, tmp_path / "run")
     weights = np.array(list(sizes.values())) ** (1 / temperature)
-    ((_, mixture),) = mixtures(data.train, config.data)
-    slots = mixture.slots if mixture else np.array(list(sizes.values()))
-    np.testing.assert_allclose(slots / slots.sum(), weights / weights.sum(), atol=0.01)
-    batches = Batches(data.train, config.data, seed=0)
+    batches = data.batches(config)
     firsts = [data.train.source(int(p))[0] for k in range(batches.updates_per_epoch) for p in batches.batch(k).pairs]
     tokens = [data.tokenizers.source.control_id(f"<2{language}>") for language in languages]
-    assert [firsts.count(token) for token in tokens] == slots.tolist()
+    counts = np.array([firsts.count(token) for token in tokens])
+    np.testing.assert_allclose(counts / counts.sum(), weights / weights.sum(), atol=0.01)
 
 
 def test_explain_and_training_name_the_directions(tmp_path):
@@ -257,9 +240,9 @@ def test_targets_that_the_tokenizer_cannot_write_are_counted(tmp_path):
 
 
 def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):
-    config = config_of(mixture_temperature=3)
+    config = config_of().with_values({"mixtures.temperature": 3.0})
     data = prepared(config, tmp_path)
-    batches, again = (Batches(data.train, config.data, seed=3) for _ in range(2))
+    batches, again = (data.batches(config) for _ in range(2))
     arrays = {k: batches.batch(k).arrays["source"] for k in (5, 0, 3)}
     for k in (0, 3, 5):
         np.testing.assert_array_equal(again.batch(k).arrays["source"], arrays[k])

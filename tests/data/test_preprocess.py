@@ -12,7 +12,8 @@ import pytest
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import preprocess, worker_pool
-from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.pair_filter import PairFilter
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store.integrity import VERIFIED
 from t2t_flax.data.store.token_store import TokenStore
@@ -277,43 +278,34 @@ def is_alive(pid):
         return False
 
 
-FILTERED = [
-    ("a house", "ein Haus"),
-    ("a dog", "ein Hund"),
-    ("a house", "ein Haus"),  # duplicate
-    ("a house", "das Haus"),
-    ("", "leer"),
-    ("a", "ein " * 12),  # of unlike lengths
-    ("the dog " * 60, "der Hund " * 60),  # too long
-    ("", "leer"),  # both duplicate and empty
-]
+class OddNumbers(PairFilter):
+    """Drops pairs in which a text ends with an odd number, and before that every pair with a 5 in it."""
+
+    reason, shown = "odd", "with odd numbers"
+
+    def in_order(self, parts, pairs):
+        return [("five" if "5" in pair[0] else pair for pair in of_part) for of_part in pairs]
+
+    def drops(self, pair):
+        return pair.source.rstrip(".")[-1] in "1379"
+
+
+class Fives(PairFilter):
+    reason, shown = "five", "with fives"
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, monkeypatch, num_workers):
+def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, monkeypatch, num_workers):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
-    source = open_pairs(tmp_path, FILTERED)
-    policies = replace(
-        POLICIES, max_length=100, on_too_long="drop", empty_lines="drop", max_length_ratio=4.0, drop_duplicates=True
-    )
+    source = open_pairs(tmp_path, [(f"house {i}", f"Haus {i}") for i in range(7)] + [("", "leer")])
+    policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
-    assert texts(store, tokenizers) == [FILTERED[i] for i in (0, 1, 3)]
-    reasons = ["duplicate", "empty", "length_ratio", "too_long", "duplicate"]
+    assert texts(store, tokenizers) == [(f"house {i}", f"Haus {i}") for i in (0, 2, 4, 6)]
     listed = list(preprocess.list_dropped(source, tokenizers, policies, num_workers=num_workers))
-    assert [reason for _, reason in listed] == reasons
-    assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["3", "5", "6", "7", "8"]
-    counts = {name: store.meta[name] for name in ("pairs_read", "dropped", *preprocess.REASONS)}
-    assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1, language=0)
-    assert "5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates" in store.describe()
-
-
-def test_filters_that_are_off_leave_digests_alone(tmp_path, tokenizers):
-    """Stores of earlier versions, which had no such filters, are found again."""
-    recipe, _ = recipe_of("f", tokenizers, POLICIES)
-    assert not {"max_length_ratio", "drop_duplicates"} & set(recipe)
-    digests = {
-        recipe_of("f", tokenizers, replace(POLICIES, **keys))[1]
-        for keys in ({}, dict(max_length_ratio=2.0), dict(drop_duplicates=True))
-    }
-    assert len(digests) == 3
+    assert [reason for _, reason in listed] == ["odd", "odd", "five", "empty"]
+    assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["2", "4", "6", "8"]
+    assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
+    alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd.tsv")
+    with pytest.raises(UserError, match="no pair is left of 1: .*, 1 are with odd numbers"):
+        prepare_split(alone, tokenizers, tmp_path / "none", policies)

@@ -15,7 +15,7 @@ from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import base, files_of, open_source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource, StartedSource
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -270,7 +270,7 @@ def test_every_source_yields_texts_of_one_line():
         def where(self, i):
             return ""
 
-    for source in (Letters("letters"), SourcePart(Letters("letters"), limit=1)):
+    for source in (Letters("letters"), StartedSource(Letters("letters"), ("<2de>",))):
         assert list(source.pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
     assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]

@@ -87,10 +87,10 @@ def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache
 
 
 def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
-    mixed = dict(mixture_temperature=4.0, drop_duplicates=True)
-    loop.train(start(config_of(data=mixed), tmp_path / "whole", cache), score=None)
-    loop.train(start(config_of(steps=3, data=mixed), tmp_path / "parts", cache), score=None)
-    loop.train(start(config_of(data=mixed), tmp_path / "parts", cache), score=None)
+    mixed = dict(filters=dict(duplicates=True), mixtures=dict(temperature=4.0))
+    loop.train(start(config_of(**mixed), tmp_path / "whole", cache), score=None)
+    loop.train(start(config_of(steps=3, **mixed), tmp_path / "parts", cache), score=None)
+    loop.train(start(config_of(**mixed), tmp_path / "parts", cache), score=None)
     curves = [[(m["step"], m["loss"]) for m in read_metrics(tmp_path / n) if "loss" in m] for n in ("whole", "parts")]
     assert curves[0] == curves[1] and len(curves[0]) == 6
 

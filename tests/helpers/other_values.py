@@ -10,10 +10,11 @@ from t2t_flax.config.schema import CORE_GROUPS, fields
 # Keys whose other value follows from neither their type nor their range, with further keys that it needs.
 _SPECIAL: dict[str, dict[str, Any]] = {
     "data.train": {"data.train": "en-de=toy:train:140"},
-    "data.mixture": {"data.mixture": "en-de=2"},
-    "data.tags": {"data.tags": "en-de=<bt>"},
+    "mixtures.shares": {"mixtures.shares": "en-de=2"},
+    "mixtures.temperature": {"mixtures.temperature": 2.0},
+    "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},
     "data.directions": {"data.directions": "en-de=en-de, valid=en-de"},
-    "data.limits": {"data.limits": "en-de=140"},
+    "mixtures.limits": {"mixtures.limits": "en-de=140"},
     "data.valid": {"data.valid": "toy:valid:20"},
     "data.test": {"data.test": "toy:test:4", "data.directions": "by_name, valid=en-de, test=en-de"},
     "data.task": {"data.task": "parsing"},
@@ -21,9 +22,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data.target_language": {"data.target_language": "fr"},
     "data.tokenizer": {"data.tokenizer": "unigram"},
     "data.batch_groups": {"data.batch_groups": 2, "data.batch_size_counts": "padded_tokens"},
-    "data.max_length_ratio": {"data.max_length_ratio": 3.0},
-    "data.language_filter": {"data.language_filter": 0.9},
-    "data.unigram_alpha": {"data.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
+    "filters.length_ratio": {"filters.length_ratio": 3.0},
+    "filters.language": {"filters.language": 0.9},
+    "subwords.unigram_alpha": {"subwords.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
     "decode.engine": {
         "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",
     },

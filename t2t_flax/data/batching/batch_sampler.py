@@ -8,11 +8,10 @@ training starts. So update k is computed in O(window), nothing is stored, and th
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
 from t2t_flax.errors import UserError
@@ -33,6 +32,16 @@ class Location(NamedTuple):
     piece: int
 
 
+class Slots(Protocol):
+    """The pairs of an epoch, some of them perhaps several times, others not at all. key: what they depend on, as JSON."""
+
+    size: int
+    key: Any
+
+    def pairs_at(self, slots: np.ndarray) -> np.ndarray:
+        """The pairs (int64 indices into the store) of slots from 0 to size - 1."""
+
+
 Pieces = list[np.ndarray]
 """The pairs (indices into the store) of each update of a window, in the order in which they are laid out."""
 
@@ -43,7 +52,7 @@ class BatchSampler:
     `source_lengths`, `target_lengths`: int arrays [N], EOS included. Each update holds at most `batch_tokens` real
     tokens of each side. `by_length` puts pairs of similar length together (5.1), so that an update with one pair in a
     row has at most twice as many slots as `batch_tokens`. `mean_length`: the larger mean of both sides, if
-    known. `mixture`: the pairs of an epoch; without it, each pair once.
+    known. `slots`: the pairs of an epoch; without them, each pair once.
     """
 
     def __init__(
@@ -55,11 +64,11 @@ class BatchSampler:
         by_length: bool,
         seed: int,
         mean_length: float | None = None,
-        mixture: Mixture | None = None,
+        slots: Slots | None = None,
     ):
         self._source, self._target = source_lengths, target_lengths
         self._tokens, self._by_length, self._seed = batch_tokens, by_length, seed
-        self.mixture, self._size = mixture, mixture.size if mixture else len(source_lengths)
+        self._slots, self._size = slots, slots.size if slots else len(source_lengths)
         mean = mean_length or max(float(np.mean(x)) for x in (source_lengths, target_lengths))
         self.windows = max(1, round(self._size / max(WINDOW_PAIRS, int(WINDOW_UPDATES * batch_tokens / mean))))
         self._bounds = np.linspace(0, self._size, self.windows + 1).astype(np.int64)
@@ -102,7 +111,7 @@ class BatchSampler:
     def _members(self, window: int) -> np.ndarray:
         index = np.arange(self._bounds[window], self._bounds[window + 1])
         index = bijection(index, self._size, key_of(self._seed, 2)) if len(self._bounds) > 2 else index
-        return self.mixture.pairs_at(index) if self.mixture else index
+        return self._slots.pairs_at(index) if self._slots else index
 
     def _order(self, window: int, key: int) -> np.ndarray:
         members = self._members(window)

@@ -4,7 +4,6 @@ A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. 
 data.microbatch_tokens. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
 """
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -15,10 +14,9 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
-from t2t_flax.data.batching.layouts import Layout, Layouts, phase_layouts
+from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.batching.shape_list import Size, smallest_fitting
-from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 
 
@@ -103,26 +101,25 @@ def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Sha
 class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
-    `shapes`: the closed list, ascending; every batch has one of them. `mixtures`: by the first update of each phase of
-    data.mixture; None where an epoch has each pair once. `updates_per_epoch`: of the first epoch. `layouts`: of each
-    phase and segmentation. `samples`: the pairs in further segmentations, of which one epoch after the other takes the next.
+    `further`: stores of the same pairs, which `make_stream` uses too. `shapes`: the closed list, ascending; every batch has one
+    of them. `updates_per_epoch`: of the first epoch.
     """
 
     def __init__(
-        self, store: TokenStore, config: Data, *, seed: int, shards: int = 1, samples: Sequence[TokenStore] = ()
+        self,
+        store: TokenStore,
+        config: Data,
+        *,
+        seed: int,
+        shards: int = 1,
+        further: Sequence[TokenStore] = (),
+        make_stream: MakeStream = plain_stream,
     ):
-        self._stores = [store, *samples]
-        of_stores = [
-            phase_layouts(one, config, key_of(seed, 8, number) if number else seed)
-            for number, one in enumerate(self._stores)
-        ]
-        self._starts = list(of_stores[0])
-        self._cycles = [_Cycle([phases[start] for phases in of_stores]) for start in self._starts]
-        self.mixtures = {start: layouts.sampler.mixture for start, layouts in of_stores[0].items()}
-        self.layouts = [layouts for cycle in self._cycles for layouts in cycle.layouts]
-        self.updates_per_epoch = self.layouts[0].sampler.updates_per_epoch
+        self._stores = [store, *further]
+        self.stream = make_stream(self._stores, config, seed, None)
+        self.updates_per_epoch = self.stream.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._sizes = _common_sizes([layouts.counts.sizes for layouts in self.layouts])
+        self._sizes = _common_sizes([part.counts.sizes for part in self.stream.parts])
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
         self._release()
@@ -131,36 +128,13 @@ class Batches:
         """Update k >= 0; the order of calls does not matter."""
         if k % WINDOW_UPDATES == 0:
             self._release()
-        phase = bisect.bisect_right(self._starts, k) - 1
-        sample, epoch, layout = self._cycles[phase].locate(k - self._starts[phase])
+        store, epoch, layout = self.stream.update(k)
         shape = self._shapes[smallest_fitting(self._sizes, layout.needed)]
-        return Batch(self._stores[sample], shape, layout.pairs, layout.row, layout.starts, epoch)
+        return Batch(store, shape, layout.pairs, layout.row, layout.starts, epoch)
 
     def _release(self) -> None:
         for store in self._stores:
             store.release()
-
-
-class _Cycle:
-    """Epochs of which each takes the next of several layouts of a corpus, and after the last the first again."""
-
-    def __init__(self, layouts: Sequence[Layouts]):
-        self.layouts = layouts
-        self._ends = np.cumsum([one.sampler.updates_per_epoch for one in layouts])
-        self._latest = 0
-
-    def locate(self, k: int) -> tuple[int, int, Layout]:
-        """(number of the layouts, epoch, layout) of update k."""
-        rounds, offset = divmod(k, int(self._ends[-1]))
-        number = int(np.searchsorted(self._ends, offset, side="right"))
-        layouts = self.layouts[number]
-        if number != self._latest:
-            self.layouts[self._latest].forget()
-            self._latest = number
-        of_number = layouts.sampler.updates_per_epoch
-        offset -= int(self._ends[number]) - of_number
-        epoch, window, piece = layouts.sampler.locate(rounds * of_number + offset)
-        return number, rounds * len(self.layouts) + number, layouts.of(epoch, window)[piece]
 
 
 def _common_sizes(lists: Sequence[list[Size]]) -> list[Size]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.mixture import Mixture
+from t2t_flax.data.batching.batch_sampler import Slots
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.filesystem import atomic_write
@@ -40,10 +40,10 @@ def load_or_count(
     seed: int,
     windows: int,
     count: Callable[[], UpdateCounts],
-    mixture: Mixture | None = None,
+    slots: Slots | None = None,
 ) -> UpdateCounts:
     """The counts of an earlier run with the same keys, or those of `count()`, which are then cached."""
-    if (mixture.size if mixture else store.num_pairs) < MIN_CACHED_PAIRS:
+    if (slots.size if slots else store.num_pairs) < MIN_CACHED_PAIRS:
         return count()
     keys = [
         VERSION,
@@ -55,7 +55,7 @@ def load_or_count(
         config.batch_groups,
     ]
     keys += [config.pack_length] if config.batching == "packed" else []
-    keys += [mixture.slots.tolist()] if mixture else []
+    keys += [slots.key] if slots else []
     name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
     path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
     try:

@@ -4,18 +4,17 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler
+from t2t_flax.data.batching.batch_sampler import BatchSampler, Slots
 from t2t_flax.data.batching.count_cache import UpdateCounts, load_or_count
-from t2t_flax.data.batching.mixture import Mixture, mixtures
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.batching.padded_sampler import PaddedBatchSampler
 from t2t_flax.data.batching.shape_list import Size, closed_list, smallest_fitting
-from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
 
@@ -37,25 +36,52 @@ class Layout:
     needed: Size
 
 
-class Layouts:
-    """The layouts of every window of a corpus, in which each update fits into one of `counts.sizes`.
+class Update(NamedTuple):
+    """The pairs of an update, their store, and the epoch that they belong to."""
 
-    Raises UserError for a pair that does not fit into a row.
+    store: TokenStore
+    epoch: int
+    layout: Layout
+
+
+class Stream(Protocol):
+    """Updates as a function of their number. parts: all layouts that it takes them from. updates_per_epoch: of the first
+    epoch.
     """
 
-    def __init__(self, store: TokenStore, config: Data, seed: int, mixture: Mixture | None = None):
-        self._store, self._config = store, config
-        self._packed = config.batching == "packed"
-        self.sampler = make_sampler(store, config, seed, mixture)
-        self._preferred = functools.lru_cache(maxsize=2)(lambda epoch, window: self._cut(epoch, window, 0))
-        self.counts = load_or_count(store, config, seed, self.sampler.windows, self._count, mixture)
-        self.sampler.counts = self.counts.updates
-        self.of = functools.lru_cache(maxsize=2)(self._of)
+    parts: Sequence["Layouts"]
+    updates_per_epoch: int
+
+    def update(self, k: int) -> Update:
+        """Update k >= 0; the order of calls does not matter."""
 
     def forget(self) -> None:
-        """Frees the windows that are laid out; they are laid out again where they are needed."""
+        """Frees what the next updates will not need; it is computed again where it is."""
+
+
+class Layouts:
+    """The layouts of every window of a corpus, in which each update fits into one of `counts.sizes`; a `Stream`.
+
+    slots: the pairs of an epoch; None = each pair of the store once. Raises UserError for a pair that does not fit into a row.
+    """
+
+    def __init__(self, store: TokenStore, config: Data, seed: int, slots: Slots | None = None):
+        self.store, self._config = store, config
+        self._packed = config.batching == "packed"
+        self.sampler = make_sampler(store, config, seed, slots)
+        self._preferred = functools.lru_cache(maxsize=2)(lambda epoch, window: self._cut(epoch, window, 0))
+        self.counts = load_or_count(store, config, seed, self.sampler.windows, self._count, slots)
+        self.sampler.counts = self.counts.updates
+        self.parts, self.updates_per_epoch = [self], self.sampler.updates_per_epoch
+        self._of = functools.lru_cache(maxsize=2)(self._lay_out_window)
+
+    def update(self, k: int) -> Update:
+        epoch, window, piece = self.sampler.locate(k)
+        return Update(self.store, epoch, self._of(epoch, window)[piece])
+
+    def forget(self) -> None:
         self._preferred.cache_clear()
-        self.of.cache_clear()
+        self._of.cache_clear()
 
     def _count(self) -> UpdateCounts:
         """Lays out epoch 0, window by window, and chooses sizes that hold all of it."""
@@ -68,7 +94,7 @@ class Layouts:
             needed.update(layout.needed for layout in layouts)
             if expected and not fitting:  # the size grows, so that later windows do not fail the same way
                 expected = [max(layout.needed for layout in layouts)]
-            self._store.release()
+            self.store.release()
         return UpdateCounts(self.sampler.counts, np.array(cuts), closed_list(self._config, needed, expected))
 
     def _expected(self) -> list[Size]:
@@ -80,7 +106,7 @@ class Layouts:
         locations = map(self.sampler.locate, range(min(self.sampler.updates_per_epoch, _SAMPLE)))
         return [max(self._preferred(epoch, window)[piece].needed for epoch, window, piece in locations)]
 
-    def _of(self, epoch: int, window: int) -> list[Layout]:
+    def _lay_out_window(self, epoch: int, window: int) -> list[Layout]:
         """The layout of each piece of a window.
 
         If none of the epoch's own cuts fits, the cut of epoch 0 is used, for which the sizes were counted.
@@ -105,22 +131,25 @@ class Layouts:
         return [*map(self._lay_out, next(itertools.islice(self.sampler.cuts(epoch, window), number, None)))]
 
     def _lay_out(self, pairs: np.ndarray) -> Layout:
-        lengths = [x[pairs] for x in self._store.lengths]
+        lengths = [x[pairs] for x in self.store.lengths]
         if not self._packed:
             return Layout(pairs, np.arange(len(pairs)), (0, 0), (max(int(x.max()) for x in lengths), len(pairs)))
         row, *starts = (x.astype(np.int32) for x in first_fit(*lengths, self._config.pack_length))
         return Layout(pairs, row, starts, (self._config.pack_length, int(row.max()) + 1))
 
 
-def phase_layouts(store: TokenStore, config: Data, seed: int) -> dict[int, Layouts]:
-    """The layouts of each phase of data.mixture by its first update; a single phase without a mixture."""
-    return {
-        start: Layouts(store, config, key_of(seed, 7, phase) if phase else seed, mixture)
-        for phase, (start, mixture) in enumerate(mixtures(store, config))
-    }
+SlotsOf = Callable[[TokenStore], Slots | None]
+MakeStream = Callable[[Sequence[TokenStore], Data, int, SlotsOf | None], Stream]
+"""(the stores of the training pairs, config.data, seed, the slots of a store's epoch if not each pair once) -> stream."""
 
 
-def make_sampler(store: TokenStore, config: Data, seed: int, mixture: Mixture | None = None) -> BatchSampler:
+def plain_stream(stores: Sequence[TokenStore], config: Data, seed: int, slots_of: SlotsOf | None = None) -> Layouts:
+    """Epochs of a single store, a `MakeStream`."""
+    (store,) = stores
+    return Layouts(store, config, seed, slots_of(store) if slots_of else None)
+
+
+def make_sampler(store: TokenStore, config: Data, seed: int, slots: Slots | None = None) -> BatchSampler:
     """The sampler of a store's updates. Raises UserError for a pair that does not fit into a row."""
     if config.batching == "packed" and store.longest > config.pack_length:
         raise UserError(
@@ -128,7 +157,7 @@ def make_sampler(store: TokenStore, config: Data, seed: int, mixture: Mixture | 
             f"{config.pack_length}: a pair must fit into one packed row. Raise config.data.pack_length, or lower "
             "config.data.max_length."
         )
-    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length, mixture=mixture)
+    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length, slots=slots)
     if config.batch_size_counts == "padded_tokens":
         return PaddedBatchSampler(*store.lengths, groups=config.batch_groups, **settings)
     return BatchSampler(*store.lengths, by_length=config.batching == "buckets", **settings)

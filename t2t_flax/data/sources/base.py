@@ -2,6 +2,8 @@
 
 import abc
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator
 
 from t2t_flax.errors import UserError
@@ -48,6 +50,10 @@ class Source(abc.ABC):
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
 
+    def without_tag(self, text: str) -> str:
+        """A source sentence without the source's tag."""
+        return text.removeprefix(f"{self.tag} ") if self.tag else text
+
     @property
     def parts(self) -> tuple["Source", ...]:
         """The sources of which this one consists, in order: several for `joined.JoinedSource`, else itself."""
@@ -69,6 +75,11 @@ class Context:
     root: str
     languages: tuple[str, str]
     label: str
+
+
+def sha256_of(value: object) -> str:
+    """Of a JSON value, in hex."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def one_line(text: str) -> str:

@@ -1,32 +1,23 @@
-"""Several sources as one corpus, with tags or control symbols before the source sentences of some and limits to their pairs."""
+"""Several sources as one corpus, with control symbols before the source sentences of some."""
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources.base import Source, sha256_of
 
 
-class SourcePart(Source):
-    """The first `limit` pairs of a source (0 = all), with `tag` and a space before each source sentence, or `start_tokens`
-    before its ids, on which the fingerprint does not depend.
-    """
+class StartedSource(Source):
+    """A source with `start_tokens` before the ids of its source sentences, on which the fingerprint does not depend."""
 
-    def __init__(self, source: Source, *, tag: str = "", limit: int = 0, start_tokens: tuple[str, ...] = ()):
-        super().__init__(source.spec, source.count and min(source.count, limit or source.count))
-        self._source, self.tag, self._limit, self.start_tokens = source, tag, limit, start_tokens
-        self.reference_count = source.reference_count
+    def __init__(self, source: Source, start_tokens: tuple[str, ...]):
+        super().__init__(source.spec, source.count)
+        self._source, self.start_tokens, self.reference_count = source, start_tokens, source.reference_count
 
     def read(self):
-        pairs = itertools.islice(self._source.read(), self._limit or None)
-        # An empty side stays empty, so that it is counted as such.
-        return ((f"{self.tag} {s}" if self.tag and s.strip() else s, *targets) for s, *targets in pairs)
+        return self._source.read()
 
     def fingerprint(self):
-        if not (self.tag or self._limit):
-            return self._source.fingerprint()
-        return _sha256([self._source.fingerprint(), self.tag, self._limit])
+        return self._source.fingerprint()
 
     def where(self, i):
         return self._source.where(i)
@@ -55,7 +46,7 @@ class JoinedSource(Source):
         return self.read()
 
     def fingerprint(self):
-        return _sha256([part.fingerprint() for part in self._parts])
+        return sha256_of([part.fingerprint() for part in self._parts])
 
     def where(self, i):
         for part in self._parts:
@@ -63,7 +54,3 @@ class JoinedSource(Source):
                 return part.where(i)
             i -= part.count
         return f"pair {i} after the last of {self.spec}"
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

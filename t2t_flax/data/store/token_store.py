@@ -34,9 +34,6 @@ _SHOWN_COUNTS = {
     "dropped": "dropped",
     "truncated": "truncated",
     "empty": "empty",
-    "length_ratio": "of unlike lengths",
-    "language": "in another language",
-    "duplicate": "duplicates",
 }
 
 
@@ -108,7 +105,8 @@ class TokenStore:
     def describe(self) -> str:
         """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
-        counts = [f"{self.meta[name]:,} {shown}" for name, shown in _SHOWN_COUNTS.items() if self.meta.get(name)]
+        shown_counts = _SHOWN_COUNTS | self.meta.get("filters", {})
+        counts = [f"{self.meta[name]:,} {shown}" for name, shown in shown_counts.items() if self.meta.get(name)]
         notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
         return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from etils import epath
 
 from t2t_flax.config import Data
-from t2t_flax.config.directions import control_symbols
 from t2t_flax.data.languages import Languages, read_languages, symbols_of, write_languages
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers.base import Tokenizer
@@ -124,19 +123,22 @@ class TokenizerPair:
         return TokenizerPair(source, target, read_languages(path, source.vocab_size))
 
 
-def train_tokenizers(source: Source, data: Data) -> TokenizerPair:
+def train_tokenizers(
+    source: Source, data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
+) -> TokenizerPair:
     """Trains one SentencePiece tokenizer on the sentences of both sides (section 5.1) or, without
-    `data.joint_vocabulary`, one for each side, of which that of the source has the control symbols of data.directions.
+    `data.joint_vocabulary`, one for each side, of which that of the source has the control symbols; see `train_sentencepiece`.
     `data.tokenizer_sentences` limits the sentences for each tokenizer. Raises UserError as `train_sentencepiece`.
     """
-    symbols = control_symbols(data)
     if data.joint_vocabulary:
-        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data, symbols)
+        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data, control_symbols, words)
         return TokenizerPair(joint, joint)
     sides = []
     for i, side in enumerate(("source", "target")):
         try:
-            sides.append(train_sentencepiece((pair[i] for pair in source.pairs()), data, () if i else symbols))
+            sides.append(
+                train_sentencepiece((pair[i] for pair in source.pairs()), data, () if i else control_symbols, words)
+            )
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

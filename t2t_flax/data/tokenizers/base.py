@@ -6,13 +6,10 @@ only the path.
 
 import abc
 import hashlib
-import random
 from collections.abc import Sequence
 
 from etils import epath
 
-from t2t_flax.data.tokenizers.segmentations import Segmentation
-from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 
 
@@ -30,10 +27,6 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of the text, without EOS."""
-
-    def sample(self, text: str, segmentation: Segmentation, generator: random.Random) -> list[int]:
-        """Ids of one of the text's segmentations, without EOS. Raises UserError if the tokenizer has one only."""
-        raise UserError(f"config.data.{segmentation.key} needs a SentencePiece model, not a {type(self).__name__}.")
 
     def control_id(self, symbol: str) -> int | None:
         """Id of a control symbol, to which no text is encoded; None if there is none of that name."""

@@ -9,11 +9,9 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.directions import language_token
-from t2t_flax.config.mixture_keys import parse_tags
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.segmentations import SAMPLERS, Sampler, Segmentation
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
@@ -30,7 +28,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         super().__init__(data)
         self._processor = SentencePieceProcessor(model_proto=data)
-        self._samplers: dict[str, Sampler] = {}
         special, symbols = {self._processor.unk_id()}, {}
         for i in filter(self._processor.is_control, range(len(self._processor))):
             if i in (self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()):
@@ -50,20 +47,14 @@ class SentencePieceTokenizer(Tokenizer):
         return len(self._to_model)
 
     def encode(self, text):
-        ids = self._processor.encode(text)
-        return ids if self._from_model is None else [self._from_model[i] for i in ids]
+        return self.renumbered(self._processor.encode(text))
 
-    def sample(self, text, segmentation, generator):
-        ids = self._sampler(segmentation).encode(text, segmentation.strength, generator)
+    def renumbered(self, ids: list[int]) -> list[int]:
+        """Our ids of those of the model."""
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
 
     def control_id(self, symbol):
         return self._symbols.get(symbol)
-
-    def _sampler(self, segmentation: Segmentation) -> Sampler:
-        if segmentation.key not in self._samplers:
-            self._samplers[segmentation.key] = SAMPLERS[segmentation.key](self.data)
-        return self._samplers[segmentation.key]
 
     def decode(self, ids):
         return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
@@ -88,13 +79,13 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def train_sentencepiece(
-    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()
+    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
 ) -> SentencePieceTokenizer:
     """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size,
     character_coverage, byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys
     give the same bytes.
 
-    control_symbols: pieces to which no text is encoded; without them, data.tags are pieces that are found in the text.
+    control_symbols: pieces to which no text is encoded. words: pieces that are found in the text, and never divided.
     normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Of more than
     `tokenizer_sentences` sentences, a uniform sample fixed by their positions is used. Raises UserError if there is no
     text, or vocab_size is too large or too small for it.
@@ -104,8 +95,8 @@ def train_sentencepiece(
     sample = _sample((s for s in sentences if s.strip()), data.tokenizer_sentences)
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
-    model, tags = io.BytesIO(), sorted(set(parse_tags(data).values()))
-    symbols: dict[str, Sequence[str]] = {"control_symbols": control_symbols} if control_symbols else {}
+    model = io.BytesIO()
+    symbols: dict[str, Sequence[str]] = {"control_symbols": list(control_symbols)} if control_symbols else {}
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
@@ -116,7 +107,7 @@ def train_sentencepiece(
             byte_fallback=data.byte_fallback,
             normalization_rule_name=data.normalization,
             split_digits=data.split_digits,
-            user_defined_symbols=[] if data.directions else tags,
+            user_defined_symbols=list(words),
             remove_extra_whitespaces=data.normalization != "identity",
             pad_id=PAD,
             eos_id=EOS,

@@ -1,6 +1,6 @@
-"""Corpora: JSON-lines and Parquet files, saved datasets of Hugging Face, and mtdata's index as sources."""
+"""Corpora: JSON-lines and Parquet files, saved datasets of Hugging Face, and mtdata's index as sources; filters of pairs."""
 
-from t2t_flax.registry import SourceForm, add_source
+from t2t_flax.registry import DATA_HOOKS, SourceForm, add_group, add_source
 
 _HERE = "t2t_flax.extensions.corpora"
 add_source(
@@ -32,3 +32,5 @@ add_source(
 add_source(
     "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
 )
+add_group("filters", f"{_HERE}.keys", "Filters")
+DATA_HOOKS.add(f"{_HERE}.filters", "filters.duplicates", "filters.length_ratio", "filters.language")

@@ -10,6 +10,7 @@ from typing import Any
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batches, Shape, shape_of
 from t2t_flax.data.batching.shape_list import bucket_edges
+from t2t_flax.data.hooks import training_stream
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.extensions.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
 from t2t_flax.extensions.planning.roofline import roofline
@@ -95,7 +96,9 @@ def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) 
     """The largest shape of a run over `shards` devices along the batch; see `make_plan`."""
     data = config.data
     if store:
-        batches = Batches(TokenStore.open(store), data, seed=config.seed.data, shards=shards)
+        batches = Batches(
+            TokenStore.open(store), data, seed=config.seed.data, shards=shards, make_stream=training_stream(config)
+        )
         return max(batches.shapes, key=lambda s: s.length * s.rows * s.micro)
     if data.batching == "packed":
         length, needed = data.pack_length, math.ceil(data.batch_tokens / int(data.pack_length * FILL))

@@ -1,6 +1,7 @@
 """Translation: sentence pairs, SentencePiece or BPE on both sides, BLEU."""
 
 from t2t_flax.config import parse_valid_sets
+from t2t_flax.data.hooks import symbols_of
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.tasks.base import Task
@@ -19,7 +20,7 @@ class Translation(Task):
         return open_source(spec, root=data.root, key=key, **languages)
 
     def train_tokenizers(self, source):
-        return train_tokenizers(source, self.config.data)
+        return train_tokenizers(source, self.config.data, *symbols_of(self.config))
 
     def validate_config(self):
         super().validate_config()

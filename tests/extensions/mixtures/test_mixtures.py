@@ -9,21 +9,33 @@ from helpers.configs import DATA, random_pairs, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.config.mixture_keys import check_mixture, parse_mixture
+from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.mixture import Mixture, mixtures
 from t2t_flax.data.dataset import check_sources, prepare_corpus
+from t2t_flax.data.hooks import symbols_of, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.mixtures.keys import parse_shares
+from t2t_flax.extensions.mixtures.part import Part
+from t2t_flax.extensions.mixtures.shares import Mixture, mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
-TWO = dataclasses.replace(DATA, train="clean=a.tsv; bt=b.tsv")
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
+
+
+def config_of(train="clean=a.tsv; bt=b.tsv", data=(), **keys) -> Config:
+    """keys: of mixtures."""
+    data = dataclasses.replace(DATA, train=train, **dict(data))
+    return Config(data=data).with_values({f"mixtures.{name}": value for name, value in keys.items()})
+
+
+def batches_of(store, seed=0, data=(), **keys) -> Batches:
+    config = config_of(data=data, **keys)
+    return Batches(store, config.data, seed=seed, make_stream=training_stream(config))
 
 
 @pytest.fixture
@@ -50,16 +62,16 @@ def an_epoch(batches) -> list:
 def test_every_pair_is_in_an_epoch_and_shares_are_kept(pairs, shares):
     names = [f"s{i}" for i in range(len(pairs))]
     weights = dict(zip(names, shares, strict=False))
-    data = Data(
+    config = config_of(
         train="; ".join(f"{name}=x.tsv" for name in names),
-        mixture=", ".join(f"{name}={weight}" for name, weight in weights.items()),
+        shares=", ".join(f"{name}={weight}" for name, weight in weights.items()),
     )
 
     class Store:
         pairs_of_sources = pairs
 
     try:
-        ((_, mixture),) = mixtures(Store, data)
+        ((_, mixture),) = mixtures(Store, config)
     except UserError as error:
         assert "Raise its share" in str(error)
         return
@@ -78,7 +90,7 @@ def test_every_pair_is_in_an_epoch_and_shares_are_kept(pairs, shares):
 
 
 def test_updates_have_the_shares_of_the_mixture(store):
-    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=3, bt=1"), seed=0)
+    batches = batches_of(store, shares="clean=3, bt=1")
     total = sum((sources_of(batch) for batch in an_epoch(batches)), Counter())
     assert total == {"clean": 270, "bt": 90}
     drawn = Counter(np.concatenate([batch.pairs for batch in an_epoch(batches)]).tolist())
@@ -86,31 +98,30 @@ def test_updates_have_the_shares_of_the_mixture(store):
 
 
 def test_sources_without_a_share_are_left_out(store):
-    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1"), seed=0)
+    batches = batches_of(store, shares="clean=1")
     assert sum((sources_of(batch) for batch in an_epoch(batches)), Counter()) == {"clean": 30}
 
 
 def test_shares_by_size_are_the_joined_corpus(store):
     """Named sources without a mixture give, batch for batch, what one file of all pairs gives."""
-    named, plain = Batches(store, TWO, seed=5), Batches(store, DATA, seed=5)
-    assert named.mixtures == {0: None}
+    named, plain = batches_of(store, seed=5), Batches(store, DATA, seed=5)
     for k in range(2 * plain.updates_per_epoch):
         np.testing.assert_array_equal(named.batch(k).pairs, plain.batch(k).pairs)
 
 
 def test_temperature_evens_out_the_sizes(store):
     sizes = {}
-    for temperature in (1.0, 2.0, 1e6):
-        ((_, mixture),) = mixtures(store, dataclasses.replace(TWO, mixture_temperature=temperature))
+    for temperature in (None, 1.0, 2.0, 1e6):
+        ((_, mixture),) = mixtures(store, config_of(temperature=temperature))
         sizes[temperature] = mixture and mixture.slots.tolist()
-    assert sizes[1.0] is None
+    assert sizes[None] is sizes[1.0] is None
     assert sizes[2.0] == [round(90 * 30**0.5 / 90**0.5), 90] and sizes[1e6] == [90, 90]
 
 
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
 def test_batches_do_not_depend_on_the_order_of_calls(store, batching):
-    data = dataclasses.replace(TWO, mixture="clean=2, bt=1; 7: bt=1", batching=batching)
-    first, second = Batches(store, data, seed=3), Batches(store, data, seed=3)
+    keys = dict(shares="clean=2, bt=1; 7: bt=1", data=dict(batching=batching))
+    first, second = (batches_of(store, seed=3, **keys) for _ in range(2))
     order = np.random.default_rng(0).permutation(25)
     pairs = {k: first.batch(int(k)).pairs for k in order}
     for k in range(25):
@@ -118,7 +129,7 @@ def test_batches_do_not_depend_on_the_order_of_calls(store, batching):
 
 
 def test_shares_change_at_the_given_update(store):
-    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1; 5: bt=1; 9: clean=1, bt=1"), seed=0)
+    batches = batches_of(store, shares="clean=1; 5: bt=1; 9: clean=1, bt=1")
     assert all(set(sources_of(batches.batch(k))) == {"clean"} for k in range(5))
     assert all(set(sources_of(batches.batch(k))) == {"bt"} for k in range(5, 9))
     assert set(sum((sources_of(batches.batch(k)) for k in range(9, 40)), Counter())) == {"clean", "bt"}
@@ -127,22 +138,22 @@ def test_shares_change_at_the_given_update(store):
 
 def test_schedule_repeats_no_order(store):
     """A later phase with the shares of the first draws new orders."""
-    batches = Batches(store, dataclasses.replace(TWO, mixture="clean=1, bt=1; 6: clean=1, bt=1"), seed=0)
+    batches = batches_of(store, shares="clean=1, bt=1; 6: clean=1, bt=1")
     assert any(batches.batch(k).pairs.tolist() != batches.batch(k + 6).pairs.tolist() for k in range(6))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (dict(mixture="clean=1, other=2"), "config.data.train has no source 'other'; the sources are clean, bt"),
-        (dict(mixture="clean=0, bt=1"), "'0' is not a share"),
-        (dict(mixture="clean=nan"), "'nan' is not a share"),
-        (dict(mixture="clean"), "'clean' is not of the form NAME=VALUE"),
-        (dict(mixture="clean=1, clean=2"), "names clean twice"),
-        (dict(mixture="clean=1; bt=1"), "write shares from update 0, then those of later updates"),
-        (dict(mixture="5: clean=1"), "write shares from update 0"),
-        (dict(mixture="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
-        (dict(mixture="clean=1", mixture_temperature=2.0), "config.data.mixture_temperature = 2.0 would have no effect"),
+        (dict(shares="clean=1, other=2"), "config.data.train has no source 'other'; the sources are clean, bt"),
+        (dict(shares="clean=0, bt=1"), "'0' is not a share"),
+        (dict(shares="clean=nan"), "'nan' is not a share"),
+        (dict(shares="clean"), "'clean' is not of the form NAME=VALUE"),
+        (dict(shares="clean=1, clean=2"), "names clean twice"),
+        (dict(shares="clean=1; bt=1"), "write shares from update 0, then those of later updates"),
+        (dict(shares="5: clean=1"), "write shares from update 0"),
+        (dict(shares="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
+        (dict(shares="clean=1", temperature=2.0), "config.mixtures.temperature = 2.0 would have no effect"),
         (dict(tags="bt=<b t>"), "'<b t>' is not one word"),
         (dict(tags="bt=</s>"), "</s> is a piece with a meaning of its own"),
         (dict(tags="bt=<0x0A>"), "<0x0A> is a piece with a meaning of its own"),
@@ -151,25 +162,25 @@ def test_schedule_repeats_no_order(store):
     ],
 )  # fmt: skip
 def test_wrong_mixtures_are_refused_by_key(keys, message):
-    with pytest.raises(UserError, match=r"config\.data\.") as error:
-        check_mixture(dataclasses.replace(TWO, **keys))
+    config = config_of(**keys)
+    with pytest.raises(UserError, match=r"config\.mixtures\.") as error:
+        config.group("mixtures").check(config)
     assert message in str(error.value)
 
 
 def test_epochs_cannot_be_counted_while_their_length_changes():
-    data = dict(train="clean=a.tsv; bt=b.tsv", mixture="clean=1; 9: bt=1")
+    keys = {"data.train": "clean=a.tsv; bt=b.tsv", "mixtures.shares": "clean=1; 9: bt=1", "eval.every_epochs": "1"}
     with pytest.raises(UserError, match="changes the length of an epoch: use config.eval.every_steps"):
-        resolve(override(default_config(), {**{f"data.{k}": v for k, v in data.items()}, "eval.every_epochs": "1"}))
+        resolve(override(default_config(), keys))
 
 
 def test_too_small_a_share_is_refused_with_what_to_do(store):
-    data = dataclasses.replace(TWO, mixture="clean=1000, bt=1")
-    with pytest.raises(UserError, match=r"so small a share of bt.*--config.data.limits=bt=N"):
-        mixtures(store, data)
+    with pytest.raises(UserError, match=r"so small a share of bt.*--config.mixtures.limits=bt=N"):
+        mixtures(store, config_of(shares="clean=1000, bt=1"))
 
 
 def test_phases_are_parsed_in_order():
-    phases = parse_mixture(dataclasses.replace(TWO, mixture="clean=3, bt=0.5 ; 20000: clean=1"))
+    phases = parse_shares(config_of(shares="clean=3, bt=0.5 ; 20000: clean=1"))
     assert phases == [(0, {"clean": 3.0, "bt": 0.5}), (20000, {"clean": 1.0})]
 
 
@@ -185,9 +196,9 @@ def text(tmp_path):
 
 
 def test_tag_and_limit_apply_to_one_source(text, tmp_path):
-    data = dataclasses.replace(TWO, vocab_size=320, tags="bt=<bt>")
-    source = JoinedSource("both", [text("a"), SourcePart(text("b"), tag="<bt>", limit=5)])
-    tokenizers = train_tokenizers(source, data)
+    config = config_of(data=dict(vocab_size=320), tags="bt=<bt>")
+    source = JoinedSource("both", [text("a"), Part(text("b"), tag="<bt>", limit=5)])
+    tokenizers = train_tokenizers(source, config.data, *symbols_of(config))
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert store.pairs_of_sources == [20, 4] and store.num_pairs == 24 and store.meta["empty"] == 1
     tag = tokenizers.source.pieces(range(tokenizers.source.vocab_size)).index("<bt>")
@@ -205,15 +216,15 @@ def test_content_decides_the_fingerprint(text):
     others = [
         fingerprint(text("b"), text("a")),
         fingerprint(text("a")),
-        fingerprint(text("a"), SourcePart(text("b"), tag="<bt>")),
-        fingerprint(text("a"), SourcePart(text("b"), limit=3)),
+        fingerprint(text("a"), Part(text("b"), tag="<bt>")),
+        fingerprint(text("a"), Part(text("b"), limit=3)),
     ]
     assert len({both, *others}) == 5
 
 
 def test_an_error_names_the_file_and_line_of_its_source(text, tmp_path):
     source = JoinedSource("both", [text("a"), text("b")])
-    tokenizers = train_tokenizers(source, dataclasses.replace(TWO, vocab_size=320))
+    tokenizers = train_tokenizers(source, dataclasses.replace(DATA, vocab_size=320))
     strict = dataclasses.replace(POLICIES, empty_lines="error")
     with pytest.raises(UserError, match=r"b\.tsv line 2: one side of the pair is empty"):
         prepare_split(source, tokenizers, tmp_path / "s", strict)
@@ -231,9 +242,9 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     keys = {
         "data.root": str(tmp_path),
         "data.train": "clean=a.tsv; bt=b.tsv",
-        "data.tags": "bt=<bt>",
-        "data.limits": "bt=10",
-        "data.mixture": "clean=1, bt=1",
+        "mixtures.tags": "bt=<bt>",
+        "mixtures.limits": "bt=10",
+        "mixtures.shares": "clean=1, bt=1",
         "data.vocab_size": "320",
         "data.batch_tokens": "60",
         "data.pack_length": "30",
@@ -241,35 +252,19 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     }
     config = resolve(override(default_config(), keys))
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
-    batches = Batches(corpus.train, config.data, seed=0)
     assert corpus.train.pairs_of_sources == [20, 9]
-    assert batches.mixtures[0].describe().startswith("clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs")
+    shown = "mixture from update 0: clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs"
+    assert shown in corpus.describe_train(config)
     assert JoinedSource("x", [text("a"), text("b")]).count is None
     summary = describe(config)
     assert "shares from update 0: clean 50.0%, bt 50.0%" in summary
     assert "<bt> before the source sentences of bt" in summary and "only the first 10 pairs of bt" in summary
     assert "dropped: pairs of more than 30 tokens a side, pairs with an empty side\n" in summary
-    filters = {"data.on_too_long": "truncate", "data.empty_lines": "error"}
-    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys | filters)))
-    filters |= {"data.max_length_ratio": "3", "data.drop_duplicates": "True", "data.language_filter": "0.95"}
-    assert (
-        "dropped: pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)\n"
-        in describe(resolve(override(default_config(), keys | filters)))
-    )
-
-
-def test_duplicates_are_found_across_sources_whatever_their_tags(text, tmp_path):
-    source = JoinedSource("both", [text("a"), SourcePart(text("a"), tag="<bt>"), text("b")])
-    tokenizers = train_tokenizers(source, dataclasses.replace(TWO, vocab_size=320))
-    policies = dataclasses.replace(POLICIES, drop_duplicates=True)
-    with pytest.raises(UserError, match="no pair is left of 20.*20 occurred before"):
-        prepare_split(source, tokenizers, tmp_path / "s", policies)
 
 
 def test_a_store_of_other_sources_is_refused(store):
-    data = dataclasses.replace(TWO, train="a=a.tsv; b=b.tsv; c=c.tsv")
     with pytest.raises(UserError, match="has 3 sources, but the token store .* was written from 2"):
-        mixtures(store, data)
+        mixtures(store, config_of(train="a=a.tsv; b=b.tsv; c=c.tsv"))
 
 
 def test_every_source_is_opened_before_work_begins(text, tmp_path):

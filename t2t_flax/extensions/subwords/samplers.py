@@ -1,4 +1,4 @@
-"""Subword regularisation: segmentations drawn at random, as a function of a key."""
+"""Draws segmentations of a text at random."""
 
 import abc
 import bisect
@@ -10,26 +10,7 @@ import random
 import re
 from typing import ClassVar
 
-from t2t_flax.data.hashing import key_of
 from t2t_flax.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class Segmentation:
-    """One of the segmentations of a corpus. key: of config.data, in `SAMPLERS`; strength: its value. seed, number: which one."""
-
-    key: str
-    strength: float
-    seed: int
-    number: int
-
-    def generator(self, chunk: int) -> random.Random:
-        """The generator of a chunk of the corpus, in the order of its sentences, source before target."""
-        return random.Random(key_of(self.seed, 9, self.number, chunk))
-
-    def as_stored(self) -> dict[str, float]:
-        """As part of a store's recipe."""
-        return {SAMPLERS[self.key].STORED: self.strength, "seed": self.seed, "number": self.number}
 
 
 class Sampler(abc.ABC):
@@ -38,7 +19,7 @@ class Sampler(abc.ABC):
     """
 
     KEY: ClassVar[str]
-    """The key of config.data that holds the strength."""
+    """The key of config.subwords that holds the strength."""
     STORED: ClassVar[str]
     """The name of the strength in a store's recipe."""
     MODEL: ClassVar[str]
@@ -53,7 +34,7 @@ class Sampler(abc.ABC):
         kind = type(trainer).ModelType.Name(trainer.model_type).lower()
         if kind != self.MODEL:
             raise UserError(
-                f"config.data.{self.KEY} needs a SentencePiece model of type {self.MODEL}: this one is of type {kind}."
+                f"config.subwords.{self.KEY} needs a SentencePiece model of type {self.MODEL}: this one is of type {kind}."
             )
         kinds = proto.SentencePiece
         self._processor = SentencePieceProcessor(model_proto=model)
@@ -171,4 +152,4 @@ class UnigramSampling(Sampler):
 
 
 SAMPLERS: dict[str, type[Sampler]] = {sampler.KEY: sampler for sampler in (BpeDropout, UnigramSampling)}
-"""Key of config.data -> its sampler."""
+"""Key of config.subwords -> its sampler."""

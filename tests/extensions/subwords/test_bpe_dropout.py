@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.data import preprocess
-from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.segmentations import Segmentation
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.subwords.segmentation import Segmentation
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -27,8 +26,8 @@ KEYS = {
     "data.batch_tokens": "300",
     "data.max_length": "60",
     "data.pack_length": "60",
-    "data.bpe_dropout": "0.3",
-    "data.subword_samples": "3",
+    "subwords.bpe_dropout": "0.3",
+    "subwords.samples": "3",
 }
 
 
@@ -99,8 +98,8 @@ WORDS = [
 @settings(max_examples=200, deadline=None)
 def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallback, text):
     tokenizer = models[byte_fallback]
-    assert tokenizer.sample(text, dropout_of(0.0), random.Random(0)) == tokenizer.encode(text)
-    sampled = tokenizer.sample(text, dropout_of(0.5), random.Random(0))
+    assert dropout_of(0.0).draw(tokenizer, text, random.Random(0)) == tokenizer.encode(text)
+    sampled = dropout_of(0.5).draw(tokenizer, text, random.Random(0))
     if byte_fallback:
         assert tokenizer.decode(sampled) == tokenizer.decode(tokenizer.encode(text))
 
@@ -109,7 +108,7 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
 def models(source):
     return {
         fallback: train_tokenizers(
-            source, Data(train="a=x.tsv", tags="a=<bt>", vocab_size=350 if fallback else 90, byte_fallback=fallback)
+            source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback), words=["<bt>"]
         ).source
         for fallback in (True, False)
     }
@@ -117,14 +116,16 @@ def models(source):
 
 def test_every_merge_dropped_leaves_characters(models):
     tokenizer = models[True]
-    pieces = tokenizer.pieces(tokenizer.sample("<bt> the house", dropout_of(0.999999), random.Random(0)))
+    pieces = tokenizer.pieces(dropout_of(0.999999).draw(tokenizer, "<bt> the house", random.Random(0)))
     assert pieces == ["▁", "<bt>", *"▁the▁house"]
 
 
 def test_other_models_are_refused(source):
     unigram = train_tokenizers(source, Data(tokenizer="unigram", vocab_size=35, byte_fallback=False))
-    with pytest.raises(UserError, match="config.data.bpe_dropout needs a SentencePiece model of type bpe: .* unigram"):
-        unigram.source.sample("the house", dropout_of(0.1), random.Random(0))
+    with pytest.raises(
+        UserError, match="config.subwords.bpe_dropout needs a SentencePiece model of type bpe: .* unigram"
+    ):
+        dropout_of(0.1).draw(unigram.source, "the house", random.Random(0))
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +136,9 @@ def corpus(tmp_path_factory):
 
 def test_each_epoch_reads_the_next_segmentation(corpus):
     config, corpus = corpus
-    stores = [corpus.train, *corpus.samples]
+    stores = [corpus.train, *corpus.further]
     assert len(stores) == 3
-    batches = Batches(corpus.train, config.data, seed=0, samples=corpus.samples)
+    batches = corpus.batches(config)
     seen: dict[int, list[int]] = {}
     for k in range(200):
         batch = batches.batch(k)
@@ -151,7 +152,7 @@ def test_each_epoch_reads_the_next_segmentation(corpus):
 
 def test_batches_are_functions_of_their_number(corpus):
     config, corpus = corpus
-    first, second = (Batches(corpus.train, config.data, seed=0, samples=corpus.samples) for _ in range(2))
+    first, second = (corpus.batches(config) for _ in range(2))
     arrays = {int(k): first.batch(int(k)).arrays for k in np.random.default_rng(0).permutation(40)}
     for k in range(40):
         for name, array in second.batch(k).arrays.items():
@@ -173,7 +174,7 @@ def test_validation_text_has_one_segmentation(corpus):
         ({"eval.every_epochs": "1"}, "bpe_dropout = 0.3 changes the length of an epoch"),
         ({"data.task": "parsing"}, "needs data.tokenizer = bpe, not data.task = parsing"),
         ({"data.tokenizer": "unigram"}, "needs data.tokenizer = bpe, not data.tokenizer = unigram"),
-        ({"data.subword_samples": "1"}, "subword_samples"),
+        ({"subwords.samples": "1"}, "subwords.samples"),
     ],
 )
 def test_contradictory_keys_are_refused(keys, message):
@@ -210,3 +211,12 @@ def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_pat
     encoder = preprocess._Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
     chunk = encoder([("xy" * 50_000, "short"), ("the house", "das Haus")], 0)
     assert chunk.dropped == [(0, "too_long")] and chunk.counts["pairs_read"] == 2
+
+
+def test_control_symbols_come_before_every_segmentation(tmp_path):
+    keys = KEYS | {"data.train": "toy:train:120", "data.directions": "train=en-de", "data.vocab_size": "360"}
+    config = resolve(override(default_config(), keys))
+    prepared = prepare_corpus(task_of(config), tmp_path)
+    symbol = prepared.tokenizers.source.control_id("<2de>")
+    for store in (prepared.train, *prepared.further):
+        assert all(sentence[0] == symbol and sentence.count(symbol) == 1 for sentence in ids(store))

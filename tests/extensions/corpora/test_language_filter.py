@@ -1,4 +1,4 @@
-"""data.language_filter drops pairs with a side in another language, counted and listed like the other filters."""
+"""filters.language drops pairs with a side in another language, counted and listed like the other filters."""
 
 import dataclasses
 import importlib.metadata
@@ -10,14 +10,16 @@ import pytest
 
 from t2t_flax import jobs
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import language_filter, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus, training_policies
-from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.preprocess import Policies, list_dropped, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource, SourcePart
+from t2t_flax.data.sources.joined import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora import language_filter
+from t2t_flax.extensions.corpora.filters import OtherLanguages
+from t2t_flax.extensions.corpora.language_filter import LanguageFilter
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -74,14 +76,18 @@ def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
     (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
     opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    source = JoinedSource("both", [opened, SourcePart(opened, tag="<die Übersetzung der Maschine>")])
+    tag = "<die Übersetzung der Maschine>"
+    (tmp_path / "tagged.tsv").write_text("".join(f"{tag} {s}\t{t}\n" if s else f"\t{t}\n" for s, t in PAIRS))
+    tagged = open_source("tagged.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    tagged.tag = tag
+    source = JoinedSource("both", [opened, tagged])
     tokenizers = train_tokenizers(source, Data(vocab_size=300))
-    policies = dataclasses.replace(POLICIES, language_filters=(FILTER, FILTER))
+    policies = dataclasses.replace(POLICIES, filters=(OtherLanguages((FILTER, FILTER)),))
     store = prepare_split(source, tokenizers, tmp_path / "store", policies, num_workers=1)
     assert (
-        store.num_pairs == 4 and store.meta["language"] == 6 and store.meta["empty"] == 2 and store.meta["dropped"] == 6
+        store.num_pairs == 4 and store.meta["language"] == 4 and store.meta["empty"] == 2 and store.meta["dropped"] == 6
     )
-    assert "6 in another language" in store.describe()
+    assert "4 in another language" in store.describe()
     dropped = list(list_dropped(source, tokenizers, policies, num_workers=1))
     assert [reason for _, reason in dropped] == ["language", "empty", "language"] * 2
     assert [where.rsplit(" ", 1)[1] for where, _ in dropped] == ["2", "3", "4"] * 2
@@ -100,7 +106,9 @@ def test_without_the_filter_digests_are_those_of_earlier_versions():
     plain, digest = recipe_of("f", tokenizers, POLICIES)
     assert "language_filters" not in plain
     others = [FILTER, LanguageFilter(("en", "de"), 0.9), LanguageFilter(("en", "fr"), 0.95)]
-    digests = {recipe_of("f", tokenizers, dataclasses.replace(POLICIES, language_filters=(f,)))[1] for f in others}
+    digests = {
+        recipe_of("f", tokenizers, dataclasses.replace(POLICIES, filters=(OtherLanguages((f,)),)))[1] for f in others
+    }
     assert len(digests | {digest}) == 4
 
 
@@ -108,7 +116,7 @@ def test_without_the_filter_digests_are_those_of_earlier_versions():
 def test_recipe_names_the_version_that_decided(monkeypatch):
     def recipe():
         tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
-        return recipe_of("f", tokenizers, dataclasses.replace(POLICIES, language_filters=(FILTER,)))
+        return recipe_of("f", tokenizers, dataclasses.replace(POLICIES, filters=(OtherLanguages((FILTER,)),)))
 
     (stored, digest), installed = recipe(), importlib.metadata.version("py3langid")
     assert [each["py3langid"] for each in stored["language_filters"]] == [installed]
@@ -117,13 +125,17 @@ def test_recipe_names_the_version_that_decided(monkeypatch):
 
 
 def config_of(**keys):
-    values = {"data.train": "toy:train:30", "data.vocab_size": "300", "data.language_filter": "0.95"}
-    return resolve(override(default_config(), values | {f"data.{name}": value for name, value in keys.items()}))
+    values = {"data.train": "toy:train:30", "data.vocab_size": "300", "filters.language": "0.95"}
+    return resolve(
+        override(
+            default_config(), values | {name if "." in name else f"data.{name}": value for name, value in keys.items()}
+        )
+    )
 
 
 def test_the_config_names_the_languages():
-    assert training_policies(config_of()).language_filters == (FILTER,)
-    assert training_policies(config_of(language_filter="0")).language_filters == ()
+    assert training_policies(config_of()).filters == (OtherLanguages((FILTER,)),)
+    assert training_policies(config_of(**{"filters.language": "0"})).filters == ()
 
 
 @needs_py3langid
@@ -152,16 +164,16 @@ def test_unknown_languages_are_refused_before_the_tokenizer_is_trained(tmp_path)
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     language_filter._identifier.cache_clear()
-    with pytest.raises(UserError, match=r"language_filter needs py3langid: pip install -e '.\[langid\]'"):
+    with pytest.raises(UserError, match=r"filters.language needs py3langid: pip install -e '.\[langid\]'"):
         prepare_corpus(task_of(config_of()), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"language_filter": "0.3"}, "language_filter = 0.3 is less than 0.5"),
-        ({"language_filter": "1.5"}, "language_filter"),
-        ({"task": "parsing"}, "language_filter = 0.95 needs data.task = translation"),
+        ({"filters.language": "0.3"}, "filters.language = 0.3 is less than 0.5"),
+        ({"filters.language": "1.5"}, "filters.language"),
+        ({"task": "parsing"}, "filters.language = 0.95 needs data.task = translation"),
     ],
 )
 def test_contradictory_keys_are_refused(keys, message):

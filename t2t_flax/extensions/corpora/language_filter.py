@@ -1,4 +1,4 @@
-"""Language identification of training pairs, `data.language_filter`, by py3langid, whose model comes with the package."""
+"""Language identification of training pairs, `filters.language`, by py3langid, whose model comes with the package."""
 
 import dataclasses
 import functools
@@ -41,8 +41,8 @@ class LanguageFilter:
         for side, language in zip(("source", "target"), self.languages, strict=True):
             if _base(language) not in labels:
                 raise UserError(
-                    f"config.data.language_filter cannot identify the {side} language {language}: py3langid knows "
-                    f"{', '.join(sorted(labels))}. Set config.data.language_filter = 0 for no filter."
+                    f"config.filters.language cannot identify the {side} language {language}: py3langid knows "
+                    f"{', '.join(sorted(labels))}. Set config.filters.language = 0 for no filter."
                 )
 
     def _is_foreign(self, text: str, language: str) -> bool:
@@ -70,4 +70,4 @@ def _identifier() -> Any:
 
 
 def _missing() -> UserError:
-    return UserError(f"config.data.language_filter needs py3langid: {install_hint('langid')}.")
+    return UserError(f"config.filters.language needs py3langid: {install_hint('langid')}.")

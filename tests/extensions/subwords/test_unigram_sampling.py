@@ -13,14 +13,14 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data import preprocess
-from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.segmentations import Segmentation, UnigramSampling
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.subwords.samplers import UnigramSampling
+from t2t_flax.extensions.subwords.segmentation import Segmentation
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -32,8 +32,8 @@ KEYS = {
     "data.batch_tokens": "300",
     "data.max_length": "60",
     "data.pack_length": "60",
-    "data.unigram_alpha": "0.2",
-    "data.subword_samples": "3",
+    "subwords.unigram_alpha": "0.2",
+    "subwords.samples": "3",
 }
 
 
@@ -55,8 +55,9 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def models(source) -> dict[str, SentencePieceTokenizer]:
-    tagged = {name: Data(train="a=x.tsv", tags="a=<bt>", tokenizer="unigram", **keys) for name, keys in MODELS.items()}
-    return {name: train_tokenizers(source, data).source for name, data in tagged.items()} | {"crossing": crossing()}
+    of = {name: Data(tokenizer="unigram", **keys) for name, keys in MODELS.items()}
+    trained = {name: train_tokenizers(source, data, words=["<bt>"]).source for name, data in of.items()}
+    return trained | {"crossing": crossing()}
 
 
 def crossing() -> SentencePieceTokenizer:
@@ -138,7 +139,7 @@ def test_frequencies_are_those_of_the_enumerated_distribution(models, model, tex
         weights[joined_ids(tokenizer, pieces)] += math.exp(alpha * score)
     total = weights.total()
     draws, generator = 4000, random.Random(0)
-    counts = Counter(tuple(tokenizer.sample(text, sampling(alpha), generator)) for _ in range(draws))
+    counts = Counter(tuple(sampling(alpha).draw(tokenizer, text, generator)) for _ in range(draws))
     assert set(counts) <= set(weights) and len(weights) > 1
     for ids, weight in weights.items():
         p = weight / total
@@ -185,7 +186,7 @@ def log_probability(tokenizer, ids) -> float:
 def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, text):
     """Where several are equally probable, SentencePiece keeps the first that its float32 sums prefer."""
     tokenizer = models[model]
-    best, own = tokenizer.encode(text), tokenizer.sample(text, sampling(1e9), random.Random(0))
+    best, own = tokenizer.encode(text), sampling(1e9).draw(tokenizer, text, random.Random(0))
     if own != best:
         assert log_probability(tokenizer, own) == pytest.approx(log_probability(tokenizer, best), rel=1e-5)
     assert tokenizer.decode(own) == tokenizer.decode(best)
@@ -196,8 +197,8 @@ def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, te
 @settings(max_examples=100, deadline=None)
 def test_every_draw_spells_the_text_and_keeps_tags_whole(models, model, text, seed):
     tokenizer = models[model]
-    ids = tokenizer.sample(text, sampling(0.05), random.Random(seed))
-    assert ids == tokenizer.sample(text, sampling(0.05), random.Random(seed))
+    ids = sampling(0.05).draw(tokenizer, text, random.Random(seed))
+    assert ids == sampling(0.05).draw(tokenizer, text, random.Random(seed))
     assert tokenizer.pieces(ids).count("<bt>") == tokenizer.pieces(tokenizer.encode(text)).count("<bt>")
     if model == "bytes":
         assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
@@ -207,7 +208,7 @@ def test_smaller_alpha_makes_more_pieces(models):
     generator = random.Random(0)
     lengths = [
         sum(
-            len(models["bytes"].sample(text, sampling(alpha), generator))
+            len(sampling(alpha).draw(models["bytes"], text, generator))
             for text in ["there is something in the weather", "Die Frauen"]
         )
         for alpha in (5.0, 0.5, 0.01)
@@ -236,16 +237,16 @@ def test_a_segmentation_is_a_function_of_seed_and_number(source, models, tmp_pat
 
 def test_long_texts_without_spaces(models):
     text = "there" * 1_000
-    ids = models["bytes"].sample(text, sampling(0.2), random.Random(0))
+    ids = sampling(0.2).draw(models["bytes"], text, random.Random(0))
     assert models["bytes"].decode(ids) == text
 
 
 def test_each_epoch_reads_the_next_segmentation_and_validation_text_has_one(tmp_path):
     config = resolve(override(default_config(), {"data.train": "toy:train:120", "data.valid": "toy:valid:20", **KEYS}))
     corpus = prepare_corpus(task_of(config), tmp_path)
-    stores = [corpus.train, *corpus.samples]
+    stores = [corpus.train, *corpus.further]
     assert len(stores) == 3 and len({str(ids_of(store)) for store in stores}) == 3
-    batches = Batches(corpus.train, config.data, seed=0, samples=corpus.samples)
+    batches = corpus.batches(config)
     epochs = [batches.batch(k) for k in range(60)]
     assert {batch.epoch for batch in epochs} > {0, 1, 2, 3}
     assert all(batch.store is stores[batch.epoch % 3] for batch in epochs)
@@ -259,10 +260,11 @@ def test_each_epoch_reads_the_next_segmentation_and_validation_text_has_one(tmp_
 
 def test_pairs_that_are_dropped_in_some_segmentations_are_reported(tmp_path):
     keys = KEYS | {"data.train": "toy:train:120", "data.max_length": "20"}
-    corpus = prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path)
-    counts = [store.num_pairs for store in (corpus.train, *corpus.samples)]
+    config = resolve(override(default_config(), keys))
+    corpus = prepare_corpus(task_of(config), tmp_path)
+    counts = [store.num_pairs for store in (corpus.train, *corpus.further)]
     assert min(counts) < max(counts) < 120
-    assert corpus.describe_train().endswith(f"; {min(counts)} to {max(counts)} pairs in the 3 segmentations")
+    assert corpus.describe_train(config).endswith(f"\n{min(counts)} to {max(counts)} pairs in the 3 segmentations")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_pairs_that_are_dropped_in_some_segmentations_are_reported(tmp_path):
         ({"eval.every_epochs": "1"}, "unigram_alpha = 0.2 changes the length of an epoch"),
         ({"data.task": "parsing"}, "unigram_alpha = 0.2 needs data.tokenizer = unigram, not data.task = parsing"),
         ({"data.tokenizer": "bpe"}, "needs data.tokenizer = unigram, not data.tokenizer = bpe"),
-        ({"data.bpe_dropout": "0.1"}, "bpe_dropout = 0.1 needs data.tokenizer = bpe, not data.tokenizer = unigram"),
+        ({"subwords.bpe_dropout": "0.1"}, "bpe_dropout = 0.1 needs data.tokenizer = bpe, not data.tokenizer = unigram"),
     ],
 )
 def test_contradictory_keys_are_refused(keys, message):
@@ -284,4 +286,4 @@ def test_other_models_are_refused(source):
     with pytest.raises(
         UserError, match="unigram_alpha needs a SentencePiece model of type unigram: this one is of type bpe"
     ):
-        bpe.source.sample("the house", sampling(0.1), random.Random(0))
+        sampling(0.1).draw(bpe.source, "the house", random.Random(0))

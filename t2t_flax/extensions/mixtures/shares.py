@@ -5,15 +5,18 @@ pairs once, the others have theirs several times. So an epoch leaves no pair out
 and the batch sampler shuffles and cuts them as it does the pairs of a single corpus.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from t2t_flax.config import Data, parse_train_sources
-from t2t_flax.config.mixture_keys import parse_mixture
+from t2t_flax.config import Config, Data, parse_train_sources
+from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
+from t2t_flax.data.hashing import key_of
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.mixtures.keys import parse_shares
 
 LARGEST = 32
 """An epoch has at most this many slots for each pair of its sources, since all of them are laid out before training."""
@@ -35,6 +38,11 @@ class Mixture:
         """Slots of an epoch."""
         return int(self.slots.sum())
 
+    @property
+    def key(self) -> list[int]:
+        """What the pairs of an epoch depend on."""
+        return self.slots.tolist()
+
     def pairs_at(self, slots: np.ndarray) -> np.ndarray:
         """The pairs (int64 indices into the store) of slots from 0 to size - 1. Pair i of a source is in its slots i,
         i + pairs, i + 2 * pairs ...
@@ -52,11 +60,11 @@ class Mixture:
         return "; ".join(parts)
 
 
-def mixtures(store: TokenStore, data: Data) -> list[tuple[int, Mixture | None]]:
+def mixtures(store: TokenStore, config: Config) -> list[tuple[int, Mixture | None]]:
     """(first update, mixture) of each phase of the config; None where every pair occurs once. Raises UserError for shares so
     unequal that an epoch would be too long.
     """
-    names = tuple(parse_train_sources(data.train))
+    names = tuple(parse_train_sources(config.data.train))
     if len(names) < 2:
         return [(0, None)]
     pairs = store.pairs_of_sources
@@ -65,8 +73,8 @@ def mixtures(store: TokenStore, data: Data) -> list[tuple[int, Mixture | None]]:
             f"config.data.train has {len(names)} sources, but the token store {store.folder} was written from {len(pairs)}: "
             "prepare it with this config."
         )
-    phases = parse_mixture(data)
-    return [(start, _mixture(names, pairs, weights, data.mixture_temperature)) for start, weights in phases]
+    temperature = config.group("mixtures").temperature or 1.0
+    return [(start, _mixture(names, pairs, weights, temperature)) for start, weights in parse_shares(config)]
 
 
 def _mixture(
@@ -85,15 +93,46 @@ def _mixture(
         rare = names[int(np.argmax(np.where(used, sizes / np.where(used, shares, 1), 0)))]
         if weights is None:
             raise UserError(
-                f"config.data.mixture_temperature = {temperature:g} makes an epoch of {slots.sum():,.0f} pairs from "
-                f"{sizes[used].sum():,}: lower it, or use fewer pairs of large sources with --config.data.limits=NAME=N."
+                f"config.mixtures.temperature = {temperature:g} makes an epoch of {slots.sum():,.0f} pairs from "
+                f"{sizes[used].sum():,}: lower it, or use fewer pairs of large sources with --config.mixtures.limits=NAME=N."
             )
         raise UserError(
-            f"config.data.mixture: with so small a share of {rare}, an epoch that has each of its pairs once would have "
+            f"config.mixtures.shares: with so small a share of {rare}, an epoch that has each of its pairs once would have "
             f"{slots.sum():,.0f} pairs, {slots.sum() / sizes[used].sum():.0f} times those of the sources. Raise its share, or "
-            f"use fewer of its pairs with --config.data.limits={rare}=N."
+            f"use fewer of its pairs with --config.mixtures.limits={rare}=N."
         )
     slots = slots.astype(np.int64)
     if (slots == sizes).all():
         return None
     return Mixture(names, np.cumsum(sizes) - sizes, sizes, slots)
+
+
+class Phases:
+    """Streams of which each goes on from an update; a `Stream`. streams: by their first update."""
+
+    def __init__(self, streams: dict[int, Stream]):
+        self._starts, self._streams = list(streams), list(streams.values())
+        self.parts = [part for stream in self._streams for part in stream.parts]
+        self.updates_per_epoch = self._streams[0].updates_per_epoch
+
+    def update(self, k: int) -> Update:
+        phase = bisect.bisect_right(self._starts, k) - 1
+        return self._streams[phase].update(k - self._starts[phase])
+
+    def forget(self) -> None:
+        for stream in self._streams:
+            stream.forget()
+
+
+def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
+    """The phases of mixtures.shares, each a stream of `make`."""
+
+    def make_phases(stores: Sequence[TokenStore], data: Data, seed: int, slots_of: SlotsOf | None = None) -> Stream:
+        def of_phase(number: int) -> Stream:
+            of_seed = key_of(seed, 7, number) if number else seed
+            return make(stores, data, of_seed, lambda store: mixtures(store, config)[number][1])
+
+        starts = [start for start, _ in mixtures(stores[0], config)]
+        return Phases({start: of_phase(number) for number, start in enumerate(starts)})
+
+    return make_phases

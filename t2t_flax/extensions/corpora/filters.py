@@ -1,0 +1,109 @@
+"""Filters of training pairs: duplicates, sides of unlike lengths, other languages."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config.directions import in_direction_of
+from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.pair_filter import Pair, PairFilter, Unread
+from t2t_flax.data.sources.base import Source
+from t2t_flax.extensions.corpora.keys import Filters
+from t2t_flax.extensions.corpora.language_filter import LanguageFilter
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthRatio(PairFilter):
+    """Drops pairs of which one side has more than `most` times the tokens of the other."""
+
+    reason: ClassVar[str] = "length_ratio"
+    shown: ClassVar[str] = "of unlike lengths"
+    most: float
+
+    def rule(self):
+        return f"pairs with {self.most:g} times as many tokens on one side"
+
+    def as_stored(self):
+        return {"max_length_ratio": self.most}
+
+    def drops(self, pair: Pair):
+        shorter, longer = sorted((len(pair.source_ids), len(pair.target_ids)))
+        return longer > self.most * shorter
+
+
+@dataclasses.dataclass(frozen=True)
+class Duplicates(PairFilter):
+    """Drops pairs that occurred before, in any part, on both sides equal character by character; tags apart. The same pair in
+    two directions, as names often are, is no duplicate.
+    """
+
+    reason: ClassVar[str] = "duplicate"
+    shown: ClassVar[str] = "duplicates"
+
+    def as_stored(self):
+        return {"drop_duplicates": True}
+
+    def in_order(self, parts, pairs):
+        seen: set[bytes] = set()
+        return [self._marked(part, of_part, seen) for part, of_part in zip(parts, pairs, strict=True)]
+
+    def _marked(self, part: Source, pairs: Iterator[Unread], seen: set[bytes]) -> Iterator[Unread]:
+        """Digests of the pairs are added to `seen`: about 120 bytes of memory a pair."""
+        language = part.start_tokens[:1]
+        for pair in pairs:
+            if isinstance(pair, str):
+                yield pair
+                continue
+            text = json.dumps([part.without_tag(pair[0]), pair[1], *language])
+            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+            yield self.reason if digest in seen else pair
+            seen.add(digest)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherLanguages(PairFilter):
+    """Drops pairs with a side in another language. filters: of each part."""
+
+    reason: ClassVar[str] = "language"
+    shown: ClassVar[str] = "in another language"
+    filters: tuple[LanguageFilter, ...]
+
+    def rule(self):
+        return f"pairs in another language (probability {self.filters[0].confidence:g})"
+
+    def check_available(self):
+        for of_part in self.filters:
+            of_part.check_available()
+
+    def as_stored(self):
+        return {"language_filters": [of_part.as_stored() for of_part in self.filters]}
+
+    def of_part(self, number):
+        return OtherLanguages((self.filters[number],))
+
+    def drops(self, pair: Pair):
+        return not self.filters[0].accepts(pair.source, pair.target)
+
+
+class FiltersHook(DataHook):
+    def __init__(self, config: Config):
+        self._config = config
+
+    def filters(self) -> Sequence[PairFilter]:
+        keys: Filters = self._config.group("filters")
+        data = self._config.data
+        found: list[PairFilter] = [LengthRatio(keys.length_ratio)] if keys.length_ratio else []
+        if keys.duplicates:
+            found.append(Duplicates())
+        if keys.language:
+            parts = [in_direction_of(data, name) for name in parse_train_sources(data.train)]
+            pairs = [(part.source_language, part.target_language) for part in parts]
+            found.append(OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in pairs)))
+        return found
+
+
+def hook(config: Config) -> FiltersHook:
+    return FiltersHook(config)

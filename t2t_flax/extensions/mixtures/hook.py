@@ -1,0 +1,47 @@
+"""Mixtures in the data of a run."""
+
+from t2t_flax.config import Config
+from t2t_flax.data.hooks import DataHook
+from t2t_flax.extensions.mixtures.keys import parse_limits, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures.part import Part
+from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
+
+
+class MixturesHook(DataHook):
+    def __init__(self, config: Config):
+        self._config = config
+        self._tags, self._limits = parse_tags(config), parse_limits(config)
+
+    def transform(self, name, source):
+        tag, limit = self._tags.get(name, ""), self._limits.get(name, 0)
+        return Part(source, tag=tag, limit=limit) if tag or limit else source
+
+    def symbols(self):
+        return list(self._tags.values())
+
+    def make_stream(self, make):
+        return mixed_stream(make, self._config)
+
+    def explain(self):
+        lines = [f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()]
+        lines += [f"{tag} before the source sentences of {name}" for name, tag in self._tags.items()]
+        temperature = self._config.group("mixtures").temperature
+        rule = f"pairs^(1/{temperature:g})" if temperature else "every pair equally often"
+        for start, weights in parse_shares(self._config):
+            shares = f"by size ({rule})"
+            if weights is not None:
+                shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
+            lines.append(f"shares from update {start:,}: {shares}")
+        return lines
+
+    def describe(self, corpus):
+        phases = mixtures(corpus.train, self._config)
+        return [
+            f"mixture from update {start:,}: {mixture.describe() if mixture else 'every pair once'}"
+            for start, mixture in phases
+            if mixture or len(phases) > 1
+        ]
+
+
+def hook(config: Config) -> MixturesHook:
+    return MixturesHook(config)

@@ -1,0 +1,106 @@
+"""Filters of training pairs: counted, listed, and part of a store's recipe."""
+
+from dataclasses import replace
+
+import pytest
+
+from t2t_flax.config import Data, default_config, override, resolve
+from t2t_flax.data import preprocess
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
+from t2t_flax.tasks import task_of
+from t2t_flax.training.model_summary import describe
+
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
+
+
+def open_pairs(folder, pairs, name="t.tsv"):
+    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return open_source(name, root=str(folder), source_language="en", target_language="de")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    pairs = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(120)]
+    return train_tokenizers(
+        open_pairs(tmp_path_factory.mktemp("training"), pairs), Data(vocab_size=300, normalization="identity")
+    )
+
+
+def texts(store, tokenizers):
+    sides = tokenizers.source.decode, tokenizers.target.decode
+    return [(sides[0](store.source(i)), sides[1](store.target(i))) for i in range(store.num_pairs)]
+
+
+FILTERED = [
+    ("a house", "ein Haus"),
+    ("a dog", "ein Hund"),
+    ("a house", "ein Haus"),  # duplicate
+    ("a house", "das Haus"),
+    ("", "leer"),
+    ("a", "ein " * 12),  # of unlike lengths
+    ("the dog " * 60, "der Hund " * 60),  # too long
+    ("", "leer"),  # both duplicate and empty
+]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, monkeypatch, num_workers):
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
+    source = open_pairs(tmp_path, FILTERED)
+    policies = replace(
+        POLICIES, max_length=100, on_too_long="drop", empty_lines="drop", filters=(LengthRatio(4.0), Duplicates())
+    )
+    store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
+    assert texts(store, tokenizers) == [FILTERED[i] for i in (0, 1, 3)]
+    reasons = ["duplicate", "empty", "length_ratio", "too_long", "duplicate"]
+    listed = list(preprocess.list_dropped(source, tokenizers, policies, num_workers=num_workers))
+    assert [reason for _, reason in listed] == reasons
+    assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["3", "5", "6", "7", "8"]
+    counts = {
+        name: store.meta[name] for name in ("pairs_read", "dropped", "duplicate", "empty", "too_long", "length_ratio")
+    }
+    assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1)
+    assert "5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates" in store.describe()
+
+
+def test_filters_are_part_of_the_recipe(tokenizers):
+    filters = ((), (LengthRatio(2.0),), (LengthRatio(3.0),), (Duplicates(),))
+    assert len({recipe_of("f", tokenizers, replace(POLICIES, filters=each))[1] for each in filters}) == 4
+
+
+def test_duplicates_are_found_across_sources_whatever_their_tags(tmp_path, tokenizers):
+    plain = open_pairs(tmp_path, FILTERED[:2])
+    tagged = open_pairs(tmp_path, [(f"<bt> {source}", target) for source, target in FILTERED[:2]], "tagged.tsv")
+    tagged.tag = "<bt>"
+    source = JoinedSource("both", [plain, tagged])
+    with pytest.raises(UserError, match="no pair is left of 2.*2 are duplicates"):
+        prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, filters=(Duplicates(),)))
+
+
+def test_a_pair_in_two_directions_is_no_duplicate(tmp_path):
+    (tmp_path / "a.tsv").write_text("OK\tOK\nYes\tJa\nYes\tJa\n")
+    keys = {"data.train": "en-de=a.tsv; fr-en=a.tsv", "data.directions": "by_name", "data.root": str(tmp_path)}
+    keys |= {"data.vocab_size": "280", "filters.duplicates": "True", "data.max_length": "16", "data.batch_tokens": "64"}
+    store = prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run").train
+    assert store.pairs_of_sources == [2, 2] and store.meta["duplicate"] == 2
+
+
+@pytest.mark.parametrize("ratio", ["0.5", "-1"])
+def test_a_ratio_that_drops_every_pair_is_refused(ratio):
+    with pytest.raises(UserError, match="config.filters.length_ratio"):
+        resolve(override(default_config(), {"filters.length_ratio": ratio}))
+
+
+def test_explain_names_the_filters():
+    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate", "data.empty_lines": "error"}
+    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys)))
+    keys |= {"filters.length_ratio": "3", "filters.duplicates": "True", "filters.language": "0.95"}
+    expected = "pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)"
+    assert f"dropped: {expected}\n" in describe(resolve(override(default_config(), keys)))
