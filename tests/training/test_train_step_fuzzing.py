@@ -27,7 +27,7 @@ def values(key: str) -> st.SearchStrategy:
     item = fields()[key]
     meta, kinds = item.metadata, typing.get_args(item.type) or (item.type,)
     if meta["choices"]:
-        return st.sampled_from(meta["choices"])
+        return st.sampled_from(sorted(meta["choices"]))
     if bool in kinds:
         return st.booleans()
     low, high = meta["low"] or 0, meta["high"]
