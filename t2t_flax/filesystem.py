@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, on local disk and in object stores (`gs://...`, through fsspec)."""
+"""Files and folders that appear whole or not at all, on local disk and in object stores (`gs://...`)."""
 
 import contextlib
 import errno
@@ -6,20 +6,15 @@ import fcntl
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from etils import epath
 
-from t2t_flax.errors import UserError, first_line, install_hint
-
-# A cached listing would hide files that another host has written since. fsspec reads this when it is imported.
-for _store in ("gcs", "s3"):
-    os.environ.setdefault(f"FSSPEC_{_store.upper()}", '{"use_listings_cache": false}')
-    if "fsspec.config" in sys.modules:
-        sys.modules["fsspec.config"].conf.setdefault(_store, {}).setdefault("use_listings_cache", False)
+from t2t_flax.errors import UserError
+from t2t_flax.registry import OBJECT_STORAGE, absent_extension
 
 _TRANSIENT = (
     "UNAVAILABLE",
@@ -48,49 +43,33 @@ _REFUSED = (
 _REFUSED_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-_INSTALL = {
-    "gs": install_hint("gcs"),
-    "gcs": install_hint("gcs"),
-    "s3": install_hint("s3"),
-    "az": "pip install adlfs (not tested)",
-    "abfs": "pip install adlfs (not tested)",
-}
-
-
 def is_remote(path: epath.PathLike) -> bool:
     """Whether the path is in an object store, where a file cannot be renamed, appended to or memory-mapped."""
     return "://" in os.fspath(path)
 
 
+def object_storage(path: epath.PathLike) -> Any:
+    """The module that reads, writes and locks `path`, which is in an object store, or needs a lease because locks of its file
+    system do not reach other hosts; see `registry.OBJECT_STORAGE`. Raises UserError where no extension has one.
+    """
+    for module in OBJECT_STORAGE.load_all():
+        return module
+    why = "is in an object store" if is_remote(path) else "is on a file system whose locks do not reach other hosts"
+    raise UserError(f"{path} {why}.{absent_extension('paths', 'scheme://')}")
+
+
 def check_reachable(path: epath.PathLike) -> None:
     """Raises UserError if `path` is in an object store for which a package or the permission is missing."""
-    if not is_remote(path):
-        return
-    try:
-        epath.Path(path).exists()
-    except ImportError as error:
-        scheme = os.fspath(path).partition("://")[0]
-        remedy = _INSTALL.get(scheme) or f"install the fsspec package for {scheme}:// (not tested)"
-        raise UserError(f"{path} needs a package that is not installed ({error}): {remedy}.") from None
-    except Exception as error:
-        raise UserError(
-            f"{path} cannot be reached ({first_line(error)}). Does the bucket exist, and may this account use it (gcloud "
-            "auth application-default login, or the service account of the machine)?"
-        ) from error
+    if is_remote(path):
+        object_storage(path).check_reachable(path)
 
 
 def check_workdir(path: epath.PathLike) -> None:
-    """Raises UserError if a run cannot be stored: in object stores other than gs://, to which Orbax cannot write
-    checkpoints, and as `check_reachable`.
+    """Raises UserError if a run cannot be stored in `path`: an object store that Orbax cannot write to, and as
+    `check_reachable`.
     """
-    scheme, remote, _ = os.fspath(path).partition("://")
-    if remote and scheme not in ("gs", "gcs"):
-        raise UserError(
-            f"--workdir={path}: checkpoints can be written to a file system or to gs://, not to {scheme}://. Mount the "
-            "bucket (Mountpoint for S3, rclone mount), or copy the finished folder there; only the text (data.train ...) "
-            "and data.cache may be there."
-        )
-    check_reachable(path)
+    if is_remote(path):
+        object_storage(path).check_workdir(path)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -155,8 +134,7 @@ def read_if_exists(path: epath.PathLike) -> str | None:
     """
     try:
         if is_remote(path):
-            store, name = _store_of(path)
-            return store.cat_file(name).decode()
+            return object_storage(path).read(path).decode()
         return epath.Path(path).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -170,8 +148,7 @@ def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = Tru
     path = epath.Path(path)
     data = data.encode() if isinstance(data, str) else data
     if is_remote(path):
-        store, name = _store_of(path)
-        store.pipe_file(name, data)
+        object_storage(path).write(path, data)
         return
     if parents:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,12 +174,7 @@ def create_file(path: epath.PathLike, data: bytes) -> bool:
     False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
     """
     if is_remote(path):
-        store, name = _store_of(path)
-        try:
-            store.pipe_file(name, data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        return object_storage(path).create_file(path, data)
     try:
         file = open(path, "xb")  # noqa: SIM115
     except FileExistsError:
@@ -295,31 +267,16 @@ def list_names(folder: epath.PathLike) -> list[str]:
 
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     """Copies a file from local disk to an object store or back, in constant memory; an object appears whole."""
-    if is_remote(target):
-        store, name = _store_of(target)
-        store.put_file(os.fspath(source), name)
-    else:
-        store, name = _store_of(source)
-        store.get_file(name, os.fspath(target))
+    object_storage(target if is_remote(target) else source).copy_file(source, target)
 
 
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     """Renames a folder; the new name must be free. In an object store its objects are copied one by one, then removed."""
     source, target = epath.Path(source), epath.Path(target)
     if is_remote(source):
-        (store, name), (_, other) = _store_of(source), _store_of(target)
-        names = store.find(name)
-        for path in names:
-            store.cp_file(path, other + path.removeprefix(name))
-        store.rm(names)
+        object_storage(source).move_folder(source, target)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     source.rename(target)
     fsync_folder(target.parent)
     fsync_folder(source.parent)
-
-
-def _store_of(path: epath.PathLike):
-    import fsspec
-
-    return fsspec.core.url_to_fs(os.fspath(path))

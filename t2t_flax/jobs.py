@@ -19,6 +19,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
+from t2t_flax.json_file import parse_json
 from t2t_flax.pretrained import check_writable
 from t2t_flax.training.workdir import (
     adopt_config,
@@ -164,9 +165,8 @@ def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool
 
 
 def _stored_result(workdir: epath.Path) -> TrainResult:
-    marker = json.loads((workdir / "complete.json").read_text())
-    records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
-    paths = {name: workdir / "eval" / file for name, file in records.items()}
+    marker = parse_json((workdir / "complete.json").read_text())
+    paths = {name: workdir / "eval" / file for name, file in marker["records"].items()}
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
@@ -297,7 +297,6 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
-        "record": next((path.name for path in records.values()), None),
         "records": {name: path.name for name, path in records.items()},
         "summary": "\n".join(texts),
         "seconds": outcome.seconds,

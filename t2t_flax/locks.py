@@ -1,12 +1,12 @@
 """Locks on folders and trials, so that only one process writes at a time. The lock file names its holder.
 
 On a file system it is a kernel lock (`flock`), which ends with the processes that hold it, however they end. Object stores,
-and file systems whose locks do not reach other hosts, get a lease, which is renewed every few seconds and expires when the
-renewals stop.
+and file systems whose locks do not reach other hosts, need a lease, see `filesystem.object_storage`.
 """
 
 import contextlib
 import dataclasses
+import datetime
 import errno
 import fcntl
 import itertools
@@ -17,18 +17,21 @@ import shutil
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
-from t2t_flax.leases import NAME, Lease, take_lease
-from t2t_flax.lock_holder import Holder, in_use, machine_tag, parse_holder, read_holder, this_process
+from t2t_flax.filesystem import is_remote, object_storage, read_if_exists
+from t2t_flax.json_file import parse_json
 
 log = logging.getLogger("t2t_flax")
+NAME = ".lock"
+"""The file in a folder that is locked."""
 LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
 _DAY = 24 * 3600
@@ -36,6 +39,90 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FILE_LOCKS = (*NO_LOCKS, errno.EINVAL, errno.EBADF)
 _LOCAL_LOCKS = frozenset(("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"))
 """Mount options of NFS, Lustre and SMB with which locks do not reach other hosts."""
+
+
+class Lock(Protocol):
+    """The right to write in a folder."""
+
+    def release(self) -> None:
+        """Lets the next process in; does nothing the second time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who holds a lock: host, process, command, and the time since when (UTC)."""
+
+    host: str
+    process: int
+    command: str
+    since: str
+    started: float
+    """When the process started, in seconds since the host did: process numbers are reused."""
+    processes: str = ""
+    """Where `process` is a number: this boot of this machine, and the container."""
+    token: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.command}, process {self.process} on {self.host}, since {self.since}"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; unknown, so False, for another host or container."""
+        if self.processes != _process_space():
+            return False
+        try:
+            return abs(_start_time(self.process) - self.started) > 2.0
+        except psutil.Error:
+            return True
+
+
+def this_process(command: str) -> Holder:
+    """This process as a holder."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    number, started = os.getpid(), round(_start_time(os.getpid()), 2)
+    return Holder(socket.gethostname(), number, command, now, started, _process_space(), uuid.uuid4().hex)
+
+
+def _start_time(process: int) -> float:
+    """Seconds from the start of the machine to that of a process: a clock that is set does not change them."""
+    return psutil.Process(process).create_time() - psutil.boot_time()
+
+
+def _process_space() -> str:
+    """Two processes for which this is equal see each other under the same numbers. Names of hosts are not enough: many
+    machines are called `localhost`, and containers may share a name.
+    """
+    try:
+        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return machine_tag()
+
+
+def read_holder(path: epath.PathLike) -> Holder | None:
+    return parse_holder(read_if_exists(path) or "")
+
+
+def parse_holder(text: str) -> Holder | None:
+    try:
+        values = parse_json(text)
+        return Holder(**{field.name: values[field.name] for field in dataclasses.fields(Holder)})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def in_use(folder: epath.PathLike, holder: Holder | None) -> UserError:
+    return UserError(
+        f"--workdir={folder} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: "
+        "wait until it has ended, or stop it."
+    )
+
+
+def machine_tag() -> str:
+    """Identifies this boot of this machine; containers that share a kernel, and so its locks, share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+    except OSError:
+        return socket.gethostname()
 
 
 class FileLock:
@@ -104,16 +191,16 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
     return None
 
 
-def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> "FileLock | Lease":
+def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> Lock:
     """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, if another process
     holds the lock. If that process is on another host, which may be dead, waits until its lock should have expired.
     """
     folder = epath.Path(folder)
     if is_remote(folder):
-        return take_lease(folder, command, say)
+        return object_storage(folder).take_lease(folder, command, say)
     folder.mkdir(parents=True, exist_ok=True)
     if _locks_stay_on_this_host(folder):
-        return take_lease(folder, command, say)
+        return object_storage(folder).take_lease(folder, command, say)
     path, start, reported = folder / NAME, time.monotonic(), False
     while True:
         try:
@@ -121,7 +208,7 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            return take_lease(folder, command, say)
+            return object_storage(folder).take_lease(folder, command, say)
         if lock:
             return lock
         holder = read_holder(path)

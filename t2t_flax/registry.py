@@ -52,6 +52,11 @@ class Table(dict[str, str]):
         module, _, attribute = self[name].partition(":")
         return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
+    def load_all(self) -> Iterator[Any]:
+        """The modules or objects of all rows."""
+        load_extensions()
+        return map(self.load, self)
+
 
 class Features(dict[str, tuple[str, ...]]):
     """Modules that take part in the runs whose config sets one of their keys; imported for those runs alone."""
@@ -140,6 +145,8 @@ EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
+OBJECT_STORAGE = Table()
+"""At most one row: the module for paths in object stores, with the functions of `extensions.storage.objects`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 

@@ -19,7 +19,7 @@ from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
 from t2t_flax.data.language_filter import LanguageFilter
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.store.remote import find_store, local_path, upload
+from t2t_flax.data.store.places import find_store, local_path, upload
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair

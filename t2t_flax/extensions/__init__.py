@@ -20,6 +20,7 @@ EXTENSIONS = (
     "layer_types",
     "trackers",
     "inspection",
+    "storage",
 )
 
 KNOWN = {
@@ -45,8 +46,9 @@ KNOWN = {
         "model.norm_type": ("rmsnorm",),
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
+    "storage": {"paths": ("*://*",)},
 }
-"""What the project's extensions add: commands, groups of keys, sources, and values of config keys. For the messages of a
+"""What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a
 checkout that lacks one.
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write, read_if_exists
+from t2t_flax.json_file import parse_json
 
 NAME = "devices.json"
 CPU = "cpu"
@@ -34,7 +35,7 @@ def record_devices(workdir: epath.Path) -> None:
 def read_devices(workdir: str | os.PathLike) -> Devices | None:
     """The recorded devices; None if there are none, or the file is damaged."""
     try:
-        stored = json.loads(read_if_exists(Path(workdir) / NAME) or "")
+        stored = parse_json(read_if_exists(Path(workdir) / NAME) or "")
         return Devices(str(stored["kind"]), int(stored["count"]))
     except (ValueError, KeyError, TypeError):
         return None

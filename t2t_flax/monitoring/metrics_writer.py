@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.monitoring.mirror import open_growing_files
+from t2t_flax.monitoring.growing_files import open_growing_files
 
 log = logging.getLogger("t2t_flax")
 
@@ -71,7 +71,7 @@ def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             values = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             values = {}
         if isinstance(values, dict) and isinstance(values.get("step"), int):
             valid.append(values)

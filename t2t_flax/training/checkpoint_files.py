@@ -11,13 +11,14 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, move_folder
+from t2t_flax.json_file import parse_json
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.damage import DamagedCheckpoint, check_digest, with_digest
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
     """The metadata. Raises DamagedCheckpoint where it was changed, OSError or ValueError where it cannot be read."""
-    return check_digest(json.loads((checkpoint / "meta" / "metadata").read_text()))
+    return check_digest(parse_json((checkpoint / "meta" / "metadata").read_text()))
 
 
 def read_scheduled(checkpoint: epath.Path) -> bool | None:

@@ -204,7 +204,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     try:
         marker = parse_json(text)
         reason, step, summary = (marker[key] for key in ("reason", "step", "summary"))
-        records = marker.get("records") or ({"test": marker["record"]} if marker["record"] else {})
+        records = marker["records"]
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
         return None

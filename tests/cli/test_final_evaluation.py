@@ -62,7 +62,6 @@ def finish_run(config, workdir, reason="patience", hooks=()):
 def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
     marker, records = finish_run(config_of(copy), copy)
     assert marker["records"] == {"short": "short-2-best.json", "long.er": "long.er-2-best.json"}
-    assert marker["record"] == "short-2-best.json"
     for name, sentences in (("short", 3), ("long.er", 5)):
         assert records[name]["split"] == name and records[name]["data"]["sentences"] == sentences
         checkpoint = records[name]["checkpoint"]
@@ -82,7 +81,7 @@ def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
 )
 def test_requested_average_takes_precedence(copy, reason, average_last, record, why):
     marker, records = finish_run(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
-    assert marker["record"] == record and marker["records"] == {"test": record}
+    assert marker["records"] == {"test": record}
     assert records["test"]["checkpoint"]["why"] == why
 
 
@@ -111,10 +110,6 @@ def test_complete_run_lists_the_record_of_each_set(copy):
     finish_run(config, copy)
     output = completed(copy, config)
     assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in output
-    marker = json.loads((copy / "complete.json").read_text())
-    del marker["records"]  # as older versions wrote it
-    (copy / "complete.json").write_text(json.dumps(marker))
-    assert f"record: {copy}/eval/short-2-best.json" in completed(copy, config)
 
 
 def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, monkeypatch):

@@ -173,7 +173,7 @@ def test_average_cannot_be_resumed(workdir, tmp_path, cache):
         checkpoint=dict(every_steps=2, keep_last=3),
         decode=dict(batch_size=2, max_length_offset=3),
     )
-    with pytest.raises(UserError, match="finetuning.init_from"):
+    with pytest.raises(UserError, match="holds parameters alone"):
         loop.train(start(config, tmp_path / "mean", cache), score=None)
 
 

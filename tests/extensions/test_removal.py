@@ -168,6 +168,11 @@ def test_an_extension_can_be_removed(extension, tmp_path):
         assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
     for preset in KNOWN[extension].get("presets", ()):
         assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
+    if "paths" in KNOWN[extension]:
+        assert named in run("train", *TINY, "--workdir=gs://bucket/run", code=2)
+        assert named in run(
+            "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
+        )
     for key, values in KNOWN[extension].items():
         for value in values if key.startswith(("decode.", "model.")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)

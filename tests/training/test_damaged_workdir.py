@@ -29,7 +29,7 @@ def intact_run(tmp_path_factory, cache):
     config = tiny_run(workdir, steps=8, eval=dict(every_steps=4), model=dict(d_model=8, d_ff=8, num_heads=2))
     run = start(config, workdir, cache)
     loop.train(run, score=None)
-    marker = dict(step=8, reason="steps", record=None, summary="", seconds={})
+    marker = dict(step=8, reason="steps", records={}, summary="", seconds={})
     (workdir / "complete.json").write_text(json.dumps(marker))
     states = {}
     for step in (4, 8):

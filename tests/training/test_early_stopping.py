@@ -36,7 +36,7 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     config = tiny_run(tmp_path, **keys)
     outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": 1.0})
     assert (outcome.reason, outcome.step) == ("patience", 4)
-    marker = dict(step=4, reason="patience", record=None, summary="", seconds={})
+    marker = dict(step=4, reason="patience", records={}, summary="", seconds={})
     (tmp_path / "complete.json").write_text(json.dumps(marker))
     assert "raise --config.eval.patience (now 1; 0 = no limit)" in completed(epath.Path(tmp_path), config)
     for patience in (2, 0):

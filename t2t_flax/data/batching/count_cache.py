@@ -15,6 +15,7 @@ from t2t_flax.data.batching.mixture import Mixture
 from t2t_flax.data.batching.shape_list import Size
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.json_file import parse_json
 
 VERSION = 2
 """Of the algorithms in `batch_sampler`, `padded_sampler`, `layouts`, `shape_list`, `packing` and `hashing`: counts of
@@ -74,6 +75,6 @@ def load_or_count(
 
 
 def _from_json(text: str) -> UpdateCounts:
-    values = json.loads(text)
+    values = parse_json(text)
     sizes = [(int(length), int(rows)) for length, rows in values["sizes"]]
     return UpdateCounts(np.array(values["updates"], np.int64), np.array(values["cuts"], np.int64), sizes)

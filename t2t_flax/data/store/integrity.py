@@ -16,6 +16,7 @@ from etils import epath
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.json_file import parse_json
 
 SIDES = ("source", "target")
 PARTS = ("ids", "lengths", "offsets")
@@ -49,7 +50,7 @@ def verify(folder: Path, meta: dict[str, Any]) -> None:
     """
     state = {name: [meta["crc32"][name], *_identity(folder / name)] for name in FILES}
     try:
-        if json.loads((folder / VERIFIED).read_text()) == state:
+        if parse_json((folder / VERIFIED).read_text()) == state:
             return
     except (OSError, ValueError):
         pass

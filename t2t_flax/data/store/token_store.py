@@ -5,7 +5,6 @@ into the ids (int64), all little-endian, plus meta.json with a checksum of each.
 complete.
 """
 
-import json
 import mmap
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ from etils import epath
 from t2t_flax.data.store.integrity import LENGTH, OFFSET, SIDES, damaged, verify
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
+from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
 """2 has checksums; a store of another version is written again."""
@@ -146,6 +146,11 @@ class TokenStore:
         return np.asarray(mapped)
 
 
+def matches(meta: dict | None, digest: str) -> bool:
+    """Whether the metadata are of a store with this digest in today's format."""
+    return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
+
+
 def read_meta(folder: Path | epath.Path) -> dict | None:
     """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
     Raises UserError if it is not a store.
@@ -157,9 +162,9 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
                 return None
         elif not before or folder.is_dir() and not any(folder.iterdir()):
             return None
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = parse_json((folder / "meta.json").read_text())
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
-        return {"truncated" if name == "cut" else name: value for name, value in meta.items()}  # `cut` in older stores
+        return meta
     except (OSError, ValueError, KeyError, TypeError):
         if _folder_state(folder) != before:  # another process has replaced the store meanwhile
             return read_meta(folder)

@@ -5,13 +5,13 @@ object may also lie under "translation", as in Hugging Face's translation datase
 """
 
 import hashlib
-import json
 
 from etils import epath
 
 from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
+from t2t_flax.json_file import parse_json
 
 _PREFIX = "jsonl"
 
@@ -26,8 +26,8 @@ class JsonLinesSource(Source):
     def read(self):
         for i, line in enumerate(lines(self._path)):
             try:
-                item = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                item = parse_json(line)
+            except ValueError as error:
                 raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
             if isinstance(item, dict):
                 item = item.get("translation", item)

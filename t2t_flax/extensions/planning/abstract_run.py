@@ -14,12 +14,12 @@ from jax.experimental import topologies
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Shape
-from t2t_flax.decoding.aot import compile_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.planning import hlo
 from t2t_flax.extensions.planning.chips import target_config
 from t2t_flax.extensions.planning.collectives import collectives
+from t2t_flax.extensions.planning.compile_search import compile_search
 from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer

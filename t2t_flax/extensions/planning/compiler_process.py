@@ -5,7 +5,6 @@ It is a process of its own because JAX and XLA read their environment once, when
 
 import importlib.machinery
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from t2t_flax.config import Config, to_json
 from t2t_flax.errors import USER_ERROR, UserError, install_hint
 from t2t_flax.extensions.planning.topology import Topology
+from t2t_flax.json_file import parse_json
 from t2t_flax.process_setup import child_environment
 
 _CHILD = "T2T_FLAX_PLAN_CHILD"
@@ -69,7 +69,7 @@ def plan_in_child(config: Config, machine: Topology, *flags: str) -> dict[str, A
             raise RuntimeError(
                 f"the compilation for {machine.name} exited with code {result.returncode}:\n{last_lines}"
             )
-        return json.loads(record.read_text())[0]
+        return parse_json(record.read_text())[0]
 
 
 def require_compilers(machines: list[Topology]) -> None:

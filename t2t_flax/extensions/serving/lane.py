@@ -1,6 +1,10 @@
 """A lane of a model: a queue and the thread that computes its batches, of which it keeps telling whether they succeed."""
 
+import ctypes
 import logging
+import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,17 +16,21 @@ from t2t_flax.extensions.serving.batching import Batcher, Process, answer
 log = logging.getLogger("t2t_flax")
 _PROBES = 3
 """Lines of its own that an idle lane translates within its limit."""
+_IDLE = 3.0
+"""Seconds without a batch after which freed memory goes back to the system."""
+_LOWEST_PRIORITY = 19
 
 
 class Lane:
     """Computes the batches of a `Batcher` in a thread that `run` is called in.
 
     limit: seconds without a good result after which the lane counts as ill. To have one, it computes `probe()` when the last
-    is a third of that old: idle or not, its state is known. fault: "" or what is wrong.
+    is a third of that old: idle or not, its state is known. fault: "" or what is wrong. gives_way: whether the other lanes'
+    work, and what shares the machine, come first.
     """
 
-    def __init__(self, name: str, batcher: Batcher[Any], limit: float):
-        self.name, self.batcher, self._limit = name, batcher, limit
+    def __init__(self, name: str, batcher: Batcher[Any], limit: float, *, gives_way: bool = False):
+        self.name, self.batcher, self._limit, self._gives_way = name, batcher, limit, gives_way
         self._thread: threading.Thread | None = None
         self._good = self._tried = time.monotonic()
         self._failed = ""
@@ -42,12 +50,18 @@ class Lane:
 
     def run(self, process: Process[Any], probe: Callable[[], object]) -> None:
         """Computes batches until the batcher is closed."""
-        every = self._limit / _PROBES
+        every, worked = self._limit / _PROBES, math.inf
         self._thread = threading.current_thread()
+        if self._gives_way and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
         self.good()
-        while (batch := self.batcher.take(max(self._good, self._tried) + every)) is not None:
+        while (batch := self.batcher.take(min(max(self._good, self._tried) + every, worked + _IDLE))) is not None:
             if batch.parts:
                 answer(batch, process)
+                worked = time.monotonic()
+            elif time.monotonic() >= worked + _IDLE:
+                _return_freed_memory()
+                worked = math.inf
             if time.monotonic() >= max(self._good, self._tried) + every:
                 self._probe(probe)
 
@@ -59,3 +73,11 @@ class Lane:
             self._failed = f"it fails: {first_line(error)}"
             log.exception("%s: a line of the server's own cannot be translated", self.name)
         self._tried = time.monotonic()
+
+
+def _return_freed_memory() -> None:
+    """Gives the pages of freed blocks back to the system, where the C library is glibc."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        pass

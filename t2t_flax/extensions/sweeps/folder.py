@@ -29,6 +29,7 @@ from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
 from t2t_flax.extensions.sweeps.space import Search
 from t2t_flax.extensions.sweeps.trials import Trial, is_folder_name
 from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
+from t2t_flax.json_file import parse_json
 from t2t_flax.version import __version__, source_digest
 
 COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
@@ -116,7 +117,7 @@ class Folder:
         if text is None:
             return Status()
         try:
-            return Status(**json.loads(text))
+            return Status(**parse_json(text))
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"{self.path}/status/{name}.json is damaged ({error}): remove it to retry the trial."
@@ -314,7 +315,7 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
     """
     file = Path(path) / "sweep.json"
     try:
-        stored = json.loads(file.read_text())
+        stored = parse_json(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} has no sweep.json: give the --workdir of a `sweep` command.") from None
     except ValueError:
@@ -333,7 +334,7 @@ def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     proposals = {}
     for file in sorted(Folder(Path(path)).proposals.glob("*.json")):
         try:
-            proposal = json.loads(file.read_text())
+            proposal = parse_json(file.read_text())
         except ValueError:
             raise UserError(f"{file} is damaged: it is not JSON.") from None
         name = proposal.get("name") if isinstance(proposal, dict) else None

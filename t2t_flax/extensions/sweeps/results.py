@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
+from t2t_flax.json_file import parse_json
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import model_metrics
@@ -166,7 +166,7 @@ def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
 def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
     """Raises UserError for a record that is damaged, has lost its texts, or was made with other settings than the trial's."""
     with _damage_as_user_error(folder.config(name)):
-        config = json.loads(folder.config(name).read_text())
+        config = parse_json(folder.config(name).read_text())
     with _damage_as_user_error(path):
         record = read_record(path)
         if changed := _changed_settings(config, record["config"]):
@@ -196,7 +196,8 @@ def record_path(folder: Folder, name: str, metric: str) -> str:
     path, test_set = folder.workdir(name) / "complete.json", metric.rpartition(":")[0]
     marker = _read_marker(folder, name)
     with _damage_as_user_error(path):
-        file = (marker.get("records", {}).get(test_set) if test_set else marker.get("record")) or ""
+        records = marker["records"]
+        file = records.get(test_set, "") if test_set else next(iter(records.values()), "")
         if test_set and not file:
             raise MissingScore(f"{folder.workdir(name)} has no record of the test set {test_set!r}.")
         if os.path.basename(file) != file:
@@ -208,7 +209,7 @@ def _read_marker(folder: Folder, name: str) -> dict[str, Any]:
     """A trial's complete.json. Raises UserError if it is damaged."""
     path = folder.workdir(name) / "complete.json"
     with _damage_as_user_error(path):
-        marker = json.loads(path.read_text())
+        marker = parse_json(path.read_text())
         if not isinstance(marker, dict):
             raise ValueError("not an object")
     return marker

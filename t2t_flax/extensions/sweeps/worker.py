@@ -3,7 +3,6 @@ hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
 """
 
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -37,6 +36,7 @@ from t2t_flax.extensions.sweeps.folder import (
 from t2t_flax.extensions.sweeps.logs import append_to_log, last_attempt, log_tail
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import is_remote, read_if_exists
+from t2t_flax.json_file import parse_json
 from t2t_flax.locks import FileLock
 from t2t_flax.pretrained import is_pretrained
 from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
@@ -265,7 +265,7 @@ class Worker:
         # Killed by SIGTERM before it installed a handler: it had only just started and has nothing to save.
         stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
         if marker := read_if_exists(_diverged_marker(folder, name)):
-            self._mark_failed(name, json.loads(marker)["reason"], exit_code=errors.DIVERGED, cause=DIVERGED)
+            self._mark_failed(name, parse_json(marker)["reason"], exit_code=errors.DIVERGED, cause=DIVERGED)
         elif stopped:
             if terminated:
                 folder.set_status(name, status, unresolved=0, failures=0)

@@ -23,6 +23,7 @@ from t2t_flax.extensions.trackers.tracker import FINISH_SECONDS, TrackedRun, Tra
 from t2t_flax.extensions.trackers.trackio import Trackio
 from t2t_flax.extensions.trackers.wandb import Wandb
 from t2t_flax.filesystem import atomic_write, read_if_exists
+from t2t_flax.json_file import parse_json
 
 TRACKERS: dict[str, Callable[[TrackedRun, str], Tracker]] = {
     "tensorboard": TensorBoard,
@@ -105,7 +106,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 def _read_notes(path: epath.Path) -> dict[str, Any]:
     """What is noted of a tracker's run; nothing if the file is missing or damaged."""
     try:
-        notes = json.loads(read_if_exists(path) or "{}")
+        notes = parse_json(read_if_exists(path) or "{}")
         return notes if isinstance(notes["id"], str) and isinstance(notes["sent"], dict) else {}
     except (ValueError, LookupError, TypeError):
         return {}

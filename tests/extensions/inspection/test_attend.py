@@ -9,7 +9,7 @@ from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.inspection import attention
 
-RUN = "pretrained:toy"
+RUN, ALL_DEVICES = "pretrained:toy", "--config.mesh.cpu_devices=8"
 PAIRS = list(toy.pairs("test", 3))
 
 
@@ -48,7 +48,7 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
 def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
     output = tmp_path / "attention.npz"
     source, target = PAIRS[0]
-    attend = ["attend", f"--workdir={RUN}", f"--source={source}", f"--output={output}"]
+    attend = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--source={source}", f"--output={output}"]
     assert main([*attend, f"--target={target}"]) == 0
     printed = capsys.readouterr().out
     arrays = np.load(output)
@@ -59,7 +59,7 @@ def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
 
 
 def test_attend_refuses_wrong_arguments(tmp_path, capsys):
-    attend = ["attend", f"--workdir={RUN}", f"--output={tmp_path / 'a.npz'}"]
+    attend = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--output={tmp_path / 'a.npz'}"]
     assert "--source= is empty" in error_of(capsys, *attend, "--source= ")
     assert "--target= is empty" in error_of(capsys, *attend, "--source=A word.", "--target=")
     assert "the source has" in error_of(capsys, *attend, "--source=" + "word " * 2000)

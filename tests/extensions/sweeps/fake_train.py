@@ -59,7 +59,7 @@ while behaviour == "long" and not resumed:
     if (workdir / "checkpoints").exists():
         sys.exit(75)  # the training on another host was told to stop
     time.sleep(0.05)
-marker = {"step": 3, "reason": "steps", "record": None, "summary": "", "seconds": {"step": 1.0}}
+marker = {"step": 3, "reason": "steps", "records": {}, "summary": "", "seconds": {"step": 1.0}}
 if len(sys.argv) > 3:
     references = [f"this is sentence number {i} of the test" for i in range(40)]
     wrong = int(sys.argv[3])
@@ -77,5 +77,5 @@ if len(sys.argv) > 3:
         "scores": {"sacrebleu": {"score": 100.0 - wrong}, "nll": wrong / 10},
     }  # fmt: skip
     (workdir / "eval" / "test-3.json").write_text(json.dumps(record))
-    marker["record"] = "test-3.json"
+    marker["records"] = {"test": "test-3.json"}
 (workdir / "complete.json").write_text(json.dumps(marker))

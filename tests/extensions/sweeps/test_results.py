@@ -96,7 +96,9 @@ DAMAGE = {
     "the hypotheses are gone": lambda folder: (folder / "eval" / "test-3.hyp.txt").unlink(),
     "the references changed": lambda folder: (folder / "eval" / "test-3.ref.txt").write_text("other\n"),
     "the marker is empty": lambda folder: (folder / "complete.json").write_text(""),
-    "the marker names a file elsewhere": lambda folder: rewritten(folder / "complete.json", record="../../x.json"),
+    "the marker names a file elsewhere": lambda folder: rewritten(
+        folder / "complete.json", records={"test": "../../x.json"}
+    ),
     "the config is damaged": lambda folder: (folder.parents[1] / "configs" / f"{folder.name}.json").write_text("{"),
 }
 
@@ -190,7 +192,7 @@ def test_parsing_rows_are_compared_by_f1(fake_sweep):
         f1 = 100 * (1 - wrong / 120)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": {"f1": {"score": f1}}}))
         marker = sweep.folder.workdir(name) / "complete.json"
-        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"record": "test-3.json"}))
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"records": {"test": "test-3.json"}}))
     (good, poor), reference = rows(sweep.folder, read_sweep(sweep.folder.path), "f1")
     assert reference == "good" == good.name
     assert poor.comparison["difference"] == pytest.approx(poor.mean - good.mean, abs=1e-3)
@@ -209,7 +211,7 @@ def test_score_of_a_named_test_set(fake_sweep):
         path = record(workdir / "eval", "other-3", hypotheses, references)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": {"sacrebleu": {"score": score}}}))
         marker = json.loads((workdir / "complete.json").read_text())
-        records = {"first": marker["record"], "other": "other-3.json"}
+        records = {"first": marker["records"]["test"], "other": "other-3.json"}
         (workdir / "complete.json").write_text(json.dumps(marker | {"records": records}))
     for metric, best, scores in (
         ("sacrebleu", "good", [98.0, 96.0]),

@@ -19,11 +19,12 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.config import resolve
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.storage.mirror import Mirror
 from t2t_flax.extensions.trackers import hook, tensorboard, threads
 from t2t_flax.extensions.trackers.keys import NAMES, Trackers
 from t2t_flax.extensions.trackers.mlflow import without_credentials
+from t2t_flax.monitoring.growing_files import GrowingFiles
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
-from t2t_flax.monitoring.mirror import GrowingFiles, Mirror
 from t2t_flax.process_setup import RUNS_FOLDER
 from t2t_flax.training import loop
 
@@ -75,9 +76,10 @@ class MemoryRun:
 @pytest.fixture(autouse=True)
 def no_thread_stays():
     """A thread that a test left behind would log into the next one."""
+    before = threading.enumerate()
     yield
     for thread in threading.enumerate():
-        if thread.name.startswith("tracker-"):
+        if thread.name.startswith("tracker-") and thread not in before:
             thread.join(60)
 
 
@@ -247,8 +249,10 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
     monkeypatch.setattr(EventsWriter, "flush", full)
     monkeypatch.setattr(tensorboard, "FLUSH_SECONDS", 0)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
+    before = threading.enumerate()
     write_run(tmp_path, config_of("tensorboard"), 1, 200)
-    assert len(read_metrics(tmp_path)) == 300 and not [t for t in threading.enumerate() if t.name.startswith("tracker")]
+    left = [t for t in threading.enumerate() if t.name.startswith("tracker") and t not in before]
+    assert len(read_metrics(tmp_path)) == 300 and not left
     assert caplog.text.count("tensorboard") == 1
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from objectstore.fake_gcs import FakeGcs
+from helpers.fake_gcs import FakeGcs
 
 KEYS = [
     "--config=configs/toy.py", "--config.data.train=toy:train:300", "--config.data.valid=toy:valid:30",

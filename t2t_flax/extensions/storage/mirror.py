@@ -1,4 +1,4 @@
-"""Files that grow, in a workdir: an object store, to which nothing can be appended, is kept up to date with a local folder."""
+"""Files that grow, in a workdir in an object store: nothing can be appended there, so a local folder is uploaded again."""
 
 import contextlib
 import logging
@@ -10,25 +10,13 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, is_remote
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.monitoring.growing_files import GrowingFiles
 
 SECONDS = 20.0
 """Between two uploads of changed files."""
 _SQLITE_LOGS = ("-journal", "-wal", "-shm")
 log = logging.getLogger("t2t_flax")
-
-
-class GrowingFiles:
-    """A workdir on disk: `local` is the workdir itself."""
-
-    def __init__(self, workdir: epath.Path):
-        self.local = Path(workdir)
-
-    def send(self) -> None:
-        """All is there."""
-
-    def close(self) -> None:
-        """All is there."""
 
 
 class Mirror(GrowingFiles):
@@ -75,11 +63,6 @@ class Mirror(GrowingFiles):
                 self.send()
             except Exception as error:  # noqa: BLE001 - any of dozens of network errors; training goes on
                 log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
-
-
-def open_growing_files(workdir: epath.Path) -> GrowingFiles:
-    """Where files of a workdir can grow: in `local`."""
-    return Mirror(workdir) if is_remote(workdir) else GrowingFiles(workdir)
 
 
 def _whole_database(path: Path) -> bytes:

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from t2t_flax.monitoring.mirror import Mirror
+from t2t_flax.extensions.storage.mirror import Mirror
 
 
 def test_only_whole_files_are_uploaded(tmp_path):

@@ -5,14 +5,14 @@ import threading
 import urllib.request
 
 import pytest
-from objectstore.fake_gcs import FakeGcs
+from helpers.fake_gcs import FakeGcs
 
 needs_gcsfs = pytest.mark.skipif(importlib.util.find_spec("gcsfs") is None, reason="gcsfs is not installed (extra gcs)")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "objectstore" in str(item.path) and item.path.name not in ("test_s3.py", "test_leases.py"):
+        if item.path.name.endswith("_gcs.py"):
             item.add_marker(needs_gcsfs)
 
 

@@ -14,11 +14,10 @@ from etils import epath
 
 from t2t_flax.errors import FAILURE, first_line
 from t2t_flax.filesystem import atomic_write, create_file, list_names, read_if_exists
-from t2t_flax.lock_holder import Holder, in_use, parse_holder, read_holder, this_process
+from t2t_flax.json_file import parse_json
+from t2t_flax.locks import NAME, Holder, in_use, parse_holder, read_holder, this_process
 
 log = logging.getLogger("t2t_flax")
-NAME = ".lock"
-"""Of the locked file; leases are numbered: .lock-1, .lock-2, ..."""
 BEAT = 15.0
 """Seconds between two renewals of a lease."""
 EXPIRY = 120.0
@@ -132,7 +131,7 @@ def _record(me: Holder, beat: int = 0, released: bool = False) -> bytes:
 
 
 def _is_released(text: str) -> bool:
-    return parse_holder(text) is not None and json.loads(text).get("released") is True
+    return parse_holder(text) is not None and parse_json(text).get("released") is True
 
 
 def _now() -> float:

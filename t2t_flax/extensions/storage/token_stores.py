@@ -10,31 +10,28 @@ from pathlib import Path
 from etils import epath
 
 from t2t_flax.data.store.integrity import FILES
-from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
+from t2t_flax.data.store.token_store import TokenStore, matches, read_meta
 from t2t_flax.data.store.writer import is_intact
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, is_remote
+from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
 from t2t_flax.locks import exclusive_writer
 
 LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
 
 
-def local_path(folder: epath.PathLike, digest: str) -> Path:
-    """Where the store `folder` is written and memory-mapped: `folder` itself, or this host's copy of an object store's."""
-    return Path(LOCAL).expanduser() / digest[:24] if is_remote(folder) else Path(folder)
+def local_path(digest: str) -> Path:
+    """Where a store is written and memory-mapped: this host's copy."""
+    return Path(LOCAL).expanduser() / digest[:24]
 
 
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
-    """The finished store at `folder` if it has this digest, copied to local disk if needed; None if there is none,
-    or one of an older format. A damaged copy is copied again. Raises UserError for a damaged store and for a folder of
-    something else.
+    """The finished store at `folder` if it has this digest, copied to local disk if needed; None if there is none. A damaged
+    copy is copied again. Raises UserError for a damaged store and for a folder of something else.
     """
-    folder, local = epath.Path(folder), local_path(folder, digest)
+    folder, local = epath.Path(folder), local_path(digest)
     meta = read_meta(folder)
-    exists = _matches(meta, digest)
-    if not is_remote(folder):
-        return TokenStore.open(local, folder) if exists else None
+    exists = matches(meta, digest)
     with exclusive_writer(local, "prepare"):
         if exists:
             _fetch(folder, local, meta)
@@ -46,15 +43,9 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     return TokenStore.open(local, folder)
 
 
-def _matches(meta: dict | None, digest: str) -> bool:
-    return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
-
-
 def upload(local: Path, folder: epath.PathLike) -> None:
-    """Copies a finished local store into its object store; does nothing if `folder` is on a file system."""
+    """Copies a finished local store into its object store."""
     folder = epath.Path(folder)
-    if not is_remote(folder):
-        return
     meta = (local / "meta.json").read_text()
     if read_meta(folder) == read_meta(local):  # uploaded by another host
         return
