@@ -209,6 +209,12 @@ def test_interval_of_one_mean():
     low, high = mean_interval(np.array([7.0]), sentences - sentences.mean())
     assert (low, high) == pytest.approx(stats.t.interval(0.95, 49, 7.0, stats.sem(sentences[0])))
     assert mean_interval(np.array([7.0])) is None
+    assert mean_interval(np.array([7.0]), np.zeros((1, 50))) == pytest.approx((7.0, 7.0))
+
+
+def test_identical_rows_do_not_differ():
+    for seeds, influence in ((1, np.zeros((4, 1, 50))), (3, None)):
+        assert not has_false_positive(np.full((4, seeds), 7.0), influence)
 
 
 def test_one_seed_without_sentences_is_no_comparison():
