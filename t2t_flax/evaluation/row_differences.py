@@ -115,7 +115,7 @@ def mean_interval(scores: np.ndarray, influence: np.ndarray | None = None) -> tu
     if len(scores) == 1 and influence is None:
         return None
     sentences = _Sentences.of(None if influence is None else influence[None], 1)
-    parts = np.array([_variances(scores[None])[0] / len(scores), sentences.covariance[0, 0]])
+    parts = np.array([_variances(scores[None])[0] / len(scores), max(sentences.covariance[0, 0], _SMALLEST)])
     freedom = parts.sum() ** 2 / (parts**2 / [max(1, len(scores) - 1), sentences.freedom]).sum()
     half = -special.stdtrit(freedom, LEVEL / 2) * parts.sum() ** 0.5
     return float(scores.mean() - half), float(scores.mean() + half)

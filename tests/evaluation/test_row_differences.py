@@ -89,7 +89,7 @@ def test_equal_rows_rarely_differ_and_others_do(few_tables, monkeypatch, rows, s
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("rows", TABLES)
 def test_rates_in_tables_of_any_size(few_tables, monkeypatch, rows, seeds, spreads):
-    """Prints a row of the table in docs/studies.md, made with 5 to 10 times as many tables."""
+    """Prints a cell of the table in docs/studies.md, which was made with several times as many tables."""
     measured = measure(monkeypatch, rows, seeds, spreads, TABLES[rows])
     print(f"{rows} rows, {seeds} seeds, {spreads}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in measured.items()))
     assert_rates(measured, rows, seeds, spreads, TABLES[rows])
@@ -209,6 +209,12 @@ def test_interval_of_one_mean():
     low, high = mean_interval(np.array([7.0]), sentences - sentences.mean())
     assert (low, high) == pytest.approx(stats.t.interval(0.95, 49, 7.0, stats.sem(sentences[0])))
     assert mean_interval(np.array([7.0])) is None
+    assert mean_interval(np.array([7.0]), np.zeros((1, 50))) == pytest.approx((7.0, 7.0))
+
+
+def test_identical_rows_do_not_differ():
+    for seeds, influence in ((1, np.zeros((4, 1, 50))), (3, None)):
+        assert not has_false_positive(np.full((4, seeds), 7.0), influence)
 
 
 def test_one_seed_without_sentences_is_no_comparison():
