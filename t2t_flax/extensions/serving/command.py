@@ -110,6 +110,10 @@ def run(argv: list[str]) -> int:
     for config in configs:
         check_engine(config)
     listening, metrics, models = listen(args.host, args.port), Metrics(), []
+    import jax
+
+    # On a CPU each lane computes in its own thread: queued, its batches would wait for programs that another lane compiles.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     arguments.prepare_to_load(args.workdir[0], overrides)
     for workdir, name, config in zip(args.workdir, model_names(args.workdir), configs, strict=True):
 

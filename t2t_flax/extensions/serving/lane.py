@@ -3,8 +3,6 @@
 import ctypes
 import logging
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,19 +16,17 @@ _PROBES = 3
 """Lines of its own that an idle lane translates within its limit."""
 _IDLE = 3.0
 """Seconds without a batch after which freed memory goes back to the system."""
-_LOWEST_PRIORITY = 19
 
 
 class Lane:
     """Computes the batches of a `Batcher` in a thread that `run` is called in.
 
     limit: seconds without a good result after which the lane counts as ill. To have one, it computes `probe()` when the last
-    is a third of that old: idle or not, its state is known. fault: "" or what is wrong. gives_way: whether the other lanes'
-    work, and what shares the machine, come first.
+    is a third of that old: idle or not, its state is known. fault: "" or what is wrong.
     """
 
-    def __init__(self, name: str, batcher: Batcher[Any], limit: float, *, gives_way: bool = False):
-        self.name, self.batcher, self._limit, self._gives_way = name, batcher, limit, gives_way
+    def __init__(self, name: str, batcher: Batcher[Any], limit: float):
+        self.name, self.batcher, self._limit = name, batcher, limit
         self._thread: threading.Thread | None = None
         self._good = self._tried = time.monotonic()
         self._failed = ""
@@ -52,8 +48,6 @@ class Lane:
         """Computes batches until the batcher is closed."""
         every, worked = self._limit / _PROBES, math.inf
         self._thread = threading.current_thread()
-        if self._gives_way and sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
         self.good()
         while (batch := self.batcher.take(min(max(self._good, self._tried) + every, worked + _IDLE))) is not None:
             if batch.parts:
