@@ -103,16 +103,17 @@ def take_lease(folder: epath.Path, command: str, say: Callable[[str], None]) -> 
             if lease := Lease.create(folder, number + 1, me):
                 return lease
             winner = read_if_exists(_lease_path(folder, number + 1)) or ""
-            if not _is_released(winner):
+            if winner and not _is_released(winner):
                 raise in_use(folder, parse_holder(winner))
             continue
-        if seen is None:
-            say(
-                f"--workdir={folder} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life"
-            )
+        if (number, text) != seen:
+            if seen and holder:  # a record that is just being written has no holder yet
+                raise in_use(folder, holder)
+            if not seen:
+                say(
+                    f"--workdir={folder} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life"
+                )
             seen, since = (number, text), time.monotonic()
-        elif (number, text) != seen:
-            raise in_use(folder, holder)
         time.sleep(min(1.0, BEAT / 4))
 
 
