@@ -26,8 +26,10 @@ def test_record_has_each_seed_and_the_comparison(finished_sweep, tmp_path, capsy
         assert row["seconds"] == [1.0, 1.0] and row["seconds_of"] == [{"step": 1.0}] * 2
         assert row["valid_nll_best"] == row["valid_nll_last"] == [1.5, 1.5]
     against = record["rows"][2]["against_base"]
-    assert record["rows"][1]["against_base"] is None and against["difference"] == pytest.approx(-24.5)
-    assert against["interval"]["low"] < -24.5 < 0 < against["interval"]["high"]  # 10 BLEU between the baseline's two seeds
+    assert record["rows"][1]["against_base"] is None and against["difference"] == pytest.approx(-24.5, abs=0.1)
+    assert (
+        against["interval"]["low"] < -24.5 < 0 < against["interval"]["high"]
+    )  # 10 BLEU between the baseline's two seeds
 
 
 def test_unfinished_trials_are_named(finished_sweep, tmp_path):
