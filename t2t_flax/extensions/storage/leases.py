@@ -110,9 +110,8 @@ def take_lease(folder: epath.Path, command: str, say: Callable[[str], None]) -> 
             if seen and holder:  # a record that is just being written has no holder yet
                 raise in_use(folder, holder)
             if not seen:
-                say(
-                    f"--workdir={folder} is locked by {holder or 'another process'}; waiting up to {EXPIRY:.0f} s for a sign of life"
-                )
+                by = holder or "another process"
+                say(f"--workdir={folder} is locked by {by}; waiting up to {EXPIRY:.0f} s for a sign of life")
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
 
