@@ -20,7 +20,7 @@ from pathlib import Path
 import fake_sweep
 from t2t_flax.__main__ import main
 sweep = fake_sweep.FakeSweep(Path(sys.argv[1]), {BEHAVIOURS!r})
-fake_sweep.worker_lib.training_command = sweep.training_command
+fake_sweep.attempts.training_command = sweep.training_command
 sys.exit(main(["sweep", "--workdir=" + sys.argv[1], "--score=nll"]))
 """
 

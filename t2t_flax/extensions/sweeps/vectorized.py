@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from t2t_flax.config import Config
 from t2t_flax.config.sharding_rules import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.extensions.sweeps.scalars import NUMBERS, RATES, vectorization_conflict
+from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
 from t2t_flax.monitoring import memory
 from t2t_flax.training.hooks import Hook

@@ -10,7 +10,7 @@ from fake_sweep import SWEEP, TOY, FakeSweep
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps import worker as worker_lib
+from t2t_flax.extensions.sweeps import attempts
 from t2t_flax.extensions.sweeps.folder import open_or_create, read_proposals, read_sweep
 from t2t_flax.extensions.sweeps.optuna_search import SearchQueue
 from t2t_flax.extensions.sweeps.report import report
@@ -64,7 +64,7 @@ class _StopAfter(list):
 def fake_search(tmp_path, monkeypatch):
     def make(search, folder="sweep"):
         sweep = FakeSearch(tmp_path / folder, search)
-        monkeypatch.setattr(worker_lib, "training_command", sweep.training_command)
+        monkeypatch.setattr(attempts, "training_command", sweep.training_command)
         return sweep
 
     return make

@@ -46,7 +46,7 @@ def fake_pod(tmp_path, monkeypatch):
 
     def make(behaviours, count=2):
         pod = FakePod(tmp_path / "sweep", behaviours, count)
-        monkeypatch.setattr("t2t_flax.extensions.sweeps.worker.training_command", pod.training_command)
+        monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.training_command", pod.training_command)
         return pod
 
     return make
@@ -130,30 +130,13 @@ def test_training_that_hangs_on_one_host_is_killed_after_its_end_on_another(fake
         return follow(self, *arguments)
 
     monkeypatch.setattr(Pod, "follow", remember)
-    monkeypatch.setattr("t2t_flax.extensions.sweeps.worker.training_command", ends_on_host_1)
+    monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.training_command", ends_on_host_1)
     assert pod.run(retries=0) == [OK, OK]
     assert pod.states() == [state]
     if end == "fail":
         assert "exit code 1" in pod.folder.status("half,seed=0").reason
         cause = pod.folder.log("half,seed=0", 1)
         assert "Traceback: out of something" in cause.read_text() and any(str(cause) in line for line in pod.messages)
-
-
-def test_follower_without_the_folder_of_relative_paths_ends_the_worker(fake_pod, tmp_path):
-    pod = fake_pod({"one": "ok"})
-    config = pod.folder.config("one,seed=0")
-    config.write_text(config.read_text().replace('"root": ""', '"root": "here"'))
-
-    def work(group):
-        if group.is_lead:
-            Pod(group)._order({"train": pod.names, "port": 1})
-        else:
-            with pytest.raises(UserError, match="data.root = 'here'"):
-                Pod(group).follow(pod.folder, str(tmp_path / "missing"), threading.Event())
-        return True
-
-    assert run_processes(2, work) == [True, True]
-    assert not (pod.folder.workdir("one,seed=0") / "starts").exists()
 
 
 def test_hosts_with_other_code_are_named(monkeypatch):

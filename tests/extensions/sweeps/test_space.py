@@ -30,7 +30,7 @@ def test_product_zipped_and_concat():
     a, b = over("model.dropout", [0.1, 0.2]), over("optimizer.warmup_steps", [10, 20])
     assert [tuple(row.values()) for row in product(a, b)] == [(0.1, 10), (0.1, 20), (0.2, 10), (0.2, 20)]
     assert [tuple(row.values()) for row in zipped(a, b)] == [(0.1, 10), (0.2, 20)]
-    assert concat(a, b) == space.chain(a, b) == [*a, *b]
+    assert concat(a, b) == [*a, *b]
     assert product(named("small", {"model.d_model": 64}), a)[1] == {
         "name": "small",
         "model.d_model": 64,

@@ -14,8 +14,8 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
 from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
+from t2t_flax.extensions.sweeps.trials import can_be_vectorized
 from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
