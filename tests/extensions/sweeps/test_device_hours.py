@@ -8,9 +8,10 @@ import time
 
 import pytest
 from helpers.thread_groups import wait_until
-from t2t_flax.extensions.sweeps.device_hours import begin_attempt, device_hours, end_attempt
 
+from t2t_flax.extensions.sweeps.attempts import begin_attempt, device_hours, end_attempt
 from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.resources import Resources
 
 
 def set_devices(folder, name, kind="TPU v5 lite", count=16):
