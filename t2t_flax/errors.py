@@ -25,7 +25,7 @@ _OPTIONAL = {
     "tfds": "tensorflow-datasets array-record importlib_resources pyarrow",
     "arrow": "pyarrow",
     "plots": "matplotlib",
-    "sweep": "optuna submitit matplotlib",
+    "sweep": "optuna matplotlib",
     "serve": "fastapi h11 prometheus-client pydantic pydantic-core python-multipart starlette uvicorn",
     "wandb": "wandb",
     "mlflow": "mlflow-skinny sqlalchemy alembic",

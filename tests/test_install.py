@@ -86,7 +86,7 @@ def test_install_hints_name_an_extra_and_its_packages(extra):
     assert {name_of(word.strip("'")) for word in hint.rpartition("install ")[2].split()} == extras()[extra]
 
 
-OPTIONAL = "array_record matplotlib optuna pyarrow submitit tensorflow_datasets".split()
+OPTIONAL = "array_record matplotlib optuna pyarrow tensorflow_datasets".split()
 WITHOUT = """\
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing one of them fails
