@@ -230,10 +230,10 @@ def test_score_of_a_named_test_set(fake_sweep):
         check_score(name, config)
     for wrong, message in (
         ("third:chrf", "there is no score third:chrf"),
-        ("other:valid_nll", "of config.data.valid, the mean over all its sets: use --score=valid_nll"),
-        ("other:nonsense", "there is no score 'nonsense'"),
+        ("other:valid_nll", "there is no score 'other:valid_nll'.* of named sets SET:SCORE and valid_SCORE/SET"),
+        ("other:nonsense", "there is no score 'other:nonsense'"),
         ("valid_nll/fr-de", "there is no score valid_nll/fr-de: config.data.valid has de-en, en-de"),
-        ("valid_nonsense/en-de", "there is no score 'valid_nonsense'"),
+        ("valid_nonsense/en-de", "there is no score 'valid_nonsense/en-de'"),
     ):
         with pytest.raises(UserError, match=message):
             check_score(wrong, config)
