@@ -1,6 +1,7 @@
 """A sweep's report: a table for the terminal, CSV files, and an HTML page with plots."""
 
 import html
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.extensions.sweeps.plots import Plot, make_plots
 from t2t_flax.extensions.sweeps.results import selection_score
 from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
-from t2t_flax.extensions.sweeps.trials import train_command
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.monitoring.devices import CPU
 from t2t_flax.tables import csv_text, text_table
@@ -130,7 +130,7 @@ def _trial_table(
         line += [result.score, result.steps, result.seconds] if result else ["", "", ""]
         line += [folder.status(name).attempts, *([_number(_total(hours, [name]))] if unit else [])]
         line += [trial["overrides"].get(key, "") for key in keys]
-        command = train_command(sweep["config"], sweep["fixed"], trial["overrides"], f"runs/{name}")
+        command = f"python -m t2t_flax train --config={shlex.quote(str(folder.config(name)))} --workdir=DIR"
         lines.append([*line, result.record if result else "", command])
     return header, lines
 

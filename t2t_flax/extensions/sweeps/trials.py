@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -132,13 +131,6 @@ def is_folder_name(name: Any) -> bool:
 
 def _replace_special(text: str) -> str:
     return "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
-
-
-def train_command(path: str, fixed: dict[str, str], overrides: dict[str, str], workdir: str) -> str:
-    """The shell command that trains this trial alone."""
-    words = ["python", "-m", "t2t_flax", "train", f"--config={path}"]
-    words += [f"--config.{key}={value}" for key, value in (fixed | overrides).items()]
-    return shlex.join([*words, f"--workdir={workdir}"])
 
 
 def can_be_vectorized(first: Config, second: Config) -> bool:
