@@ -229,6 +229,7 @@ while True: time.sleep(0.1)
 
 def test_sweep_with_two_submitted_workers(slurm, tmp_path):
     """`sweep --submit=2`: two jobs share the trials; the trial of a cancelled job is taken over."""
+    pytest.importorskip("t2t_flax.extensions.sweeps")
     small = {
         "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
         "data.batch_tokens": 256, "model.d_model": 32, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1,

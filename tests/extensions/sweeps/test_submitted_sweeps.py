@@ -17,7 +17,7 @@ from helpers.thread_groups import wait_until
 from t2t_flax.__main__ import main
 from t2t_flax.extensions.sweeps.launchers import worker_name
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 SWEEP = [
     "--config=configs/toy.py",
