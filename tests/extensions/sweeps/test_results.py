@@ -16,6 +16,7 @@ from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.results import check_score, learning_curve, trial_score
 from t2t_flax.extensions.sweeps.rows import format_difference, rows, shared_seeds, verdict
 from t2t_flax.extensions.sweeps.worker import TrialQueue
+from t2t_flax.tasks import task_of
 from t2t_flax.tasks.translation.metrics import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 
@@ -255,10 +256,8 @@ def test_score_of_one_validation_set(fake_sweep):
 
 def test_metrics_of_training_and_of_records_can_score_a_sweep(monkeypatch):
     """Also one that is added to the table."""
-    new = dataclasses.replace(
-        next(metric for metric in METRICS if metric.name == "chrf"), name="new", training_name="new"
-    )
-    monkeypatch.setattr("t2t_flax.tasks.translation.metrics.METRICS", [*METRICS, new])
+    new = dataclasses.replace(next(metric for metric in METRICS if metric.name == "chrf"), name="new", log_name="new")
+    monkeypatch.setattr(type(task_of(load_config(TOY))), "metrics", [*METRICS, new])
     config = load_config(TOY, {"eval.every_steps": "5", "eval.decode_every_steps": "5"})
     for name in (*(f"valid_{metric}" for metric in TOKEN_METRICS), "sacrebleu", "valid_bleu", "new", "valid_new"):
         check_score(name, config)
