@@ -56,8 +56,8 @@ def start_training(assignment: Assignment, descriptors: Sequence[int]) -> Traini
 def start_process(
     assignment: Assignment, environment: Mapping[str, str], *, process: int = 0, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen:
-    """The training, or its part on this host. environment: what tells it which of several processes it is. process: its
-    number, for the name of its log. descriptors: that it inherits.
+    """Starts the training, or its part on this host. environment: tells it which of several processes it is. process: its
+    number, for the name of its log. descriptors: open files that it inherits.
     """
     folder, names, resources = assignment.folder, assignment.names, assignment.resources
     path = folder.log(names[0], process)
@@ -92,9 +92,8 @@ def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resour
     _diverged_marker(folder, name).unlink(missing_ok=True)  # of an earlier attempt
     status = _with_unseen_attempt(folder, name)
     (folder.workdir(name) / DEVICES).unlink(missing_ok=True)
-    status = folder.set_status(
+    status = folder.update_status(
         name,
-        status,
         attempts=status.attempts + 1,
         start_step=folder.newest_step(name),
         unresolved=folder.unresolved_attempts(name) + 1,
@@ -110,10 +109,10 @@ def end_attempt(folder: Folder, name: str, names: list[str], exit_code: int, *, 
     """Stores how an attempt at a trial has ended; returns COMPLETE, STOPPED, PRUNED or FAILED. terminated: its worker has
     stopped it.
     """
-    seconds = _device_seconds(folder, name, folder.status(name), time.time())
-    status = folder.set_status(name, folder.status(name), began=0.0, device_seconds=seconds)
+    seconds = _device_seconds(folder, name, time.time())
+    status = folder.update_status(name, began=0.0, device_seconds=seconds)
     if folder.state(name) == COMPLETE:
-        folder.set_status(name, status, unresolved=0)
+        folder.update_status(name, unresolved=0)
         return COMPLETE
     # Killed by SIGTERM before it installed a handler: it had only just started and has nothing to save.
     stopped = exit_code == errors.STOPPED or terminated and exit_code == -signal.SIGTERM
@@ -121,14 +120,14 @@ def end_attempt(folder: Folder, name: str, names: list[str], exit_code: int, *, 
         _mark_failed(folder, name, parse_json(marker)["reason"], exit_code=errors.DIVERGED, cause=DIVERGED)
     elif stopped:
         if terminated:
-            folder.set_status(name, status, unresolved=0, failures=0)
+            folder.update_status(name, unresolved=0, failures=0)
         return status.outcome or STOPPED
     elif len(names) > 1:  # another trial of the stack may be the cause
-        folder.set_status(name, status, unresolved=0, failed_in_stack=True)
+        folder.update_status(name, unresolved=0, failed_in_stack=True)
     elif exit_code == errors.USER_ERROR:
         _mark_failed(folder, name, "user error", exit_code=exit_code)
     else:  # exit code 0 without complete.json too
-        status = folder.set_status(name, status, unresolved=0, failures=status.failures + 1, exit_code=exit_code)
+        status = folder.update_status(name, unresolved=0, failures=status.failures + 1, exit_code=exit_code)
         if status.failures > retries:
             cause = OUT_OF_MEMORY if _OUT_OF_MEMORY.search(folder.last_attempt(name)) else ""
             last = f"with exit code {exit_code}{cause and f': {cause}'}"
@@ -145,9 +144,8 @@ def give_up(folder: Folder, name: str, reason: str) -> None:
 
 
 def _mark_failed(folder: Folder, name: str, reason: str, **changes: Any) -> None:
-    status = folder.status(name)
-    if not status.outcome:
-        folder.set_status(name, status, outcome=FAILED, reason=reason, unresolved=0, **changes)
+    if not folder.status(name).outcome:
+        folder.update_status(name, outcome=FAILED, reason=reason, unresolved=0, **changes)
         folder.append_to_log(name, f"== failed: {reason}")
 
 
@@ -160,7 +158,7 @@ def device_hours(folder: Folder, name: str) -> Counter[str]:
     saw until its last output.
     """
     end = time.time() if folder.holder(name) else _last_output(folder, name)
-    seconds = _device_seconds(folder, name, folder.status(name), end)
+    seconds = _device_seconds(folder, name, end)
     return Counter({kind: value / 3600 for kind, value in seconds.items()})
 
 
@@ -168,13 +166,13 @@ def _with_unseen_attempt(folder: Folder, name: str) -> Status:
     """Stores the device-hours of an attempt, if there is one, whose end no worker saw. Call it before anything is written
     to the trial's log, whose last change counts as the end.
     """
+    seconds = _device_seconds(folder, name, _last_output(folder, name))
+    return folder.update_status(name, began=0.0, device_seconds=seconds)
+
+
+def _device_seconds(folder: Folder, name: str, end: float) -> dict[str, float]:
+    """Device-seconds by kind of device: of earlier attempts, and of one that is not counted yet and ends at `end`."""
     status = folder.status(name)
-    seconds = _device_seconds(folder, name, status, _last_output(folder, name))
-    return folder.set_status(name, status, began=0.0, device_seconds=seconds)
-
-
-def _device_seconds(folder: Folder, name: str, status: Status, end: float) -> dict[str, float]:
-    """Those of earlier attempts, and of one that began and ends at `end`."""
     if not status.began:
         return dict(status.device_seconds)
     devices = read_devices(folder.workdir(name))
@@ -184,6 +182,6 @@ def _device_seconds(folder: Folder, name: str, status: Status, end: float) -> di
 
 
 def _last_output(folder: Folder, name: str) -> float:
-    """When the trial last wrote to its log or metrics; 0 if it never did."""
+    """Unix time of the last write to the trial's log or metrics; 0 if there is none."""
     paths = (folder.log(name), folder.workdir(name) / "metrics.jsonl")
     return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)

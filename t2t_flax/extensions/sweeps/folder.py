@@ -127,9 +127,9 @@ class Folder:
                 f"{self.path}/status/{name}.json is damaged ({error}): remove it to retry the trial."
             ) from None
 
-    def set_status(self, name: str, status: Status, **changes: Any) -> Status:
-        """Stores `status` with the changes, and returns it; only for the holder of the trial's claim."""
-        status = dataclasses.replace(status, **changes)
+    def update_status(self, name: str, **changes: Any) -> Status:
+        """Stores and returns the trial's status with the changes; only for the holder of its claim."""
+        status = dataclasses.replace(self.status(name), **changes)
         atomic_write(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
         return status
 
@@ -166,9 +166,8 @@ class Folder:
         """Reopens a trial that failed with a user error (a missing file, a full disk); with `all_failures`, any failed one."""
         claim = self.claim(name) if self.state(name) == FAILED else None
         if claim:
-            status = self.status(name)
-            if all_failures or status.exit_code == USER_ERROR:
-                self.set_status(name, status, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
+            if all_failures or self.status(name).exit_code == USER_ERROR:
+                self.update_status(name, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
             claim.release()
 
     def can_stack(self, first: str, second: str) -> bool:

@@ -55,7 +55,7 @@ class Submission:
 
     @classmethod
     def parse(cls, text: str) -> "Submission":
-        """Of `gke:2`, `gke` (one worker) or `8` (on SLURM). Raises ArgumentTypeError."""
+        """Reads `gke:2`, `gke` (one worker) or `8` (on SLURM). Raises ArgumentTypeError."""
         launcher, colon, count = text.rpartition(":")
         if not colon and not text.lstrip("-").isdecimal():
             launcher, count = text, "1"

@@ -95,7 +95,9 @@ class PodTraining:
         self._first_end: float | None = None
 
     def poll(self) -> int | None:
-        """The exit code of all (`pod_exit_code`); None while the training runs on any host. Raises ProcessGroupError."""
+        """Returns the exit code of all (`pod_exit_code`), or None while the training runs on any host. Raises
+        ProcessGroupError.
+        """
         own, now = self._process.poll(), time.monotonic()
         if own is not None and not self._reported:
             self._group.put(f"{self._key}/{self._group.index}", f"{own} {'terminated' * self._terminated}")

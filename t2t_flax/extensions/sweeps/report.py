@@ -57,7 +57,7 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
 
 
 def _notes(table: list[Row], score: str, selection: str, reference: str, *, named: bool) -> list[str]:
-    """What the columns of the table mean, a sentence each. named: the user chose the reference row."""
+    """Explains the columns of the table, a sentence each. named: the user chose the reference row."""
     lower = " (lower is better)" if lower_is_better(score) else ""
     seeds = next((row.seeds for row in table if row.seeds), ())
     notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."] if len(seeds) > 1 else []

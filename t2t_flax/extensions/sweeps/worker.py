@@ -117,8 +117,8 @@ class Worker:
         return [f"{name} ({holder})" for name, holder in holders.items() if holder and holder != this_worker]
 
     def _claim_next(self) -> dict[str, FileLock]:
-        """Claims the next trial, and up to `stack` - 1 that can train with it; empty if there is none. Stopped trials go
-        first, those that may have crashed a worker last.
+        """Claims the next trial, and up to `stack` - 1 that can train with it; returns their claims by name, empty if no
+        trial is free. Stopped trials go first, those that may have crashed a worker last.
         """
         while True:
             claims: dict[str, FileLock] = {}
@@ -173,7 +173,7 @@ class Worker:
             if not terminated:
                 if len(names) == 1 and self.queue.should_prune(names[0]):
                     # Stored first: the decision holds even if this worker dies now.
-                    folder.set_status(names[0], folder.status(names[0]), outcome=PRUNED)
+                    folder.update_status(names[0], outcome=PRUNED)
                     terminated = True
                 if terminated or self.stop.is_set():
                     terminated = True

@@ -55,7 +55,7 @@ class FakeSweep:
         return [self.folder.state(name) for name in self.names]
 
     def update_status(self, name: str, **changes):
-        return self.folder.set_status(name, self.folder.status(name), **changes)
+        return self.folder.update_status(name, **changes)
 
 
 @pytest.fixture

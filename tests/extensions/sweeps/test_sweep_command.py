@@ -9,7 +9,7 @@ import pytest
 
 from t2t_flax.__main__ import main
 from t2t_flax.errors import STOPPED, UserError
-from t2t_flax.extensions.sweeps.folder import Folder, Status, read_sweep
+from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 from t2t_flax.extensions.sweeps.worker import Worker
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +180,7 @@ def test_failed_trials_are_reopened_before_workers_are_submitted(tmp_path, monke
     arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
     assert sweep(*arguments) == 0
     folder = Folder(tmp_path / "s")
-    folder.set_status("base,seed=0", Status(outcome="failed"))
+    folder.update_status("base,seed=0", outcome="failed")
     assert sweep(*arguments, "--submit=1", "--retry-failed", "--score=chrf") == 0
     assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]["s-1"]
 
