@@ -79,7 +79,7 @@ def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[
         return {}
     if varied := [key for key in SEED_KEYS if key in overrides]:
         raise UserError(f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1).")
-    return {key: str(getattr(base.seed, key.removeprefix("seed.")) + seed) for key in SEED_KEYS}
+    return {key: str(base.value(key) + seed) for key in SEED_KEYS}
 
 
 def row_names(rows: Sequence[Overrides]) -> list[str]:
