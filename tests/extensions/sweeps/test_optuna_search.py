@@ -210,7 +210,7 @@ def end(folder, name, metric, value):
 def test_search_learns_where_training_diverges(tmp_path):
     """Rates above 5e-3 diverge, 43 % of the range: random proposals do so in 13 of 30 trials."""
     diverged = []
-    for seed in range(6):
+    for seed in range(4):
         search = Search({"optimizer.peak_lr": log_uniform(1e-4, 1e-1)}, 30, "valid_nll", method="tpe", seed=seed)
         sweep = FakeSearch(tmp_path / str(seed), search)
         queue = sweep.queue()

@@ -258,11 +258,11 @@ def test_metrics_of_training_and_of_records_can_score_a_sweep(monkeypatch):
     """Also one that is added to the table."""
     new = dataclasses.replace(next(metric for metric in METRICS if metric.name == "chrf"), name="new", log_name="new")
     monkeypatch.setattr(type(task_of(load_config(TOY))), "metrics", [*METRICS, new])
-    config = load_config(TOY, {"eval.every_steps": "5", "eval.decode_every_steps": "5"})
+    config = load_config(TOY, {"eval.every_steps": "5", "eval.decode_every_steps": "5", "eval.metric": "new"})
     for name in (*(f"valid_{metric}" for metric in TOKEN_METRICS), "sacrebleu", "valid_bleu", "new", "valid_new"):
         check_score(name, config)
     with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_epochs, or config.eval.every_steps"):
-        check_score("valid_accuracy", load_config(TOY, {"eval.every_steps": "0"}))
+        check_score("valid_accuracy", load_config(TOY, {"train.steps": "90", "eval.every_steps": "100"}))
     with pytest.raises(UserError, match="no score 'accuracy'"):  # records do not have it
         check_score("accuracy", config)
 
