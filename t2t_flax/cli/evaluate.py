@@ -10,8 +10,7 @@ from etils import epath
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.pretrained import check_writable
@@ -151,7 +150,7 @@ def _job(
 def _many(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Evaluates each run in its own process: settings that JAX reads when it starts differ between runs."""
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.distributed.initialize import require_single_process
+    from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.compare import COLUMNS, check_runs, compare_runs
     from t2t_flax.evaluation.evaluate import existing_record
     from t2t_flax.evaluation.restore import stored_config
