@@ -200,7 +200,7 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
 
 def is_stream(name: str) -> bool:
     """Whether the output is standard output ("-"), a pipe or a device."""
-    return name == "-" or (not is_remote(name) and os.path.exists(name) and not os.path.isfile(name))
+    return name == "-" or os.path.exists(name) and not os.path.isfile(name)
 
 
 @contextlib.contextmanager
