@@ -201,8 +201,7 @@ def existing_record(
 def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
     """A config without the keys that name folders on one machine."""
     groups = {group: dict(keys) for group, keys in config.items() if isinstance(keys, dict)}
-    for group, key in (("data", "cache"), ("train", "compile_cache")):
-        groups.get(group, {}).pop(key, None)
+    groups.get("data", {}).pop("cache", None)
     return groups
 
 
