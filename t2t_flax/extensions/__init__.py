@@ -24,6 +24,7 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "optimizers",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -50,6 +51,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "optimizers": {
+        "groups": ("optimizers",),
+        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
