@@ -22,8 +22,8 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     StepFn,
+    check_cache,
     forced_tokens,
-    hypotheses_of,
     make_sentences,
     run_stages,
 )
@@ -93,9 +93,7 @@ def beam_search(
     list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
     id. cache, lengths, rehearse: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
     """
-    beams = hypotheses_of(cache)
-    if beams - {options.beam_size}:
-        raise ValueError(f"the cache has {sorted(beams)} beams, but options.beam_size = {options.beam_size}")
+    check_cache(cache, options.beam_size)
     sentences = make_sentences(caps_B, prefix_BxP)
     state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths, rehearse)
     return _result(options, state, sentences.caps_B)
