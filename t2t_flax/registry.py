@@ -126,17 +126,12 @@ POSITIONS = Table(
     }
 )
 """Choices of model.position: objects of the class `PositionScheme`."""
-SCHEDULES = Table(
-    {
-        name: f"t2t_flax.training.schedules:{name}"
-        for name in ("noam", "inverse_sqrt", "constant", "cosine", "linear", "wsd")
-    }
-)
-"""Choices of optimizer.schedule: functions (config.optimizer, d_model) -> rate; see `t2t_flax.training.schedules`."""
-OPTIMIZERS = Table(
-    {name: f"t2t_flax.training.optimizer:{name}" for name in ("adam", "adamw", "adafactor", "lion", "muon")}
-)
-"""Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
+SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
+"""Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
+OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
+"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
+learning rate, which all share.
+"""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 EXPLAINED = Table()

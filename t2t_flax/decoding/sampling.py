@@ -38,7 +38,6 @@ class SampleOptions:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    eos_id: int = EOS
 
 
 @flax.struct.dataclass
@@ -115,7 +114,7 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
         tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
     log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
 
-    ended_BxK = state.ended_BxK | (tokens_BxK == options.eos_id)
+    ended_BxK = state.ended_BxK | (tokens_BxK == EOS)
     tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
     new = _State(
         done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),

@@ -24,7 +24,11 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+<<<<<<< HEAD
     "averaging",
+=======
+    "optimizers",
+>>>>>>> main
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -51,6 +55,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "optimizers": {
+        "groups": ("optimizers",),
+        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
     "averaging": {"commands": ("average",)},

@@ -16,13 +16,14 @@ from t2t_flax.extensions.finetuning import lora
 from t2t_flax.extensions.finetuning.keys import of
 from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
 from t2t_flax.extensions.finetuning.pretrained import pretrained_params
-from t2t_flax.registry import OPTIMIZERS
+from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import abstract_params, init_state, make_model
 from t2t_flax.training.train_step import loss_sums
 
+load_extensions()
 HERE = {"mesh.data": "-1"}  # all simulated devices
 
 
