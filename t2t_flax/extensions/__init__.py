@@ -24,11 +24,8 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
-<<<<<<< HEAD
     "averaging",
-=======
     "optimizers",
->>>>>>> main
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
