@@ -72,7 +72,7 @@ def test_schedule(monkeypatch, tmp_path):
 def test_optimizer(monkeypatch, tmp_path):
     documented_modules.load("A new optimizer", monkeypatch, tmp_path)
     keys = dict(name="nesterov", schedule="constant", peak_lr=0.1, warmup_steps=1)
-    check_optimizer(Optimizer(**keys))
+    resolve(to_config_dict(small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})))
     metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)
     assert float(metrics[-1]["loss"]) < float(metrics[0]["loss"]) - 0.05
 
