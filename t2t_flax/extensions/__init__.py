@@ -28,7 +28,7 @@ EXTENSIONS = (
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "sweeps": {"commands": ("sweep", "train_together")},
-    "planning": {"commands": ("plan",)},
+    "planning": {"groups": ("planning",), "commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
     "corpora": {"groups": ("filters",), "sources": ("jsonl", "parquet", "hf", "mtdata")},
