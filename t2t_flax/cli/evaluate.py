@@ -14,7 +14,7 @@ from t2t_flax.distributed.job import run_job
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.pretrained import check_writable
+from t2t_flax.model_forms import check_writable
 from t2t_flax.process_setup import prepare_process, run_in_child
 from t2t_flax.tables import csv_text, text_table
 
@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
         "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"
         "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
         "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
-        "text; runs on any hardware. An exported model is a workdir too (`pretrained:toy`: one of the package).",
+        "text; runs on any hardware.",
         epilog="A translation record has three BLEUs, each with a note on how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
         "ter (lower is better). A parsing record has labelled F1 by EVALB's rules.\n\n"

@@ -28,7 +28,7 @@ from t2t_flax.evaluation.records import read_record, record_name, task_of_record
 from t2t_flax.evaluation.restore import Loaded, stored_config
 from t2t_flax.evaluation.significance import confidence_interval
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.pretrained import run_folder
+from t2t_flax.model_forms import run_folder
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
 from t2t_flax.training.checkpoint_selection import Choice

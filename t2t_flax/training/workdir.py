@@ -28,10 +28,9 @@ from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_number
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
+from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.monitoring.devices import record_devices
-from t2t_flax.pretrained import check_writable
 from t2t_flax.training.divergence import unmark
-from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
@@ -74,9 +73,9 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """The config stored in the workdir of a run, or with an exported model; None if there is neither."""
+    """The config stored in the workdir of a run, or with a model of another form; None if there is neither."""
     stored = read_config(folder)
-    if stored is None and (model := open_model_folder(folder)):
+    if stored is None and (model := open_model(folder)):
         return model.config
     return stored
 
