@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 class StoredModel(Protocol):
     """A model without its run. config: of the run that it comes from. steps: the updates that its parameters are the mean of,
     newest first. tokenizer: digest of its tokenizers, which are in `tokenizer/` of its folder. dtype: to which the parameters
-    were rounded. digest: of the parameters.
+    were rounded.
     """
 
     config: "Config"
     steps: tuple[int, ...]
     tokenizer: str
     dtype: str
-
-    @property
-    def digest(self) -> str: ...
 
     def params(self, abstract: Any) -> Any:
         """The parameters in float32, with the shardings of the abstract ones. Raises UserError for other names or shapes."""

@@ -3,8 +3,6 @@ of this package.
 """
 
 import dataclasses
-import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +41,6 @@ class ModelFolder:
     steps: tuple[int, ...]
     tokenizer: str
     dtype: str
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of the file of parameters."""
-        with open(self.path / MODEL_FILE, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def params(self, abstract: Any) -> Any:
         """The parameters in float32, with the shardings of the abstract ones. Raises UserError if their names or shapes
