@@ -34,8 +34,7 @@ def run(argv: list[str]) -> int:
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
         "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.\n\n"
         "With several --workdir or --step all combinations are evaluated one after the other, and compared with the first\n"
-        "in a table. Test sets of several directions (config.data.directions) end with a table in Markdown.\n"
-        "Records that exist are not computed again: rerun the same command to continue after a kill.",
+        "in a table. Records that exist are not computed again: rerun the same command to continue after a kill.",
     )
     of = parser.add_mutually_exclusive_group(required=True)
     of.add_argument("--workdir", metavar="DIR", action="append", help="folder of a run; may be given several times")
@@ -118,7 +117,6 @@ def _job(
     args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
 ) -> int:
     from t2t_flax.evaluation.compare import compare, describe
-    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.evaluate import planned_path, write_record
     from t2t_flax.evaluation.restore import load
 
@@ -142,8 +140,8 @@ def _job(
                 write_record(path, record)
                 say(describe(record["compare"]))
             say(f"record: {path}")
-        if table := direction_table(records):
-            say(table)
+        for text in jobs.summaries(records):
+            say(text)
         supervisor.group.barrier("evaluated")
     return 0
 

@@ -15,10 +15,10 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
-from t2t_flax.config.directions import in_direction_of
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source
+from t2t_flax.data.hooks import config_of_set
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Task, make_task, task_of
@@ -106,7 +106,7 @@ def planned_record(config: Config, split: str) -> dict[str, Any]:
 
     Raises UserError if the text is missing.
     """
-    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
+    config = config_of_set(config, split)
     source = split_source(task_of(config), split)
     data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
     return {"data": data, "config": config_lib.as_json(config)}

@@ -24,6 +24,7 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "languages",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -50,6 +51,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
