@@ -25,10 +25,12 @@ EXTENSIONS = (
     "subwords",
     "mixtures",
     "languages",
+    "averaging",
+    "optimizers",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
-    "sweeps": {"commands": ("sweep", "train_together")},
+    "sweeps": {"commands": ("sweep", "train_together", "compare")},
     "planning": {"commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
@@ -52,8 +54,14 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
     "languages": {"groups": ("languages",), "flags": ("--target-language",)},
+    "optimizers": {
+        "groups": ("optimizers",),
+        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
+    "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a
