@@ -18,7 +18,7 @@ from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
-from t2t_flax.pretrained import check_writable
+from t2t_flax.model_forms import check_writable
 from t2t_flax.registry import SUMMARIES
 from t2t_flax.training.workdir import (
     adopt_config,
@@ -288,8 +288,8 @@ def summaries(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
-    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for a model
-    of the package without an output.
+    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for the
+    name of a model without an output.
     """
     if not output:
         check_writable(workdir, "name a folder for the records, --output=DIR")

@@ -1,4 +1,4 @@
-"""Restores a trained run from its workdir, or an exported model from its folder, on the devices of this machine."""
+"""Restores a trained run from its workdir, or a model of another form, on the devices of this machine."""
 
 import dataclasses
 import functools
@@ -18,9 +18,10 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.engine import Engine, make_engine
-from t2t_flax.filesystem import check_workdir
+from t2t_flax.filesystem import check_workdir, list_names
+from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.pretrained import run_folder
+from t2t_flax.registry import absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
@@ -40,9 +41,9 @@ class Loaded:
 
     metric: of a best checkpoint, higher is better. stored: the run's config without overrides. config_changes: changes of
     optimization keys up to the newest checkpoint (`training.config_changes`). weights: the type to which the parameters were
-    rounded, of an exported model. opened: models in CTranslate2, which copies of this object with other settings share. start:
-    name of the token before source sentences (`data.starts`), of a model of several directions the target language, where no
-    other is requested.
+    rounded when they were stored. opened: models in CTranslate2, which copies of this object with other settings share.
+    start: name of the token before source sentences (`data.starts`), of a model of several directions the target language,
+    where no other is requested.
     """
 
     workdir: epath.Path
@@ -207,14 +208,14 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
 
 
 def read_config(workdir: str | epath.Path) -> Config:
-    """The config of a run or of an exported model, as stored. Raises UserError if the folder holds neither."""
+    """The config of a run or of a model of another form, as stored. Raises UserError if the folder holds neither."""
     check_workdir(workdir)
-    stored = workdir_lib.read_model_config(run_folder(workdir))
+    folder = run_folder(workdir)
+    stored = workdir_lib.read_model_config(folder)
     if stored is None:
-        raise UserError(
-            f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command, or the folder of an "
-            "`export --format=safetensors`."
-        )
+        absent = next(filter(None, (absent_extension("workdirs", name) for name in list_names(folder))), "")
+        hint = absent or " Give the --workdir of a `train` command."
+        raise UserError(f"{workdir} holds no run: it has no config.json.{hint}")
     return stored
 
 

@@ -28,11 +28,10 @@ from t2t_flax.filesystem import atomic_write, list_names, read_if_exists, real_p
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
+from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.monitoring.devices import record_devices
-from t2t_flax.pretrained import check_writable
 from t2t_flax.training.checkpoint_files import finished_steps
 from t2t_flax.training.divergence import unmark
-from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
@@ -75,9 +74,9 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """The config stored in the workdir of a run, or with an exported model; None if there is neither."""
+    """The config stored in the workdir of a run, or with a model of another form; None if there is neither."""
     stored = read_config(folder)
-    if stored is None and (model := open_model_folder(folder)):
+    if stored is None and (model := open_model(folder)):
         return model.config
     return stored
 

@@ -137,7 +137,8 @@ ELSEWHERE = {
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
     "extensions/trackers/test_trackers.py": "trackers.names trackers.group",
-    "extensions/inspection/test_inspection.py": "inspection.mfu inspection.profile_steps",
+    "extensions/inspection/test_inspection.py": "inspection.profile_steps",
+    "extensions/planning/test_mfu.py": "planning.mfu",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 
