@@ -153,6 +153,10 @@ EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+SUMMARIES = Table()
+"""Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
+START_FLAGS: dict[str, str] = {}
+"""Flags of commands that choose the token before source sentences by name (`data.starts`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()

@@ -123,7 +123,7 @@ ELSEWHERE = {
     "extensions/corpora/test_language_filter.py": "filters.language",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
-    "data/test_directions.py": "data.directions",
+    "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
     "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
