@@ -1,6 +1,7 @@
 """Process settings and child processes."""
 
 import dataclasses
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import pytest
 
 from t2t_flax import process_setup as process
 from t2t_flax.config import Config
-from t2t_flax.extensions.planning.compiler_process import has_tpu_compiler
 from t2t_flax.version import __version__
 
 
@@ -99,7 +99,7 @@ def test_accelerators_are_left_out_only_without_any_sign_of_one(
     assert chosen == {}
 
 
-@pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed (extra plan)")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra plan)")
 def test_command_is_quiet_where_libtpu_is_installed_without_a_tpu(without_tpu_variables):
     if any(process._any_file(files) for _, files, _ in process._ACCELERATORS):
         pytest.skip("this machine may have an accelerator")
