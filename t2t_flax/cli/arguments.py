@@ -278,13 +278,13 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     decode.engine cannot be had.
     """
     from t2t_flax.distributed.initialize import require_single_process
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 
     require_single_process("this command")
     config = stored_config(workdir, overrides)
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     _require_single_host()
 

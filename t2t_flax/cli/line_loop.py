@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from t2t_flax.cli.line_windows import Line
 
 if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 WINDOW_BATCHES = 128
 """Lines are read, sorted by length and answered in windows of this many batches, ..."""
@@ -56,7 +56,7 @@ def to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def window_size(loaded: "Loaded") -> int:
+def window_size(loaded: "TrainedModel") -> int:
     """Lines of a full window."""
     from t2t_flax.distributed import mesh as mesh_lib
 

@@ -7,7 +7,7 @@ from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
 from t2t_flax.cli.line_windows import Line
 
 if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 _CUT = "truncated to config.decode.max_source_length"
 _ENDED = "ended by the length limit (config.decode.max_length_offset)"
@@ -18,14 +18,14 @@ class Translating(Answering):
 
     verb = "translated"
 
-    def __init__(self, loaded: "Loaded", *, scores: bool):
+    def __init__(self, loaded: "TrainedModel", *, scores: bool):
         self._loaded, self._scores = loaded, scores
         self.window = window_size(loaded)
 
     def introduce(self, say: Callable[[str], None]) -> None:
-        """Names the engine, where the user chose one."""
+        """Names the decoder, where the user chose one."""
         if self._loaded.config.decode.engine != "jax":
-            say(f"decoding with {self._loaded.engine}")
+            say(f"decoding with {self._loaded.decoder}")
 
     def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> Answers:
         """The translations of consecutive lines: n_best of each. An empty line has an empty translation; a source that is too

@@ -13,10 +13,10 @@ from t2t_flax.errors import OK, STOPPED, UserError
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput, StreamOutput
 
 if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 
-def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
+def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, Any]:
     """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
     command line, with an effect on the output.
     """
@@ -33,9 +33,9 @@ def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
             "checkpoints": list(loaded.steps),
             "parameters": sum(checksums(loaded.params, once=True).values()),
             "tokenizers": loaded.tokenizers.digest,
-            "type of the products": loaded.engine.type,
+            "type of the products": loaded.decoder.dtype,
         }
-        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
+        | ({} if loaded.decoder.name == "jax" else {"engine": str(loaded.decoder)})
     )
 
 

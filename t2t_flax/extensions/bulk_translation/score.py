@@ -12,7 +12,7 @@ from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, ch
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.scoring import PairScore
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 
 def run(argv: list[str]) -> int:
@@ -62,7 +62,7 @@ class Scoring(Answering):
 
     verb = "scored"
 
-    def __init__(self, loaded: "Loaded", *, tokens: bool, names: tuple[str, str]):
+    def __init__(self, loaded: "TrainedModel", *, tokens: bool, names: tuple[str, str]):
         self._loaded, self._tokens, self._names = loaded, tokens, names
         self.window = window_size(loaded)
 

@@ -59,7 +59,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
     share.
     """
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
 
     for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):
@@ -70,7 +70,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
             )
     arguments.check_target_language(args, overrides)
     config = stored_config(args.workdir, overrides)
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     return run_job(config, lambda supervisor: _job(args, overrides, supervisor))
 

@@ -13,4 +13,4 @@ add_command(
     "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
 )
 add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
-DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
+DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")

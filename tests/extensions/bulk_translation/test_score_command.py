@@ -14,7 +14,7 @@ from t2t_flax.cli import arguments, line_loop
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
-from t2t_flax.evaluation.restore import Loaded, load
+from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.training import loop
 
@@ -113,9 +113,9 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
             os.kill(os.getpid(), signal.SIGTERM)
         return score(self, pairs, **more)
 
-    score = Loaded.score_each
+    score = TrainedModel.score_each
     monkeypatch.setattr(arguments, "iterate_lines", iterate_lines)
-    monkeypatch.setattr(Loaded, "score_each", score_each)
+    monkeypatch.setattr(TrainedModel, "score_each", score_each)
     capsys.readouterr()
     assert main([*command, f"--source={source}", f"--output={tmp_path / 'out'}"]) == 75
     assert f"output of {2 * window} lines: the same command with --resume goes on" in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
     assert "--tokens = false, now it is true" in error_of(capsys, *resume, "--tokens")
     monkeypatch.setattr(arguments, "iterate_lines", real)
     monkeypatch.setattr(
-        Loaded, "score_each", lambda self, pairs, **more: scored.append(len(pairs)) or score(self, pairs, **more)
+        TrainedModel, "score_each", lambda self, pairs, **more: scored.append(len(pairs)) or score(self, pairs, **more)
     )
     assert main(resume) == 0 and sum(scored) == len(pairs) - 2 * window
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
@@ -194,7 +194,7 @@ def test_translate_file_resumes_to_the_same_file(workdir, tmp_path, monkeypatch,
         *search,
     ]
     assert main([*command, f"--output={tmp_path / 'whole'}"]) == 0
-    decode, numbers = Loaded.translate, []
+    decode, numbers = TrainedModel.translate, []
 
     def stop_at_the_second_window(self, lines, *, first_line, **more):
         numbers.append(first_line)
@@ -202,7 +202,7 @@ def test_translate_file_resumes_to_the_same_file(workdir, tmp_path, monkeypatch,
             os.kill(os.getpid(), signal.SIGINT)
         return decode(self, lines, first_line=first_line, **more)
 
-    monkeypatch.setattr(Loaded, "translate", stop_at_the_second_window)
+    monkeypatch.setattr(TrainedModel, "translate", stop_at_the_second_window)
     assert main([*command, f"--output={tmp_path / 'out'}"]) == 75
     assert main([*command, f"--output={tmp_path / 'out'}", "--resume"]) == 0
     assert numbers == [0, 8, 8, 16]

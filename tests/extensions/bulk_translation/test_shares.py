@@ -56,7 +56,7 @@ class CapitalsRun:
         keys = {"decode.batch_size": "1", "decode.n_best": n_best} | (more or {})
         self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
+        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:
