@@ -8,8 +8,7 @@ from etils import epath
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.process_setup import prepare_process
 
 

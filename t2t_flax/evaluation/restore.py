@@ -223,8 +223,8 @@ class TrainedModel(StoredRun):
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
     """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
 
-    Runs are untrusted input: the paths from which compiled programs are loaded (train.compile_cache) and to which files
-    are written (data.cache; data.root for a TFDS dataset that is not prepared there) come only from `overrides`.
+    Runs are untrusted input: the paths to which files are written (data.cache; data.root for a TFDS dataset that is not
+    prepared there) come only from `overrides`.
     Raises UserError if the folder holds no run or an override is invalid.
     """
     return _override(_without_local_paths(read_config(workdir)), overrides)
@@ -250,8 +250,7 @@ def _without_local_paths(stored: Config) -> Config:
         levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
         prepared = (any(any((epath.Path(data.root) / name).glob(level)) for level in levels) for name in names)
         data = data if all(prepared) else dataclasses.replace(data, root="")
-    train = dataclasses.replace(stored.train, compile_cache=config_lib.Train.compile_cache)
-    return dataclasses.replace(stored, data=data, train=train)
+    return dataclasses.replace(stored, data=data)
 
 
 def _override(stored: Config, overrides: dict[str, str] | None) -> Config:
