@@ -3,10 +3,18 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax.cli.arguments import is_stream
-from t2t_flax.cli.line_loop import Answering, answer_windows, to_stderr
-from t2t_flax.cli.line_windows import Line, arrives_slowly, arriving_windows, full_windows
-from t2t_flax.cli.stop_signals import Signalled, StopSignals
+from t2t_flax.cli.lines import (
+    Answering,
+    Line,
+    Signalled,
+    StopSignals,
+    answer_windows,
+    arrives_slowly,
+    arriving_windows,
+    full_windows,
+    is_stream,
+    to_stderr,
+)
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.errors import OK, STOPPED, UserError

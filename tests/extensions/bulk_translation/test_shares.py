@@ -13,7 +13,7 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli.line_windows import full_windows, paired
+from t2t_flax.cli.lines import full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.config.directions import Direction
 from t2t_flax.data.languages import Languages
