@@ -314,16 +314,15 @@ def evaluate_set(
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
     if loaded.config.decode.engine != "jax":
         supervisor.group.say(f"decoded with {loaded.decoder}")
-    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
+    print_samples(triples, supervisor.group.say)
     text = summary(record)
     supervisor.group.say(text)
     return path_of(loaded, record), record, text
 
 
-def print_samples(triples: list, count: int, say: Callable[[str], None] = print) -> None:
-    """Source, reference and output of `count` sentences, spread over the set."""
-    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, output = triples[i]
+def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
+    """Source, reference and output of five sentences, spread over the set."""
+    for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
         say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
 
