@@ -31,7 +31,7 @@ from t2t_flax.training.workdir import (
 )
 
 if TYPE_CHECKING:
-    from t2t_flax.tasks.base import Task
+    from t2t_flax.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
