@@ -16,9 +16,7 @@ from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
-from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import ValidationLoss
-from t2t_flax.tasks import task_of
 from t2t_flax.training.train_step import loss_sums
 
 ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
@@ -154,8 +152,7 @@ def test_overrides_change_the_config_and_reject_unknown_keys(finished):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_parameters_that_are_not_finite_are_not_restored(bad, tmp_path):
     """Of a diverged run, or a checkpoint that another program wrote: whatever its checksums say."""
-    from t2t_flax.tasks import task_of
-from t2t_flax.training.params_run import write_params_run
+    from t2t_flax.training.params_run import write_params_run
 
     toy = load("pretrained:toy", overrides={"mesh.data": "-1"})
     params = jax.tree.map(np.array, toy.params)
