@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
 
     from t2t_flax.config import Config
     from t2t_flax.distributed.supervisor import RunSupervisor
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult
 
     ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
@@ -78,20 +78,33 @@ def evaluate(
 
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
+    from t2t_flax.distributed.coordination import check_shared
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.tasks import task_of
 
     texts, folder = _as_text(overrides), jobs.evaluation_folder(workdir, output)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
-    jobs.check_metrics_available(config)
+    for name in sets:
+        task_of(config).of_set(name).check_requirements()
+    check_decoder(config)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
+        group, records = supervisor.group, {}
+        check_shared(group, folder, "--output" if output else "--workdir")
         with supervisor.exit_on_signal("evaluating"):
-            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=supervisor.group)
+            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
             loaded = dataclasses.replace(loaded, workdir=folder)
-            return {name: jobs.evaluate_set(loaded, name, supervisor)[1] for name in sets}
+            for name in sets:
+                path, records[name], _ = jobs.evaluate_set(loaded, name, supervisor)
+                group.say(f"record: {path}")
+            for text in jobs.summaries(list(records.values())):
+                group.say(text)
+            group.barrier("evaluated")
+        return records
 
     return _as_job(config, body)
 
@@ -103,22 +116,21 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    target_language: str | None = None,
-) -> Loaded:
+    start: str | None = None,
+) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
-    `workdir` may also be the folder of an exported model, or the name of one in the package: `load("pretrained:toy")`.
-    The parameters are those of the newest checkpoint, of checkpoint `step`, the mean of the last `average` up to it, or the
-    `best` by eval.metric. The result has `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it
-    decodes: `{"decode.beam_size": 8}`. target_language: into which a model of several directions translates, unless
-    `translate(lines, target_language="fr")` names another.
+    `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
+    of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
+    `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
+    start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
     _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
-    return load_run(workdir, step=step, average=average, best=best, overrides=texts, target_language=target_language)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts, start=start)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
@@ -169,7 +181,7 @@ def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
 
 def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.Path | None = None) -> Any:
     """`body(supervisor)` in this process, or in this one of several; returns its result."""
-    from t2t_flax.distributed.job import run_job
+    from t2t_flax.distributed.supervisor import run_job
 
     results: list[Any] = []
 

@@ -17,8 +17,7 @@ from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.data.dataset import check_sources, prepare_corpus
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
 from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.extensions.sweeps.trials import vectorization_conflict

@@ -17,7 +17,7 @@ from t2t_flax.extensions.sweeps.results import check_score, learning_curve, tria
 from t2t_flax.extensions.sweeps.rows import format_difference, rows, shared_seeds, verdict
 from t2t_flax.extensions.sweeps.worker import TrialQueue
 from t2t_flax.tasks import task_of
-from t2t_flax.tasks.translation.metrics import METRICS
+from t2t_flax.tasks.translation import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 
 
