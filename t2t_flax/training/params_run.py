@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
@@ -14,8 +15,7 @@ from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refus
 from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import array_shapes, shape_differences
-from t2t_flax.training.resume import report_full_disk
-from t2t_flax.training.train_state import make_model, parameter_shapes
+from t2t_flax.training.train_state import TrainState, make_model, parameter_shapes
 
 
 def write_params_run(
@@ -37,6 +37,7 @@ def write_params_run(
     folder = epath.Path(folder)
     meta = {
         **origin,
+        "params_only": True,
         "config": config_lib.as_json(config),
         "digests": {"tokenizer": tokenizers.digest},
     }
@@ -50,8 +51,9 @@ def write_params_run(
         tokenizers.save(partial / "tokenizer")
         atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
-        report_full_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
-        report_full_disk(checkpoints, checkpoints.wait)
+        state = TrainState(jax.numpy.zeros((), int), None, None).replace(**{item: params})
+        checkpoints.save(state, meta)
+        checkpoints.wait()
         checkpoints.close()
 
 

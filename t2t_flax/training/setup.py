@@ -39,6 +39,11 @@ class TrainingSetup:
     shardings: TrainState
     batches: Batches
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of the tokenizer and the training data, which a resumed run must find unchanged."""
+        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
+
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
     """Builds the parts on `devices` (default: all), without initializing parameters. Raises UserError where the mesh does

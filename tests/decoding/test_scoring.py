@@ -143,10 +143,10 @@ def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
 def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, monkeypatch):
     """The array writer raises a ValueError, not an OSError."""
 
-    def full(*_):
+    def full(*_, **__):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
 
-    monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
+    monkeypatch.setattr("orbax.checkpoint.AsyncCheckpointer.save", full)
     with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Free disk space"):
         average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
     assert not list(tmp_path.iterdir())

@@ -61,7 +61,7 @@ def live_bytes() -> int:
 @pytest.mark.parametrize("function", ["load", "average"])
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function):
-    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)  # NumPy's copies of small trees stay with them
+    monkeypatch.setattr("t2t_flax.training.damage._SMALL", 0)  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = Checkpoints.restore_params
@@ -87,13 +87,13 @@ def test_average_removes_what_a_killed_one_left(six, tmp_path):
 
 
 def test_average_keeps_a_folder_created_meanwhile(six, tmp_path, monkeypatch):
-    original = Checkpoints.save_params
+    original = Checkpoints.save
 
     def save(self, *arguments):
         (tmp_path / "mean" / "theirs").mkdir(parents=True)
         original(self, *arguments)
 
-    monkeypatch.setattr(Checkpoints, "save_params", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     with pytest.raises(UserError, match="already exists"):
         average([six], tmp_path / "mean", last=2, overrides=HERE)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mean", "theirs"]
