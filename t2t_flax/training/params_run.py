@@ -1,6 +1,7 @@
 """A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `finetuning.init_from`."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def write_params_run(
         tokenizers.save(partial / "tokenizer")
         atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
-        state = TrainState(jax.numpy.zeros((), int), None, None).replace(**{item: params})
+        state = dataclasses.replace(TrainState(jax.numpy.int32(0), None, None), **{item: params})
         checkpoints.save(state, meta)
         checkpoints.wait()
         checkpoints.close()
