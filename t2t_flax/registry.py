@@ -79,7 +79,6 @@ COMMANDS = {
     "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
     "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
     "prepare": Command("t2t_flax.cli.prepare", "train the tokenizer and tokenise the data of a config before training"),
-    "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
