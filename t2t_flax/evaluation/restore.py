@@ -24,7 +24,7 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.pretrained import run_folder
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
-from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
@@ -258,9 +258,9 @@ class OpenRun:
     model: Transformer
     abstract: Any
 
-    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
-        return restore_parts(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
+    def restore(self, choice: CheckpointChoice, group: ProcessGroup | None = None) -> Iterator[RestoredParams]:
+        """The chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
+        return restore_chosen(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
 
 
 def open_run(
@@ -309,7 +309,7 @@ def load(
     run = open_run(workdir, overrides, group, local=local)
     if target_language is not None:
         run.tokenizers.languages.chosen(run.config.data, target_language)
-    part = mean(run.parts(Choice(step, average, best, at_most), group))
+    part = mean(run.restore(CheckpointChoice(step, average, best, at_most), group))
     return Loaded(
         run.workdir,
         run.config,
