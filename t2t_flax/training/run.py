@@ -4,13 +4,11 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from t2t_flax.config.named_sources import VALID_PREFIX
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.monitoring.progress import Progress
 from t2t_flax.monitoring.timers import Clock
@@ -23,9 +21,10 @@ from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
 from t2t_flax.training.resume import TrainProgress, checkpoint_meta, restore_or_init
-from t2t_flax.training.setup import TrainingSetup, ValidationLoss, compile_train_steps
+from t2t_flax.training.setup import TrainingSetup, compile_train_steps
 from t2t_flax.training.train_logger import DelayedMetrics, TrainLogger
 from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import begin
 
 
@@ -75,17 +74,10 @@ class TrainingEnd:
         return self.reason in ("steps", "patience")
 
 
-class ValidationScore(Protocol):
-    """Decodes the validation set and returns its metrics as `valid_NAME`."""
-
-    def __call__(
-        self,
-        params,
-        after_batch: Callable[[], None],
-        compiling: Callable[[], contextlib.AbstractContextManager],
-    ) -> dict[str, float]:
-        """Calls `after_batch` after each batch, and compiles within `compiling()`."""
-        ...
+ValidationScore = Callable[..., dict[str, float]]
+"""(params, after_batch, compiling) -> metrics of the decoded validation set as `valid_NAME`. It calls `after_batch()` after each
+batch, and compiles within the context `compiling()`.
+"""
 
 
 class Run:
@@ -272,33 +264,6 @@ class Run:
         self.checkpoints.close()
         self.logger.close()
         del self._metrics  # it refers to the run, whose memory is needed for the final evaluation
-
-
-def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:
-    """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
-    it.
-    """
-    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
-        return None
-    besides = run.abstract.opt_state, run.abstract.ema
-    params = parameters_of(run.config).of_model(run.abstract.params)
-    programs: dict[Any, Any] = {}
-    losses = {
-        name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
-        for name, store in run.corpus.valid.items()
-    }
-    return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
-
-
-def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
-
-    The mean does not weigh the sets by their size: every direction of a model counts as much as any other.
-    """
-    first, *_ = values.values()
-    means = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
-    named = [(name.removeprefix(VALID_PREFIX), of_set) for name, of_set in values.items() if name != "valid"]
-    return means | {f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()}
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
