@@ -10,8 +10,7 @@ from typing import NamedTuple
 import jax
 
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.progress import Clock, Progress
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_schedule import is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
-from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.progress import Clock, Progress
 from t2t_flax.training.divergence import NonFiniteUpdate, describe
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
