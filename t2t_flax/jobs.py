@@ -19,7 +19,7 @@ from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
-from t2t_flax.pretrained import check_writable
+from t2t_flax.model_forms import check_writable
 from t2t_flax.training.workdir import (
     adopt_config,
     check_config,
@@ -267,7 +267,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
         data = config.data  # places on this machine are taken from the command line, never from the stored config
-        places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
+        places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:
@@ -298,8 +298,8 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
 
 
 def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
-    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for a model
-    of the package without an output.
+    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for the
+    name of a model without an output.
     """
     if not output:
         check_writable(workdir, "name a folder for the records, --output=DIR")

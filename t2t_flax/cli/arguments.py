@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_file, atomic_write, is_remote, is_write_refused
-from t2t_flax.pretrained import is_pretrained
+from t2t_flax.model_forms import is_name
+from t2t_flax.registry import MODEL_FORMS, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -99,11 +100,15 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     return args, overrides
 
 
-def add_workdir(
-    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run or exported model, or pretrained:toy"
-) -> None:
+def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "") -> None:
     """`--workdir`, required."""
-    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text or workdir_help())
+
+
+def workdir_help() -> str:
+    """What a workdir that is read may be."""
+    load_extensions()
+    return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
 def add_target_language(arguments: argparse.ArgumentParser) -> None:
@@ -178,10 +183,10 @@ def check_read_once(*names: str | None) -> None:
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
-    Standard output, pipes, devices, object stores, models of the package and folders that exist are not checked. Raises
+    Standard output, pipes, devices, object stores, names of models and folders that exist are not checked. Raises
     OSError for a full disk or a missing permission.
     """
-    if name == "-" or is_remote(name) or is_pretrained(name):
+    if name == "-" or is_remote(name) or is_name(name):
         return
     path = Path(name).absolute()
     if path.exists() and not path.is_file() and folder == path.is_dir():
@@ -200,7 +205,7 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
 
 def is_stream(name: str) -> bool:
     """Whether the output is standard output ("-"), a pipe or a device."""
-    return name == "-" or (not is_remote(name) and os.path.exists(name) and not os.path.isfile(name))
+    return name == "-" or os.path.exists(name) and not os.path.isfile(name)
 
 
 @contextlib.contextmanager
@@ -267,7 +272,7 @@ def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -
     """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
     from t2t_flax.data.languages import read_languages
     from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.pretrained import run_folder
+    from t2t_flax.model_forms import run_folder
 
     data = stored_config(args.workdir, overrides).data
     read_languages(run_folder(args.workdir) / "tokenizer").chosen(data, args.target_language)
@@ -277,7 +282,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or its
     decode.engine cannot be had.
     """
-    from t2t_flax.distributed.initialize import require_single_process
+    from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process

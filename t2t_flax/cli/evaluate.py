@@ -8,8 +8,7 @@ from etils import epath
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.process_setup import prepare_process
 
 
@@ -20,7 +19,7 @@ def run(argv: list[str]) -> int:
         "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"
         "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
         "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
-        "text; runs on any hardware. An exported model is a workdir too (`pretrained:toy`: one of the package).",
+        "text; runs on any hardware.",
         epilog="A translation record has three BLEUs, each with a note on how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
         "ter (lower is better).\n\n"

@@ -1,4 +1,4 @@
-"""Restores a trained run from its workdir, or an exported model from its folder, on the devices of this machine."""
+"""Restores a trained run from its workdir, or a model of another form, on the devices of this machine."""
 
 import dataclasses
 import functools
@@ -19,9 +19,10 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.engine import Engine, make_engine
-from t2t_flax.filesystem import check_workdir
+from t2t_flax.filesystem import check_workdir, list_names
+from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.pretrained import run_folder
+from t2t_flax.registry import absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -41,7 +42,7 @@ class Loaded:
 
     metric: of a best checkpoint, higher is better. stored: the run's config without overrides. config_changes: changes of
     optimization keys up to the newest checkpoint (`training.config_changes`). weights: the type to which the parameters were
-    rounded, of an exported model. opened: models in CTranslate2, which copies of this object with other settings share.
+    rounded when they were stored. opened: models in CTranslate2, which copies of this object with other settings share.
     target_language: of a model of several directions, that of translations for which no other one is requested.
     """
 
@@ -207,22 +208,22 @@ class Loaded:
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
     """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
 
-    Runs are untrusted input: the paths from which compiled programs are loaded (train.compile_cache) and to which files
-    are written (data.cache; data.root for a TFDS dataset that is not prepared there) come only from `overrides`.
+    Runs are untrusted input: the paths to which files are written (data.cache; data.root for a TFDS dataset that is not
+    prepared there) come only from `overrides`.
     Raises UserError if the folder holds no run or an override is invalid.
     """
     return _override(_without_local_paths(read_config(workdir)), overrides)
 
 
 def read_config(workdir: str | epath.Path) -> Config:
-    """The config of a run or of an exported model, as stored. Raises UserError if the folder holds neither."""
+    """The config of a run or of a model of another form, as stored. Raises UserError if the folder holds neither."""
     check_workdir(workdir)
-    stored = workdir_lib.read_model_config(run_folder(workdir))
+    folder = run_folder(workdir)
+    stored = workdir_lib.read_model_config(folder)
     if stored is None:
-        raise UserError(
-            f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command, or the folder of an "
-            "`export --format=safetensors`."
-        )
+        absent = next(filter(None, (absent_extension("workdirs", name) for name in list_names(folder))), "")
+        hint = absent or " Give the --workdir of a `train` command."
+        raise UserError(f"{workdir} holds no run: it has no config.json.{hint}")
     return stored
 
 
@@ -234,8 +235,7 @@ def _without_local_paths(stored: Config) -> Config:
         levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
         prepared = (any(any((epath.Path(data.root) / name).glob(level)) for level in levels) for name in names)
         data = data if all(prepared) else dataclasses.replace(data, root="")
-    train = dataclasses.replace(stored.train, compile_cache=config_lib.Train.compile_cache)
-    return dataclasses.replace(stored, data=data, train=train)
+    return dataclasses.replace(stored, data=data)
 
 
 def _override(stored: Config, overrides: dict[str, str] | None) -> Config:

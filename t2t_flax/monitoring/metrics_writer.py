@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, is_remote, object_storage
+from t2t_flax.filesystem import atomic_write, by_storage
 
 log = logging.getLogger("t2t_flax")
 
@@ -95,6 +95,7 @@ class GrowingFiles:
         """All is there."""
 
 
+@by_storage
 def open_growing_files(workdir: epath.Path) -> GrowingFiles:
     """Where files of a workdir can grow: in `local`."""
-    return object_storage(workdir).Mirror(workdir) if is_remote(workdir) else GrowingFiles(workdir)
+    return GrowingFiles(workdir)

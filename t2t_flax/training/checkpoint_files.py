@@ -10,13 +10,10 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, move_folder
+from t2t_flax.filesystem import atomic_write, by_storage, list_names, list_numbers, move_folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.damage import check_digest, with_digest
-
-_COMMITTED = "commit_success.txt"
-"""The last file of a checkpoint in an object store."""
 
 
 def finished_steps(folder: epath.PathLike) -> list[int]:
@@ -24,9 +21,10 @@ def finished_steps(folder: epath.PathLike) -> list[int]:
     return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
 
 
+@by_storage
 def is_finished(checkpoint: epath.Path) -> bool:
-    """A local folder is renamed to its step when finished; an object store gets a last file."""
-    return not is_remote(checkpoint) or (checkpoint / _COMMITTED).exists()
+    """True: the folder of a checkpoint is renamed to its step when it is finished."""
+    return True
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
@@ -62,18 +60,15 @@ def write_evaluation(checkpoint: epath.Path, progress: dict[str, Any], metric: f
     atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
 
 
-def delete(checkpoint: epath.Path) -> None:
+@by_storage
+def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Deletes a checkpoint. A kill in between leaves no half of it under its number."""
-    if is_remote(checkpoint):
-        (checkpoint / _COMMITTED).unlink(missing_ok=True)
-    else:
-        checkpoint = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted"))
-    remove_unfinished(checkpoint)
+    remove_unfinished(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted")))
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:
     """Moves damaged checkpoints to `damaged/STEP-N` beside `folder`: on the same disk even if `checkpoints` is a link."""
-    linked = folder.parent != workdir and not is_remote(folder)
+    linked = folder.parent != workdir
     target = folder.parent / (f"{folder.name}.damaged" if linked else "damaged")
     for step in steps:
         existing = set(list_names(target))

@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
-from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, is_write_refused, list_names
+from t2t_flax.filesystem import atomic_write, fsync_tree, is_write_refused, list_names, real_path
 from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_schedule import kept_steps
 from t2t_flax.training.config_changes import check_same_model, stored_config
@@ -56,8 +55,8 @@ class Checkpoints:
     ):
         self.group = group or ProcessGroup()
         # Orbax writes to absolute paths only.
-        self._folder = epath.Path(folder if is_remote(folder) else os.path.realpath(folder))
-        self._workdir = epath.Path(folder if is_remote(folder) else os.path.abspath(folder)).parent
+        self._folder = real_path(folder)
+        self._workdir = real_path(epath.Path(folder).parent)
         self._keep_last, self._keep_best = keep_last, keep_best
         self._writer: ocp.AsyncCheckpointer | None = None
         self._saving = threading.Thread()
@@ -142,7 +141,7 @@ class Checkpoints:
         if len(steps) > 1:
             facts = {step: files.scheduled_and_metric(self._folder / str(step)) for step in steps}
             for step in set(steps) - kept_steps(facts, self._keep_last, self._keep_best):
-                files.delete(self._folder / str(step))
+                files.delete_checkpoint(self._folder / str(step))
                 self._steps = [other for other in self._steps if other != step]
 
     def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:

@@ -172,6 +172,11 @@ def test_an_extension_can_be_removed(extension, tmp_path):
         assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
     for preset in KNOWN[extension].get("presets", ()):
         assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
+    if "workdirs" in KNOWN[extension]:
+        assert named in run("translate", "--workdir=pretrained:toy", code=2, stdin="It is late.\n")
+        (tmp_path / "exported").mkdir()
+        (tmp_path / "exported" / "model.safetensors").touch()
+        assert named in run("translate", f"--workdir={tmp_path / 'exported'}", code=2, stdin="It is late.\n")
     if "paths" in KNOWN[extension]:
         assert named in run("train", *TINY, "--workdir=gs://bucket/run", code=2)
         assert named in run(

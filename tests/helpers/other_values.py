@@ -49,7 +49,6 @@ _NAMES = {
     "data.cache": "cache",
     "data.corpus": "a corpus",
     "trackers.group": "a group",
-    "train.compile_cache": "programs",
 }
 
 

@@ -90,7 +90,7 @@ def test_resumed_run_is_bit_identical(tmp_path, cache, uninterrupted):
 def command(workdir, cache, config_file, *more):
     return [
         sys.executable, "-m", "t2t_flax", "train", f"--config={config_file}", f"--workdir={workdir}",
-        f"--config.data.cache={cache}", f"--config.train.compile_cache={cache / 'programs'}", *more,
+        f"--config.data.cache={cache}", *more,
     ]  # fmt: skip
 
 

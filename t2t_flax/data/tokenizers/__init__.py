@@ -16,7 +16,7 @@ from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, is_remote
+from t2t_flax.filesystem import atomic_directory
 
 KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, MarianTokenizer, SentencePieceTokenizer)
 """The first kind that recognizes a file reads it."""
@@ -93,8 +93,7 @@ class TokenizerPair:
         if not self.joint:
             files = {"source.model": self.source, "target.model": self.target}
         with contextlib.ExitStack() as stack:
-            new = not is_remote(folder) and not folder.exists()
-            target = stack.enter_context(atomic_directory(folder)) if new else folder
+            target = folder if folder.exists() else stack.enter_context(atomic_directory(folder))
             write_languages(target, self.languages)
             for name, tokenizer in files.items():
                 tokenizer.save(target / name)

@@ -8,7 +8,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning.keys import of, parse_init_checkpoint
 from t2t_flax.extensions.finetuning.vocabulary import tables_by_piece
-from t2t_flax.pretrained import run_folder
+from t2t_flax.model_forms import run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean, restore_chosen
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.setup import TrainingSetup

@@ -18,8 +18,8 @@ from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.feature_order import reordered, sines_first
+from t2t_flax.extensions.interop.safetensors_file import save
 from t2t_flax.extensions.interop.supported_keys import require_supported
-from t2t_flax.training.safetensors_file import save
 
 POSITIONS = 1024
 EPSILON = 1e-5

@@ -24,8 +24,8 @@ from t2t_flax.extensions.interop.imported import (
 )
 from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
+from t2t_flax.extensions.interop.safetensors_file import read_tensors
 from t2t_flax.json_file import read_json
-from t2t_flax.training.safetensors_file import read_tensors
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -16,7 +16,7 @@ from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
-from t2t_flax.training.safetensors_file import flatten
+from t2t_flax.extensions.interop.safetensors_file import flatten
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
