@@ -9,7 +9,7 @@ import optax
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Batches, Shape
+from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import Corpus
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
@@ -88,8 +88,3 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
     return {side + name: struct for side in ("source", "target") for name in names}
-
-
-def describe_shapes(shapes: list[Shape]) -> str:
-    """The batch shapes, for a message."""
-    return ", ".join(str(s) for s in shapes)
