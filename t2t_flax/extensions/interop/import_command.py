@@ -1,7 +1,7 @@
 """`import`: the trained model of another program as a run."""
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK
+from t2t_flax.errors import OK, UserError
 
 
 def run(argv: list[str]) -> int:
