@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, Data, as_resumed, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
+from t2t_flax.config import Config, as_resumed, parse_test_sets, parse_valid_sets
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
 from t2t_flax.model_forms import check_writable
+from t2t_flax.registry import SUMMARIES
 from t2t_flax.training.workdir import (
     adopt_config,
     check_config,
@@ -123,7 +123,7 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
 
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.tasks import task_of
     from t2t_flax.training.hooks import check_hooks
 
@@ -132,7 +132,7 @@ def check_metrics_available(config: Config) -> None:
     valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
     for name in (*valid, *parse_test_sets(config.data.test)):
         task.of_set(name).check_requirements()
-        check_engine(config)
+        check_decoder(config)
 
 
 def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> TrainResult | None:
@@ -144,19 +144,6 @@ def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> Trai
     marker = parse_json((workdir / "complete.json").read_text())
     paths = {name: workdir / "eval" / file for name, file in marker["records"].items()}
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
-
-
-def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
-    """A line on the directions with training text and their pairs, and one on those without; "" without data.directions."""
-    counts: dict[Direction, int] = {}
-    for name, count in zip(parse_train_sources(data.train), pairs, strict=True):
-        if direction := direction_of_set(data, name):
-            counts[direction] = counts.get(direction, 0) + count
-    if not counts:
-        return ""
-    line = f"directions: {', '.join(f'{direction} {count:,} pairs' for direction, count in counts.items())}\n"
-    untrained = ", ".join(map(str, untrained_directions(data)))
-    return line + (f"zero-shot, no training text: {untrained}\n" if untrained else "")
 
 
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
@@ -206,7 +193,6 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {corpus.describe_train(config)}",
-        *_describe_directions(data, corpus.train.pairs_of_sources).splitlines(),
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
         f"batches: at most {data.batch_tokens:,} {counted} tokens a side, {batches.updates_per_epoch} updates an epoch, "
@@ -223,7 +209,6 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     early is evaluated at its best checkpoint.
     """
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
 
     records, texts, group = {}, [], supervisor.group
@@ -235,7 +220,7 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
         places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
-        if best and loaded.metric is not None:
+        if best and loaded.checkpoint.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         evaluated = []
         for name in sets_of(config, "test"):
@@ -245,9 +230,9 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
             texts.append(text)
             scores |= {f"{name}_{key}": value for key, value in score_values(record).items()}
             group.say(f"record: {path}")
-        if table := direction_table(evaluated):
-            texts.append(table)
-            group.say(table)
+        for text in summaries(evaluated):
+            texts.append(text)
+            group.say(text)
     marker = {
         "step": end.step,
         "reason": end.reason,
@@ -260,6 +245,11 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     for hook in end.hooks:
         hook.on_end(end.step, scores)
     return records
+
+
+def summaries(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What extensions say of the records of an evaluation of several sets."""
+    return [text for module in SUMMARIES.load_all() if (text := module.summary(records))]
 
 
 def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
@@ -288,17 +278,16 @@ def evaluate_set(
     with decode_progress(supervisor) as progress:
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
     if loaded.config.decode.engine != "jax":
-        supervisor.group.say(f"decoded with {loaded.engine}")
-    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
+        supervisor.group.say(f"decoded with {loaded.decoder}")
+    print_samples(triples, supervisor.group.say)
     text = summary(record)
     supervisor.group.say(text)
     return path_of(loaded, record), record, text
 
 
-def print_samples(triples: list, count: int, say: Callable[[str], None] = print) -> None:
-    """Source, reference and output of `count` sentences, spread over the set."""
-    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, output = triples[i]
+def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
+    """Source, reference and output of five sentences, spread over the set."""
+    for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
         say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
 
