@@ -21,7 +21,7 @@ from t2t_flax.data.dataset import split_source
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Task, make_task, task_of
-from t2t_flax.tasks.translation.target_language import tokenizer_of
+from t2t_flax.tasks.translation import tokenizer_of
 
 if TYPE_CHECKING:  # comparing records needs no JAX
     from t2t_flax.evaluation.restore import TrainedModel
