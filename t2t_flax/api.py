@@ -78,20 +78,33 @@ def evaluate(
 
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
+    from t2t_flax.distributed.coordination import check_shared
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.tasks import task_of
 
     texts, folder = _as_text(overrides), jobs.evaluation_folder(workdir, output)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
-    jobs.check_metrics_available(config)
+    for name in sets:
+        task_of(config).of_set(name).check_requirements()
+    check_decoder(config)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
+        group, records = supervisor.group, {}
+        check_shared(group, folder, "--output" if output else "--workdir")
         with supervisor.exit_on_signal("evaluating"):
-            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=supervisor.group)
+            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
             loaded = dataclasses.replace(loaded, workdir=folder)
-            return {name: jobs.evaluate_set(loaded, name, supervisor)[1] for name in sets}
+            for name in sets:
+                path, records[name], _ = jobs.evaluate_set(loaded, name, supervisor)
+                group.say(f"record: {path}")
+            for text in jobs.summaries(list(records.values())):
+                group.say(text)
+            group.barrier("evaluated")
+        return records
 
     return _as_job(config, body)
 

@@ -274,13 +274,14 @@ def evaluate_set(
     Returns (path of the record, the record, its summary).
     """
     from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
+    from t2t_flax.tasks import task_of
 
     with decode_progress(supervisor) as progress:
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
     if loaded.config.decode.engine != "jax":
         supervisor.group.say(f"decoded with {loaded.decoder}")
     print_samples(triples, supervisor.group.say)
-    text = summary(record)
+    text = summary(record, task_of(loaded.for_set(name).config))
     supervisor.group.say(text)
     return path_of(loaded, record), record, text
 

@@ -132,30 +132,21 @@ class TrainedModel(StoredRun):
         for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
-        return self._score(encoded, where)
+        return self._score(encoded)
 
     def score_each(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        where: Callable[[int], str] = "pair {}".format,
-        progress: Callable[[int, int], None] | None = None,
+        self, pairs: Sequence[tuple[str, str]], *, progress: Callable[[int, int], None] | None = None
     ) -> "list[PairScore | UserError]":
         """As `score`, with an error in the place of each pair that cannot be scored. progress: see `score_pairs`."""
         encoded = self._encode(pairs, None)
-        numbers = [number for number, ids in enumerate(encoded, 1) if not isinstance(ids, UserError)]
-        valid = [ids for ids in encoded if not isinstance(ids, UserError)]
-        scores = iter(self._score(valid, lambda number: where(numbers[number - 1]), progress))
+        scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
         return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
-    def _score(
-        self, ids: "list[PairIds]", where: Callable[[int], str], progress: Callable[[int, int], None] | None = None
-    ) -> "list[PairScore]":
+    def _score(self, ids: "list[PairIds]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
-        size = self.config.decode.batch_size
         parts = self.model, self.params, self.tokenizers, self.mesh
-        return score_pairs(*parts, ids, batch_size=size, where=where, progress=progress)
+        return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
 
     def attend(self, source: str, target: str | None = None, *, start: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.

@@ -157,7 +157,7 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     checkpoint = record["checkpoint"]
     value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
     assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(value, abs=1e-6)
-    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record)
+    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record, task_of(read_config(copy)))
     for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
         words = [*command.split(), f"--workdir={copy}", "--best"]
         for flag in ("--step=2", "--average=2"):

@@ -15,7 +15,7 @@ import psutil
 from etils import epath
 
 from t2t_flax.errors import FAILURE, first_line
-from t2t_flax.filesystem import atomic_write, create_file, list_names, read_if_exists
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME, Holder, in_use, machine_tag, parse_holder
 from t2t_flax.locks import this_process as _this_process
@@ -79,7 +79,7 @@ class Lease:
     every `BEAT` seconds by its holder.
 
     A lease that was released or has expired is never removed or overwritten by others. Whoever follows creates the next
-    number, at which one of any number of processes succeeds (`filesystem.create_file`), and only then removes the smaller
+    number, at which one of any number of processes succeeds (`create_file`), and only then removes the smaller
     ones. So the largest number never falls, and a holder that finds a larger one has lost its lease: it ends at once. It
     also ends when it could not renew its lease for so long that it may be lost.
     """
@@ -164,6 +164,28 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
                 say(f"--workdir={folder} is locked by {by}; waiting up to {EXPIRY:.0f} s for a sign of life")
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
+
+
+def create_file(path: epath.PathLike, data: bytes) -> bool:
+    """Writes a file if there is none of that name, else returns False. Of any number of processes on any hosts that try at
+    once, one succeeds: O_EXCL on file systems, a conditional request to object stores. Parent folders must exist.
+
+    False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
+    """
+    try:
+        if is_remote(path):
+            import fsspec
+
+            store, name = fsspec.core.url_to_fs(os.fspath(path))
+            store.pipe_file(name, data, mode="create")
+            return True
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
 
 
 def _numbers(folder: epath.Path) -> list[int]:

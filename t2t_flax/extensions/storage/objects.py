@@ -109,16 +109,6 @@ def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[Binar
         copy_file(file.name, path)
 
 
-def create_file(path: epath.PathLike, data: bytes) -> bool:
-    """As in `filesystem`, by a conditional request."""
-    store, name = _store_of(path)
-    try:
-        store.pipe_file(name, data, mode="create")
-    except FileExistsError:
-        return False
-    return True
-
-
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     """Copies a file from local disk to a store or back, in constant memory."""
     if "://" in os.fspath(target):
