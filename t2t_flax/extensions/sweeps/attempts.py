@@ -18,10 +18,11 @@ from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, OUT_OF
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.monitoring.devices import NAME as DEVICES
-from t2t_flax.monitoring.devices import read_devices
 from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
+from t2t_flax.training.workdir import DEVICES
 
+CPU = "cpu"
+"""Kind of the CPU's devices, which are not chips."""
 UNKNOWN = ""
 """Kind of the devices of attempts that ended before they had any; their time is that of one device."""
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*(memory|alloc|hbm)|\bMemoryError\b", re.IGNORECASE)
@@ -175,10 +176,18 @@ def _device_seconds(folder: Folder, name: str, end: float) -> dict[str, float]:
     status = folder.status(name)
     if not status.began:
         return dict(status.device_seconds)
-    devices = read_devices(folder.workdir(name))
-    kind, count = (devices.kind, devices.count) if devices else (UNKNOWN, 1)
+    kind, count = _devices(folder, name)
     seconds = max(0.0, end - status.began) * count / status.stacked
     return dict(status.device_seconds) | {kind: round(status.device_seconds.get(kind, 0.0) + seconds, 1)}
+
+
+def _devices(folder: Folder, name: str) -> tuple[str, int]:
+    """Kind and number of the devices that trained a trial last; one of an unknown kind if that is not recorded."""
+    try:
+        stored = parse_json(read_if_exists(folder.workdir(name) / DEVICES) or "")
+        return str(stored["kind"]), int(stored["count"])
+    except (ValueError, KeyError, TypeError):
+        return UNKNOWN, 1
 
 
 def _last_output(folder: Folder, name: str) -> float:
