@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,12 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "8 trials of" in out and "dropout=0.2,valid=b.en,b.de,seed=1" in out and "seed.init=1" in out
     assert not (tmp_path / "s").exists()
+
+
+def test_the_process_of_the_sweep_needs_no_jax():
+    """Which its trainings use: it may hold a device."""
+    code = "import sys, t2t_flax.extensions.sweeps.command; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("arguments, message", [
