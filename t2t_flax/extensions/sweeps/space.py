@@ -81,10 +81,8 @@ class Range:
     def __post_init__(self):
         if self.choices:
             return
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise UserError(f"a range from {self.low} to {self.high} is unbounded: give finite numbers.")
-        if not self.low < self.high:
-            raise UserError(f"a range from {self.low} to {self.high} is empty: the first must be below the second.")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise UserError(f"a range from {self.low} to {self.high}: give finite numbers, the first below the second.")
         if self.log and self.low <= 0:
             raise UserError(f"a logarithmic range cannot begin at {self.low}: give a number above 0.")
         if self.whole and (self.low != round(self.low) or self.high != round(self.high)):

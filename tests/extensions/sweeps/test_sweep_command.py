@@ -76,7 +76,7 @@ def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments,
     ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
     ("def get_sweep():\n  return int('x')", "line 2: ValueError"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(over('a.b', [1]), config='x', search=1)", "rows or a search"),
-    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "row 0 of the sweep is a list, expected a dict of overrides: join the lists"),
+    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "expected a dict of overrides whose name, if it has one, is text: join the lists"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "has no config"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
 ])  # fmt: skip
