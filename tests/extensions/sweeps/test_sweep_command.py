@@ -78,7 +78,7 @@ def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments,
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(over('a.b', [1]), config='x', search=1)", "rows or a search"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "expected a dict of overrides whose name, if it has one, is text: join the lists"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "has no config"),
-    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
+    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "missing 1 required positional argument: 'metric'"),
 ])  # fmt: skip
 def test_invalid_sweep_file_is_rejected(tmp_path, capsys, text, message):
     (tmp_path / "s.py").write_text(text)
