@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -23,10 +22,9 @@ from t2t_flax.data.sources.joined import JoinedSource, StartedSource
 from t2t_flax.data.store.places import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
-from t2t_flax.registry import TOKENIZERS_OF
+from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
 log = logging.getLogger("t2t_flax")
 
@@ -305,20 +303,14 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
     if initial:  # a resumed run needs only its own folder: the other one may have been deleted
         pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
-    elif data.tokenizer == "subword_nmt":
-        codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)
-        cached = cache / f"tokenizer-{_digest(source.fingerprint(), codes, data.joint_vocabulary)}"
-        if not TokenizerPair.is_complete(cached):
-            _subword_pair(codes, source, data.joint_vocabulary).save(cached)
-        pair = TokenizerPair.load(cached)
-        _check_vocab_size(pair, config)
-    elif data.tokenizer_model:
+    elif data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data):
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
         was_deleted = TokenizerPair.is_complete(folder) and not model_file.exists()
         pair = TokenizerPair.load(folder if was_deleted else model_file)
-        _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, cache, source)
+    if data.tokenizer_model and not initial:
+        _check_vocab_size(pair, config)
     ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
     pair = pair.with_languages(languages_of_training(data, ids[: len(target_languages(data))]))
     if not TokenizerPair.is_complete(folder):
@@ -339,7 +331,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
-    settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
+    data = task.config.data
+    settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
     if control_symbols := symbols_of(task.config)[0]:
         settings["control_symbols"] = control_symbols
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
@@ -347,13 +340,6 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> To
         log.info("training the tokenizer on %s", source.spec)
         task.train_tokenizers(source).save(cached)
     return TokenizerPair.load(cached)
-
-
-def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
-    if joint:
-        joint_tokenizer = with_vocabulary(codes, itertools.chain.from_iterable(source.pairs()))
-        return TokenizerPair(joint_tokenizer, joint_tokenizer)
-    return TokenizerPair(*(with_vocabulary(codes, (pair[side] for pair in source.pairs())) for side in (0, 1)))
 
 
 def _check_vocab_size(pair: TokenizerPair, config: Config) -> None:

@@ -13,7 +13,7 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 from t2t_flax.config import Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
 from t2t_flax.decoding.translator import Translator, in_compute_type
 from t2t_flax.errors import UserError
 

@@ -25,6 +25,8 @@ from t2t_flax.registry import (
     SCORES,
     SOURCES,
     TASKS,
+    TOKENIZER_FILES,
+    TOKENIZERS,
     load_extensions,
 )
 
@@ -46,6 +48,8 @@ REGISTERED = {
     "sources": SOURCES,
     "decode.engine": DECODERS,
     "data.task": TASKS,
+    "data.tokenizer": TOKENIZERS,
+    "tokenizer files": TOKENIZER_FILES,
     "model.attention_kernel": ATTENTION_KERNELS,
     "model.mixer": MIXERS,
     "model.attention_score": SCORES,
@@ -174,6 +178,6 @@ def test_an_extension_can_be_removed(extension, tmp_path):
             "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
-        for value in values if key.startswith(("decode.", "model.")) else ():
+        for value in values if key.startswith(("decode.", "model.", "data.tokenizer")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
     commands.close()

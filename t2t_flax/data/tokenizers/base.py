@@ -1,8 +1,4 @@
-"""Text to token ids and back. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer.
-
-A tokenizer is one file whose content identifies its kind (`Tokenizer.recognizes`), so `tokenizers.load_tokenizer` needs
-only the path.
-"""
+"""Text to token ids and back. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer."""
 
 import abc
 import hashlib
@@ -45,11 +41,6 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary entry of each id, for display."""
-
-    @classmethod
-    @abc.abstractmethod
-    def recognizes(cls, data: bytes) -> bool:
-        """Whether `data` is a file of this kind."""
 
     def save(self, path: epath.PathLike) -> None:
         atomic_write(path, self.data)

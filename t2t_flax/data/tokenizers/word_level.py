@@ -12,7 +12,9 @@ SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 class ListTokenizer(Tokenizer):
-    """Reads `{"kind": KIND, ..., PIECES: [...]}`; ids are positions in the list, after those of PAD, EOS and UNK."""
+    """Reads `{"kind": KIND, ..., PIECES: [...]}`, KIND as in `registry.TOKENIZER_FILES`; ids are positions in the list, after
+    those of PAD, EOS and UNK.
+    """
 
     KIND: str
     PIECES: str
@@ -40,13 +42,6 @@ class ListTokenizer(Tokenizer):
             if not 0 <= i < len(self._pieces):
                 raise IndexError(f"token id {i} is outside the vocabulary of {len(self._pieces)}")
         return [self._pieces[i] for i in ids]
-
-    @classmethod
-    def recognizes(cls, data):
-        try:
-            return parse_json(data).get("kind") == cls.KIND
-        except (ValueError, AttributeError):
-            return False
 
 
 class SymbolTokenizer(ListTokenizer):

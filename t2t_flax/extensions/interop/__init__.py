@@ -1,6 +1,6 @@
 """Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
 
-from t2t_flax.registry import DECODERS, add_command, add_group
+from t2t_flax.registry import DECODERS, TOKENIZER_FILES, add_command, add_group
 
 add_command(
     "export",
@@ -14,3 +14,6 @@ add_command(
 )
 add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
 DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
+TOKENIZER_FILES.add(
+    "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"
+)

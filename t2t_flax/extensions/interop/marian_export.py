@@ -14,10 +14,10 @@ import numpy as np
 from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.feature_order import reordered, sines_first
+from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.supported_keys import require_supported
 from t2t_flax.training.safetensors_file import save
 
