@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source, toy
-from t2t_flax.data.store.integrity import FILES, crc32
-from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore
+from t2t_flax.data.store.token_store import FILES, FORMAT_VERSION, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.models.flops import DATA_SHEET_TFLOPS, padded_tokens, training_flops
 
@@ -58,7 +58,7 @@ def write_synthetic(folder: Path, pairs: int) -> None:
         side: {"tokens": total, "longest": longest[side], "dtype": "uint16", "vocab_size": 1 << 16}
         for side, total in totals.items()
     }
-    checksums = {name: crc32(folder / name) for name in FILES}
+    checksums = {name: zlib.crc32(np.memmap(folder / name, np.uint8, "r")) for name in FILES}
     meta = {
         "format_version": FORMAT_VERSION,
         "pairs": pairs,

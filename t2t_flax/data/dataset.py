@@ -19,8 +19,7 @@ from t2t_flax.data.languages import languages_of_training
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, StartedSource
-from t2t_flax.data.store.places import find_store
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable

@@ -8,6 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,12 @@ from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import worker_pool
 from t2t_flax.data.pair_filter import Pair, PairFilter, Unread
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.store.places import find_store, local_path, upload
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import TokenStore, find_store
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote, object_storage
 from t2t_flax.locks import exclusive_writer
 
 CHUNK_PAIRS = 2000
@@ -106,7 +107,8 @@ def prepare_split(
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
     if store := find_store(folder, digest):
         return store
-    local = local_path(folder, digest)
+    remote = object_storage(folder) if is_remote(folder) else None
+    local = remote.local_path(digest) if remote else Path(folder)
     with exclusive_writer(local, "prepare"):
         if store := find_store(folder, digest):  # written by another process during the wait
             return store
@@ -123,7 +125,8 @@ def prepare_split(
                 writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
             writer.meta.update({"pairs_of_sources": pairs} if len(pairs) > 1 else {})
         store = TokenStore.open(local, epath.Path(folder))
-        upload(local, folder)
+        if remote:
+            remote.upload(local, folder)
     return store
 
 

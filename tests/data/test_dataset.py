@@ -10,7 +10,7 @@ from helpers.thread_groups import run_processes
 
 from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.dataset import prepare_corpus, split_store
-from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of

@@ -15,8 +15,7 @@ from t2t_flax.data import preprocess, worker_pool
 from t2t_flax.data.pair_filter import PairFilter
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store.integrity import VERIFIED
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 

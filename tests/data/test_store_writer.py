@@ -22,8 +22,7 @@ from t2t_flax.config import Data
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import writer
-from t2t_flax.data.store.integrity import VERIFIED
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
