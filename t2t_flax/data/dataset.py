@@ -17,8 +17,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
 from t2t_flax.data.languages import languages_of_training
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
-from t2t_flax.data.sources.base import Source
-from t2t_flax.data.sources.joined import JoinedSource, StartedSource
+from t2t_flax.data.sources.base import JoinedSource, Source, StartedSource
 from t2t_flax.data.store.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError

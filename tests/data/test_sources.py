@@ -15,7 +15,7 @@ from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import base, files_of, open_source
-from t2t_flax.data.sources.joined import JoinedSource, StartedSource
+from t2t_flax.data.sources.base import JoinedSource, StartedSource
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 

@@ -23,7 +23,7 @@ class Part(Source):
 
     def fingerprint(self):
         of_all = self._source.fingerprint()
-        return sha256_of([of_all, self.tag, self._limit]) if self.tag or self._limit else of_all
+        return sha256_of(of_all, self.tag, str(self._limit)) if self.tag or self._limit else of_all
 
     def where(self, i):
         return self._source.where(i)

@@ -9,7 +9,7 @@ from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio

@@ -15,7 +15,7 @@ from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.data.hooks import symbols_of, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures.keys import parse_shares
