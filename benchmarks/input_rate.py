@@ -25,7 +25,8 @@ from benchmarks.record import machine, publish
 from t2t_flax.config import Data, Model
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import first_fit
-from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source, toy
 from t2t_flax.data.store.token_store import FILES, FORMAT_VERSION, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers

@@ -14,9 +14,10 @@ from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_
 from t2t_flax.config.directions import direction_of_set, language_token, target_languages
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.encoding import Policies, Segmentation
 from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
 from t2t_flax.data.languages import languages_of_training
-from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
+from t2t_flax.data.preprocess import ProgressCallback, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import JoinedSource, Source, StartedSource
 from t2t_flax.data.store.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair

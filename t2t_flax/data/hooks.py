@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from t2t_flax.config import Config
 from t2t_flax.config.directions import language_token, target_languages
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.pair_filter import PairFilter
-from t2t_flax.data.preprocess import Segmentation
+from t2t_flax.data.encoding import PairFilter, Segmentation
 from t2t_flax.data.sources.base import Source
 from t2t_flax.registry import DATA_HOOKS
 

@@ -8,7 +8,7 @@ from etils import epath
 from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
-from t2t_flax.data import dataset, preprocess
+from t2t_flax.data import dataset
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.store.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -37,13 +37,13 @@ def single_process(tmp_path_factory):
 @pytest.fixture
 def encoded(monkeypatch):
     """Records the pairs that are tokenized from now on, by thread."""
-    pairs, real = {}, preprocess._Encoder.__call__
+    pairs, real = {}, encoding.Encoder.__call__
 
     def note(self, chunk, number):
         pairs.setdefault(threading.current_thread(), []).extend(chunk)
         return real(self, chunk, number)
 
-    monkeypatch.setattr(preprocess._Encoder, "__call__", note)
+    monkeypatch.setattr(encoding.Encoder, "__call__", note)
     return pairs
 
 

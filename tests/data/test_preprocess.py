@@ -11,9 +11,9 @@ import pytest
 
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
-from t2t_flax.data import preprocess, worker_pool
-from t2t_flax.data.pair_filter import PairFilter
-from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data import encoding, preprocess
+from t2t_flax.data.encoding import PairFilter, Policies
+from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
@@ -61,7 +61,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
 
 
 def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
     progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
     store = prepare_split(
@@ -126,7 +126,7 @@ def test_empty_lines(tmp_path, tokenizers):
 
 
 def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
     source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
     with pytest.raises(UserError, match=r"t\.tsv line 121:"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
@@ -140,7 +140,7 @@ def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
 
 
 def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 10)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 10)
     source = open_pairs(tmp_path, PAIRS)
     with open(tmp_path / "t.tsv", "a") as file:
         file.write("no tab\n")
@@ -185,12 +185,12 @@ def test_damaged_store_is_not_reused(tmp_path, tokenizers):
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, monkeypatch):
     source = open_pairs(tmp_path, PAIRS + EMPTY)
     prepare_split(source, tokenizers, tmp_path / "one", POLICIES)
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 14)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 14)
     in_process = []
-    real = preprocess._Encoder.__call__
+    real = encoding.Encoder.__call__
     monkeypatch.setattr(
-        preprocess._Encoder,
+        encoding.Encoder,
         "__call__",
         lambda self, pairs, number: in_process.append(pairs) or real(self, pairs, number),
     )
@@ -210,14 +210,14 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 
 def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(worker_pool, "start", None)
+    monkeypatch.setattr(encoding, "ProcessPoolExecutor", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
     assert store.num_pairs == len(PAIRS)
 
 
 def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
-    monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 0)
+    monkeypatch.setattr(encoding, "_start_worker", os.kill)  # called with one argument: the worker does not start
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
     assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
@@ -225,12 +225,12 @@ def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
 
 KILLED = """
 import sys
-from t2t_flax.data import preprocess, worker_pool
+from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 
 if __name__ == "__main__":
-    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 2
+    encoding.CHUNK_PAIRS, encoding.INLINE_PAIRS = 2, 2
     folder = sys.argv[1]
     source = open_source("t.tsv", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
@@ -295,8 +295,8 @@ class Fives(PairFilter):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, [(f"house {i}", f"Haus {i}") for i in range(7)] + [("", "leer")])
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)

@@ -19,7 +19,8 @@ from helpers.writer_processes import (
 
 from t2t_flax import filesystem
 from t2t_flax.config import Data
-from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.store import writer
 from t2t_flax.data.store.token_store import VERIFIED, TokenStore

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from t2t_flax.config import Config, parse_train_sources
 from t2t_flax.config.directions import in_direction_of
+from t2t_flax.data.encoding import Pair, PairFilter, Unread
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.pair_filter import Pair, PairFilter, Unread
 from t2t_flax.data.sources.base import Source
 from t2t_flax.extensions.corpora.keys import Filters
 from t2t_flax.extensions.corpora.language_filter import LanguageFilter
@@ -65,7 +65,7 @@ class Duplicates(PairFilter):
 
 @dataclasses.dataclass(frozen=True)
 class OtherLanguages(PairFilter):
-    """Drops pairs with a side in another language. filters: of each part."""
+    """Drops pairs with a side in another language. filters: of each part of the source."""
 
     reason: ClassVar[str] = "language"
     shown: ClassVar[str] = "in another language"
@@ -81,11 +81,8 @@ class OtherLanguages(PairFilter):
     def as_stored(self):
         return {"language_filters": [of_part.as_stored() for of_part in self.filters]}
 
-    def of_part(self, number):
-        return OtherLanguages((self.filters[number],))
-
     def drops(self, pair: Pair):
-        return not self.filters[0].accepts(pair.source, pair.target)
+        return not self.filters[pair.part].accepts(pair.source, pair.target)
 
 
 class FiltersHook(DataHook):

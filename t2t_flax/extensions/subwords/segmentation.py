@@ -5,8 +5,8 @@ import functools
 import random
 from collections.abc import Sequence
 
+from t2t_flax.data.encoding import Encode
 from t2t_flax.data.hashing import key_of
-from t2t_flax.data.preprocess import Encode
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
@@ -30,7 +30,7 @@ class Segmentation:
         return {SAMPLERS[self.key].STORED: self.strength, "seed": self.seed, "number": self.number}
 
     def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
-        """See `data.preprocess.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
+        """See `data.encoding.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
         takes time with their square.
         """
         generator = random.Random(key_of(self.seed, 9, self.number, chunk))

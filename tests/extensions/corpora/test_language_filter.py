@@ -10,9 +10,10 @@ import pytest
 
 from t2t_flax import jobs
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import preprocess
+from t2t_flax.data import encoding
 from t2t_flax.data.dataset import prepare_corpus, training_policies
-from t2t_flax.data.preprocess import Policies, list_dropped, prepare_split, recipe_of
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import list_dropped, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -73,7 +74,7 @@ PAIRS = [(ENGLISH, GERMAN), (GERMAN, GERMAN), ("", FRENCH), (ENGLISH, FRENCH), (
 @needs_py3langid
 def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
     """A tag before the source sentence is not taken for text."""
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 2)
     (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
     opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
     tag = "<die Übersetzung der Maschine>"
