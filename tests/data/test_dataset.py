@@ -8,7 +8,7 @@ from etils import epath
 from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
-from t2t_flax.data import dataset
+from t2t_flax.data import dataset, encoding
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.store.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
