@@ -147,14 +147,13 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
 def test_update_counts_are_cached_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
-    from t2t_flax.data.batching import batch_sampler, count_cache
-    from t2t_flax.data.batching.layouts import Layouts
+    from t2t_flax.data.batching import batch_sampler, layouts
 
     monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 20)
     monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 1)
-    monkeypatch.setattr(count_cache, "MIN_CACHED_PAIRS", 0)
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 0)
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     first = Batches(store, DATA, seed=0)
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
-    monkeypatch.setattr(Layouts, "_count", None)
+    monkeypatch.setattr(layouts.Layouts, "_count", None)
     assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch
