@@ -17,7 +17,7 @@ from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords.segmentation import Segmentation
+from t2t_flax.extensions.subwords.hook import Segmentation
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")

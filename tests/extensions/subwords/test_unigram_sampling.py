@@ -20,8 +20,8 @@ from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.subwords.hook import Segmentation
 from t2t_flax.extensions.subwords.samplers import UnigramSampling
-from t2t_flax.extensions.subwords.segmentation import Segmentation
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
