@@ -60,9 +60,10 @@ def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def prepare_template(folder: Path) -> None:
     """`run`, a trained run of two checkpoints; `foreign`, a folder of somebody else; a few texts."""
     words = [f"--config.{key}={value}" for key, value in TRAINING.items()]
-    words += [f"--config.train.compile_cache={folder.parent / 'programs'}", f"--workdir={folder / 'run'}"]
+    words += [f"--workdir={folder / 'run'}"]
     command = [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    programs = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs")}
+    done = subprocess.run(command, capture_output=True, text=True, env=programs)
     if done.returncode:
         sys.exit(f"training the drill's run failed:\n{done.stdout}{done.stderr}")
     foreign = folder / "foreign"
@@ -79,7 +80,6 @@ def prepare_template(folder: Path) -> None:
 
 def import_all() -> None:
     """Imports what the commands need, once for all cases; starts no JAX backend."""
-    import t2t_flax.evaluation.checkpoint_average  # noqa: F401
     import t2t_flax.evaluation.evaluate  # noqa: F401
     import t2t_flax.extensions.sweeps.train_together  # noqa: F401
     import t2t_flax.training.loop  # noqa: F401

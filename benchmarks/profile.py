@@ -90,7 +90,14 @@ def task_of(part: str, folder: Path, repeats: int, environments: Environments) -
     """(the task of `engines.ours_profile`, what it runs)."""
     kind, _, name = part.partition("_")
     size = SIZES["tiny" if name == "toy" else name]
-    task = {"kind": kind, "size": size, "repeats": repeats, "threads": 1, "compile_cache": "", "folder": str(folder)}
+    task = {
+        "kind": kind,
+        "size": size,
+        "repeats": repeats,
+        "threads": 1,
+        "compile_cache": str(folder / "programs"),
+        "folder": str(folder),
+    }
     if kind == "training":
         batches = training_batches(size, 3)[1:2]
         save_batches(folder / "batches.npz", batches)

@@ -169,7 +169,7 @@ def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
 
 def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.Path | None = None) -> Any:
     """`body(supervisor)` in this process, or in this one of several; returns its result."""
-    from t2t_flax.distributed.job import run_job
+    from t2t_flax.distributed.supervisor import run_job
 
     results: list[Any] = []
 

@@ -267,7 +267,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         average = config.checkpoint.average_last
         best = outcome.reason == "patience" and not average
         data = config.data  # places on this machine are taken from the command line, never from the stored config
-        places = {"data.cache": data.cache, "data.root": data.root, "train.compile_cache": config.train.compile_cache}
+        places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.metric is not None:

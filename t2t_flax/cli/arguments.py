@@ -200,7 +200,7 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
 
 def is_stream(name: str) -> bool:
     """Whether the output is standard output ("-"), a pipe or a device."""
-    return name == "-" or (not is_remote(name) and os.path.exists(name) and not os.path.isfile(name))
+    return name == "-" or os.path.exists(name) and not os.path.isfile(name)
 
 
 @contextlib.contextmanager
@@ -277,7 +277,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or its
     decode.engine cannot be had.
     """
-    from t2t_flax.distributed.initialize import require_single_process
+    from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.engine import check_engine
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process

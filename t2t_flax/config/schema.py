@@ -70,20 +70,6 @@ class Train:
         10, "with non_finite = skip, consecutive skipped updates beyond which the run stops", unit="updates", low=1,
         mutable=True, changes=TRAINING,
     )  # fmt: skip
-    deterministic: bool = key(
-        False,
-        "on GPU, only deterministic XLA kernels and no autotuning, so that a run repeats bit for bit; slower (not "
-        "measured). CPU and TPU are always deterministic",
-        mutable=True,
-    )
-    cpu_allocator: bool = key(
-        True, "on CPU, keep freed memory in the process (glibc mallopt): steps are faster, resident memory higher",
-        mutable=True,
-    )  # fmt: skip
-    compile_cache: str = key(
-        "~/.cache/t2t_flax/jax", "local folder that caches compiled programs across runs; empty = none. "
-        "JAX_COMPILATION_CACHE_DIR takes the place of the default", mutable=True, path=True,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

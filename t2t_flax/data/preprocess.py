@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -14,11 +13,10 @@ from etils import epath
 from t2t_flax.data import encoding
 from t2t_flax.data.encoding import Encoder, Policies, Segmentation, encode_parts
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.store.token_store import TokenStore, find_store
+from t2t_flax.data.store.token_store import TokenStore, find_store, local_path, upload
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, object_storage
 from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 1
@@ -47,8 +45,7 @@ def prepare_split(
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
     if store := find_store(folder, digest):
         return store
-    remote = object_storage(folder) if is_remote(folder) else None
-    local = remote.local_path(digest) if remote else Path(folder)
+    local = local_path(folder, digest)
     with exclusive_writer(local, "prepare"):
         if store := find_store(folder, digest):  # written by another process during the wait
             return store
@@ -77,8 +74,7 @@ def prepare_split(
                 writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
             writer.meta.update({"pairs_of_sources": kept} if len(kept) > 1 else {})
         store = TokenStore.open(local, epath.Path(folder))
-        if remote:
-            remote.upload(local, folder)
+        upload(folder, local)
     return store
 
 

@@ -21,7 +21,9 @@ from t2t_flax.registry import (
     GROUPS,
     MIXERS,
     NORMS,
+    OPTIMIZERS,
     POSITIONS,
+    SCHEDULES,
     SCORES,
     SOURCES,
     TASKS,
@@ -56,6 +58,8 @@ REGISTERED = {
     "model.position": POSITIONS,
     "model.feed_forward": FEED_FORWARDS,
     "model.norm_type": NORMS,
+    "optimizer.name": OPTIMIZERS,
+    "optimizer.schedule": SCHEDULES,
 }
 
 
@@ -178,6 +182,6 @@ def test_an_extension_can_be_removed(extension, tmp_path):
             "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
-        for value in values if key.startswith(("decode.", "model.", "data.tokenizer")) else ():
+        for value in values if key.startswith(("decode.", "model.", "optimizer.", "data.tokenizer")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
     commands.close()

@@ -24,7 +24,7 @@ def tiny_run(workdir, steps=12, **groups):
             batch_tokens=256, microbatch_tokens=128,
         ),
         mesh=dict(cpu_devices=1, data=1),
-        train=dict(steps=steps, compile_cache=""),
+        train=dict(steps=steps),
         eval=dict(every_steps=0),
         log=dict(every_steps=1),
         checkpoint=dict(every_steps=4),

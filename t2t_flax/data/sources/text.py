@@ -16,7 +16,7 @@ from etils import epath
 
 from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
-from t2t_flax.filesystem import is_remote, is_transient
+from t2t_flax.filesystem import is_transient
 
 SUFFIXES = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20
@@ -119,7 +119,7 @@ def lines(path: epath.Path) -> Iterator[str]:
 
 def check_rereadable(path: epath.Path, label: str) -> None:
     """Raises UserError for a pipe or a device, which can be read only once."""
-    if not is_remote(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(
             f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
         )

@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, is_remote, object_storage
+from t2t_flax.filesystem import atomic_write, by_storage, read_if_exists
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
@@ -145,13 +145,23 @@ class TokenStore:
         return np.asarray(mapped)
 
 
+@by_storage
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """The finished store at `folder` if it has this digest; None if there is none, or one of an older format. Raises UserError
     for a damaged store and for a folder of something else.
     """
-    if is_remote(folder):
-        return object_storage(folder).find_store(folder, digest)
     return TokenStore.open(Path(folder), folder) if matches(read_meta(epath.Path(folder)), digest) else None
+
+
+@by_storage
+def local_path(folder: epath.PathLike, digest: str) -> Path:
+    """Where the store `folder` is written and memory-mapped."""
+    return Path(folder)
+
+
+@by_storage
+def upload(folder: epath.PathLike, local: Path) -> None:
+    """Copies a finished local store into its object store, if `folder` is in one."""
 
 
 def is_intact(folder: Path, digest: str) -> bool:
@@ -173,12 +183,10 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     """
     before = _folder_state(folder)
     try:
-        if is_remote(folder):
-            if not (folder / "meta.json").exists():
-                return None
-        elif not before or folder.is_dir() and not any(folder.iterdir()):
+        text = read_if_exists(folder / "meta.json")
+        if text is None and (not before or folder.is_dir() and not any(folder.iterdir())):
             return None
-        meta = parse_json((folder / "meta.json").read_text())
+        meta = parse_json(text or "")
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
         return meta
     except (OSError, ValueError, KeyError, TypeError):
@@ -193,10 +201,10 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
 def _folder_state(folder: Path | epath.Path) -> tuple[int, int] | None:
     """Inode and change time of a local folder, which tell a folder from the one that replaced it: inodes alone are reused."""
     try:
-        stat = None if is_remote(folder) else os.stat(folder)
+        stat = os.stat(folder)
     except FileNotFoundError:
         return None
-    return stat and (stat.st_ino, stat.st_ctime_ns)
+    return stat.st_ino, stat.st_ctime_ns
 
 
 def _verify(folder: Path, meta: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, is_remote
+from t2t_flax.filesystem import atomic_directory
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, absent_extension, load_extensions
 
@@ -94,8 +94,7 @@ class TokenizerPair:
         if not self.joint:
             files = {"source.model": self.source, "target.model": self.target}
         with contextlib.ExitStack() as stack:
-            new = not is_remote(folder) and not folder.exists()
-            target = stack.enter_context(atomic_directory(folder)) if new else folder
+            target = folder if folder.exists() else stack.enter_context(atomic_directory(folder))
             write_languages(target, self.languages)
             for name, tokenizer in files.items():
                 tokenizer.save(target / name)

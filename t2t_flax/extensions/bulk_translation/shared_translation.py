@@ -24,8 +24,7 @@ from t2t_flax.cli.line_loop import answer_windows
 from t2t_flax.cli.line_windows import Line, arrives_slowly, full_windows, paired
 from t2t_flax.cli.translating import Translating
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
@@ -99,7 +98,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         shares = Shares(group, supervisor.say)
 
         def after_batch() -> None:
-            supervisor.progress.note()
+            supervisor.note_progress()
             shares.go_on()
 
         with output:

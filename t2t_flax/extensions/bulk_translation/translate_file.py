@@ -6,7 +6,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.line_windows import paired
 from t2t_flax.cli.translate import add_translation_options, check_translation_options
 from t2t_flax.cli.translating import Translating
-from t2t_flax.distributed.initialize import place_among_several
+from t2t_flax.distributed.coordination import place_among_several
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
 

@@ -9,7 +9,7 @@ from t2t_flax.extensions.planning.compiler_process import has_gpu_compiler
 
 SMALL = {
     "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "model.num_encoder_layers": "1",
-    "model.num_decoder_layers": "1", "data.vocab_size": "500", "data.batch_tokens": "1024", "train.compile_cache": "",
+    "model.num_decoder_layers": "1", "data.vocab_size": "500", "data.batch_tokens": "1024",
 }  # fmt: skip
 
 
