@@ -105,10 +105,6 @@ def prepare_corpus(
 def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     """The stores of the validation sets, then those of the training pairs."""
     config = task.config
-    if not config.data.train:
-        raise UserError(
-            "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
-        )
     check_reachable(_cache(config, workdir))
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
@@ -155,8 +151,7 @@ def sets_of(config: Config, split: str) -> list[str]:
     """The sets that `split` selects, by the names that `split_source` accepts: all validation sets for `valid`, all test sets
     for `test`, or the one set of that name (`valid.NAME` for one of several validation sets). Raises UserError if there is none.
     """
-    parse = {"valid": parse_valid_sets, "test": parse_test_sets}.get(split)
-    if parse and (names := list(parse(getattr(config.data, split)))):
+    if split in ("valid", "test") and (names := list(_sets(config)[split])):
         return names
     _spec(config, split)
     return [split]
@@ -208,22 +203,25 @@ def _training_source(task: DataTask) -> Source:
 _SETS = {"valid": "validation sets", "test": "test sets"}
 
 
+def _sets(config: Config) -> dict[str, dict[str, str]]:
+    """The sources of each split by the names of its sets, those of training text as one."""
+    d = config.data
+    train = {"train": d.train} if d.train else {}
+    return {"train": train, "valid": parse_valid_sets(d.valid), "test": parse_test_sets(d.test)}
+
+
 def _spec(config: Config, split: str) -> tuple[str, str]:
     """(The config key, the source that it names) of a split or a named set."""
-    if split == "train":
-        if not config.data.train:
-            raise UserError("config.data.train is empty: give --config.data.train=SRC,TGT or another source.")
-        return "config.data.train", config.data.train
-    test_sets = parse_test_sets(config.data.test)
-    for key, sets in (("valid", parse_valid_sets(config.data.valid)), ("test", test_sets)):
-        if split in sets:
+    sets = _sets(config)
+    for key, specs in sets.items():
+        if split in specs:
             name = "" if split == key else f" ({split.removeprefix(VALID_PREFIX)})"
-            return f"config.data.{key}{name}", sets[split]
-        if split == key and sets:
-            raise UserError(f"config.data.{key} names the {_SETS[key]} {', '.join(sets)}: choose one of them.")
-        if split == key:
-            raise UserError(f"config.data.{key} is empty: give --config.data.{key}=SRC,TGT or another source.")
-    known = ", ".join(test_sets) if set(test_sets) - {"test"} else "no named test sets"
+            return f"config.data.{key}{name}", specs[split]
+    if specs := sets.get(split):
+        raise UserError(f"config.data.{split} names the {_SETS[split]} {', '.join(specs)}: choose one of them.")
+    if split in sets:
+        raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
+    known = ", ".join(sets["test"]) if set(sets["test"]) - {"test"} else "no named test sets"
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
 
@@ -272,21 +270,20 @@ def _split_store(
     source: Source | None = None,
 ) -> TokenStore:
     config, source = task.config, source or split_source(task, split)
-    data = config.data
-    policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
-    fingerprint = source.fingerprint()
+    policies = Policies(2**31 - 1, "keep", "keep", config.data.source_eos)
     if split == "train":
         policies = training_policies(config)
-    kind = "train" if split == "train" else "valid" if split in parse_valid_sets(data.valid) else "test"
-    cache, starts = epath.Path(_cache(config, workdir)), start_tokens(source)
-    more = [segmentation.as_stored() if segmentation else None, starts or None]
-    parts = tokenizers.digest, policies.as_stored(), *(part for part in more if part)
-    folder = cache / f"{kind}-{_digest(fingerprint, *parts)}"
-    if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation, starts)[1]):
-        return store
-    report = progress(split) if progress else None
-    options = dict(num_workers=data.num_workers, progress=report, segmentation=segmentation)
-    return prepare_split(source, tokenizers, folder, policies, **options)
+    kind = next((key for key, names in _sets(config).items() if split in names), "test")
+    digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))[1]
+    return prepare_split(
+        source,
+        tokenizers,
+        epath.Path(_cache(config, workdir)) / f"{kind}-{digest[:12]}",
+        policies,
+        num_workers=config.data.num_workers,
+        progress=progress(split) if progress else None,
+        segmentation=segmentation,
+    )
 
 
 _TOKENIZER_KEYS = (
