@@ -82,10 +82,11 @@ def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
 
 
 def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
-    config = config_of(valid="v.tsv", root=str(tmp_path))
-    (tmp_path / "v.tsv").write_bytes(b"a\tb\n\xe4\tb\n")
+    config = config_of(valid="v.en,v.de", root=str(tmp_path))
+    (tmp_path / "v.en").write_bytes(b"a\n\xe4\n")
+    (tmp_path / "v.de").write_bytes(b"b\nb\n")
     failed = run_processes(3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group))
-    assert isinstance(failed[0], UserError) and "v.tsv line 2: byte 0xe4" in str(failed[0])
+    assert isinstance(failed[0], UserError) and "v.en line 2: byte 0xe4" in str(failed[0])
     assert all("aborted" in str(error) for error in failed[1:])
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from helpers.corpora import open_pairs
 
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.encoding import PairFilter, Policies
 from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.sources import open_source
 from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -22,11 +22,6 @@ from t2t_flax.errors import UserError
 TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 PAIRS = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(120)]
-
-
-def open_pairs(folder, pairs, name="t.tsv"):
-    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return open_source(name, root=str(folder), source_language="en", target_language="de")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +51,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
     whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
     assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
     assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
-    with pytest.raises(UserError, match=r"source side of t\.tsv: config\.data\.vocab_size = 9000 is too large"):
+    with pytest.raises(UserError, match=r"source side of t\.en,t\.de: config\.data\.vocab_size = 9000 is too large"):
         train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
 
 
@@ -120,7 +115,7 @@ def test_empty_lines(tmp_path, tokenizers):
     assert texts(store_with_empty, tokenizers) == EMPTY
     assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
     assert store_with_empty.source(1).tolist() == [EOS]
-    with pytest.raises(UserError, match=r"t\.tsv line 2: one side of the pair is empty"):
+    with pytest.raises(UserError, match=r"t\.en line 2, .*t\.de line 2: one side of the pair is empty"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
     assert not (tmp_path / "e").exists()
 
@@ -128,7 +123,7 @@ def test_empty_lines(tmp_path, tokenizers):
 def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
     source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
-    with pytest.raises(UserError, match=r"t\.tsv line 121:"):
+    with pytest.raises(UserError, match=r"t\.en line 121, .*t\.de line 121:"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
 
 
@@ -136,17 +131,18 @@ def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
     source = open_pairs(tmp_path, [*PAIRS, ("", "")])
     with pytest.raises(UserError, match="no pair is left of 121: 1 have an empty side, 120 have a side longer"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK_PAIRS", 10)
     source = open_pairs(tmp_path, PAIRS)
-    with open(tmp_path / "t.tsv", "a") as file:
-        file.write("no tab\n")
+    for language in ("en", "de"):
+        with open(tmp_path / f"t.{language}", "ab") as file:
+            file.write(b"\xff\n")
     with pytest.raises(UserError, match="line 121"):
         prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 def test_reuse_and_rebuild(tmp_path, tokenizers):
@@ -220,7 +216,7 @@ def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(encoding, "_start_worker", os.kill)  # called with one argument: the worker does not start
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 KILLED = """
@@ -232,7 +228,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 if __name__ == "__main__":
     encoding.CHUNK_PAIRS, encoding.INLINE_PAIRS = 2, 2
     folder = sys.argv[1]
-    source = open_source("t.tsv", root=folder, source_language="en", target_language="de")
+    source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
 
     def progress(done, total):
@@ -265,7 +261,7 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     assert not (tmp_path / "s").exists()
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert texts(store, tokenizers) == PAIRS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.tsv", "tokenizer"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.de", "t.en", "tokenizer"]
     assert TokenStore.open(tmp_path / "s").digest == store.digest
 
 
@@ -305,6 +301,6 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     assert [reason for _, reason in listed] == ["odd", "odd", "five", "empty"]
     assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["2", "4", "6", "8"]
     assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
-    alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd.tsv")
+    alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd")
     with pytest.raises(UserError, match="no pair is left of 1: .*, 1 are with odd numbers"):
         prepare_split(alone, tokenizers, tmp_path / "none", policies)

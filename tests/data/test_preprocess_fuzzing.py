@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.corpora import open_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,9 +57,9 @@ def corpus(folder: Path, spec: str):
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
-    (folder / "t.tsv").write_text("a house\tStraße 😀\n" * 20)
     return train_tokenizers(
-        corpus(folder, "t.tsv"), Data(tokenizer="bpe", vocab_size=280, joint_vocabulary=True, normalization="identity")
+        open_pairs(folder, [("a house", "Straße 😀")] * 20),
+        Data(tokenizer="bpe", vocab_size=280, joint_vocabulary=True, normalization="identity"),
     )
 
 
@@ -115,23 +116,6 @@ def test_parallel_files_of_random_bytes(tokenizers, data):
             places.append(rf"{re.escape(names[0])} has {counts[0]} lines and .*{re.escape(names[1])} has {counts[1]}")
         expected = None if places else [tuple(t.decode() for t in pair) for pair in zip(*texts, strict=True)]
         check(folder, ",".join(names), expected, "|".join(places), tokenizers)
-
-
-@settings(max_examples=60)
-@given(content=ANY | VALID, packed=st.booleans(), well_formed=st.booleans())
-def test_tsv_file_of_random_bytes(tokenizers, content, packed, well_formed):
-    if well_formed:
-        content = b"\n".join(line.replace(b"\t", b" ") + b"\tx" for line in content.split(b"\n"))
-    name = "t.tsv.gz" if packed else "t.tsv"
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / name, content)
-        texts = expected_lines(content)
-        bad = first_invalid(texts) or len(texts) + 1
-        tabs = next((i for i, text in enumerate(texts, 1) if text.count(b"\t") != 1), len(texts) + 1)
-        expected, places = None, f"{name} line {min(bad, tabs)}: " + ("byte" if bad <= tabs else "expected source TAB")
-        if min(bad, tabs) > len(texts):
-            expected = [tuple(text.decode().split("\t")) for text in texts]
-        check(Path(folder), name, expected, places, tokenizers)
 
 
 @given(
