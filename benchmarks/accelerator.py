@@ -36,9 +36,9 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
 
     from t2t_flax.data.dataset import Corpus
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.extensions.inspection.mfu import mfu, peaks_of, update_flops
+    from t2t_flax.extensions.planning.flops import training_products
+    from t2t_flax.extensions.planning.mfu import mfu, peaks_of, update_flops
     from t2t_flax.monitoring import memory
-    from t2t_flax.training.parameters import backward_of
     from t2t_flax.training.prefetch import Prefetcher
     from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
     from t2t_flax.training.train_state import init_state
@@ -51,7 +51,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
         began = time.perf_counter()
         programs = compile_train_steps(run)
         compiled = time.perf_counter() - began
-        backward = backward_of(config, config.data.vocab_size, run.abstract.params)
+        products = training_products(config, config.data.vocab_size, run.abstract.params)
         state, _ = init_state(run.config, run.model, run.tx, run.mesh)
         blocks, losses, since, tokens, hardware, useful = [], [], time.perf_counter(), 0.0, 0.0, 0.0
         with Prefetcher(run.batches, run.mesh, 0, steps) as batches:
@@ -59,7 +59,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
                 batch = batches.next()
                 state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
                 tokens += batch.batch.target_tokens
-                flops = update_flops(run, batch.batch, backward)
+                flops = update_flops(run, batch.batch, products)
                 hardware, useful = hardware + flops[0], useful + flops[1]
                 if step % BLOCK == 0:
                     losses.append(float(metrics["loss"]))

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import machine, publish
-from t2t_flax.config import Data, Model
+from t2t_flax.config import Config, Data, Model
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.encoding import Policies
@@ -30,7 +30,9 @@ from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source, toy
 from t2t_flax.data.store.token_store import FILES, FORMAT_VERSION, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
-from t2t_flax.models.flops import DATA_SHEET_TFLOPS, padded_tokens, training_flops
+from t2t_flax.extensions.planning.chips import DATA_SHEET_TFLOPS
+from t2t_flax.extensions.planning.flops import padded_tokens, training_products
+from t2t_flax.training.model_summary import abstract_state
 
 CHUNK = 1_000_000
 
@@ -185,7 +187,9 @@ def batch_making(tokens: int, pairs: int, shares: tuple[int, ...]) -> dict:
 
 def need(chip: str, chips: int, mfu: float, model: Model, vocab: int, length: int = 27) -> dict:
     """Target tokens/s that a pod takes at a share of its data-sheet peak: by formula, not measured."""
-    per_token = training_flops(model, vocab, padded_tokens(1, length)) / length
+    config = Config(model=model)
+    products = training_products(config, vocab, abstract_state(config, (vocab, vocab)).params)
+    per_token = products.flops(model, padded_tokens(1, length)) / length
     rate = chips * mfu * DATA_SHEET_TFLOPS[chip] * 1e12 / per_token
     return {
         "formula": "chips * MFU * peak / (3 * forward FLOPs per target token)",

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.engines.child import main
 from benchmarks.models import EOS, read_json
 from t2t_flax.config import Config, Model
+from t2t_flax.extensions.interop.safetensors_file import unflatten
 from t2t_flax.process_setup import prepare_process
-from t2t_flax.training.safetensors_file import unflatten
 from t2t_flax.version import source_digest
 
 

@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_file, atomic_write, is_remote, is_write_refused
-from t2t_flax.pretrained import is_pretrained
+from t2t_flax.model_forms import is_name
+from t2t_flax.registry import MODEL_FORMS, START_FLAGS, absent_extension, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -22,7 +23,8 @@ OVERRIDE_HELP = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UserError(f"{message}\n{self.format_usage().strip()}")
+        absent = "".join(absent_extension("flags", word.partition("=")[0]) for word in message.split())
+        raise UserError(f"{message}{absent}\n{self.format_usage().strip()}")
 
     def parse_known_args(self, args=None, namespace=None):
         """Accepts --n_best for --n-best. Raises UserError for empty values and for text that no file name can contain."""
@@ -99,20 +101,23 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     return args, overrides
 
 
-def add_workdir(
-    arguments: argparse.ArgumentParser, help_text: str = "folder of a trained run or exported model, or pretrained:toy"
-) -> None:
+def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "") -> None:
     """`--workdir`, required."""
-    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text)
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text or workdir_help())
 
 
-def add_target_language(arguments: argparse.ArgumentParser) -> None:
-    """`--target-language`, for runs of several directions; see `check_target_language`."""
-    arguments.add_argument(
-        "--target-language",
-        metavar="CODE",
-        help="language to translate into, with a run of several directions",
-    )
+def workdir_help() -> str:
+    """What a workdir that is read may be."""
+    load_extensions()
+    return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
+
+
+def add_start(arguments: argparse.ArgumentParser) -> None:
+    """The flags that name the token before source sentences; see `check_start`."""
+    load_extensions()
+    arguments.set_defaults(start=None)
+    for flag, text in START_FLAGS.items():
+        arguments.add_argument(flag, dest="start", metavar="CODE", help=text)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -178,10 +183,10 @@ def check_read_once(*names: str | None) -> None:
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
-    Standard output, pipes, devices, object stores, models of the package and folders that exist are not checked. Raises
+    Standard output, pipes, devices, object stores, names of models and folders that exist are not checked. Raises
     OSError for a full disk or a missing permission.
     """
-    if name == "-" or is_remote(name) or is_pretrained(name):
+    if name == "-" or is_remote(name) or is_name(name):
         return
     path = Path(name).absolute()
     if path.exists() and not path.is_file() and folder == path.is_dir():
@@ -251,26 +256,25 @@ def _check_checkpoint(args: argparse.Namespace) -> None:
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts.
-    Raises UserError also for a --target-language that the run does not know, or that it needs.
+    Raises UserError also for a start that the run does not know, or that it needs.
     """
     from t2t_flax.evaluation.restore import load
 
-    if "target_language" in args:
-        check_target_language(args, overrides)
+    if "start" in args:
+        check_start(args, overrides)
     prepare_to_load(args.workdir, overrides)
-    language = vars(args).get("target_language")
     choice = dict(step=args.step, average=args.average, best=args.best)
-    return load(args.workdir, **choice, overrides=overrides, target_language=language)
+    return load(args.workdir, **choice, overrides=overrides, start=vars(args).get("start"))
 
 
-def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -> None:
-    """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
-    from t2t_flax.data.languages import read_languages
+def check_start(args: argparse.Namespace, overrides: dict[str, str]) -> None:
+    """Raises UserError for a start that the run does not know, and for none where it has several."""
+    from t2t_flax.data.starts import read_starts
     from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.pretrained import run_folder
+    from t2t_flax.model_forms import run_folder
 
     data = stored_config(args.workdir, overrides).data
-    read_languages(run_folder(args.workdir) / "tokenizer").chosen(data, args.target_language)
+    read_starts(run_folder(args.workdir) / "tokenizer").chosen(data, args.start)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

@@ -52,7 +52,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_target_language(parser)
+    arguments.add_start(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",

@@ -18,13 +18,6 @@ class Data:
         "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
         "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    directions: str = key(
-        "",
-        "several languages in one model: the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, "
-        "NAME=de-en'; by_name = those of sources named en-de or en-de.ANYTHING are their names. A token before the source "
-        "sentences tells the target language. Empty = source_language to target_language",
-        mutable=True,
-    )
     valid: str = key(
         "",
         "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "
@@ -39,8 +32,8 @@ class Data:
     root: str = key(
         "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True, path=True
     )
-    source_language: str = key("en", "language code of the source side; see directions", changes=SCORES)
-    target_language: str = key("de", "language code of the target side; see directions", changes=SCORES)
+    source_language: str = key("en", "language code of the source side", changes=SCORES)
+    target_language: str = key("de", "language code of the target side", changes=SCORES)
     cache: str = key(
         "", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True, path=True
     )

@@ -8,7 +8,6 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.directions import directions_of_training
 from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
@@ -126,12 +125,9 @@ def as_resumed(stored: Config, given: Config) -> Config:
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in what a resumed run must not change: immutable keys, and the directions of its training text."""
+    """The differences in keys that a resumed run must not change."""
     changed = differences(stored, as_resumed(stored, current))
-    found = {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
-    if "data.directions" in changed and directions_of_training(stored.data) != directions_of_training(current.data):
-        found["data.directions"] = changed["data.directions"]
-    return found
+    return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
 
 
 def format_differences(

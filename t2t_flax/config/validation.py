@@ -1,6 +1,5 @@
 """Checks combinations of config values, one function per group of keys."""
 
-from t2t_flax.config.directions import parse_directions
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
 from t2t_flax.config.optimizer_keys import check_optimizer
 from t2t_flax.config.schema import Config, Mesh, Model
@@ -73,8 +72,6 @@ def _check_data(c: Config) -> None:
         raise UserError(
             f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
         )
-    if parse_directions(d) and d.task != "translation":
-        raise UserError(f"config.data.directions = {d.directions!r} is for data.task = translation, not {d.task}.")
 
 
 def _check_eval(c: Config) -> None:

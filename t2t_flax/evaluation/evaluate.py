@@ -15,9 +15,9 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.bootstrap import confidence_interval
 from t2t_flax.evaluation.records import record_name, task_of_record
@@ -41,7 +41,7 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`), in its direction if data.directions has one.
+    """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
@@ -80,7 +80,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **_direction(loaded, split),
+            **_of_hooks(loaded, split),
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -124,11 +124,9 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
-def _direction(loaded: Loaded, split: str) -> dict[str, Any]:
-    """The direction of a set, and whether there was training text for it; empty without data.directions."""
-    direction = direction_of_set(loaded.config.data, split)
-    trained = direction not in loaded.languages.zero_shot(loaded.config.data)
-    return {"direction": str(direction), "zero_shot": not trained} if direction else {}
+def _of_hooks(loaded: Loaded, split: str) -> dict[str, Any]:
+    hooks = data_hooks(loaded.config)
+    return {key: value for hook in hooks for key, value in hook.record(split, loaded.tokenizers.starts).items()}
 
 
 def compute_scores(

@@ -24,19 +24,21 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "languages",
     "averaging",
     "optimizers",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "sweeps": {"commands": ("sweep", "train_together", "compare")},
-    "planning": {"commands": ("plan",)},
+    "planning": {"groups": ("planning",), "commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {
         "commands": ("export", "import"),
         "groups": ("ctranslate2",),
         "decode.engine": ("ctranslate2",),
         "tokenizer files": ("SentencePiece model and vocabulary",),
+        "workdirs": ("pretrained:*", "model.safetensors"),
     },
     "corpora": {"groups": ("filters",), "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
@@ -61,6 +63,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "tokenizer files": ("subword-nmt codes and vocabulary",),
     },
     "mixtures": {"groups": ("mixtures",)},
+    "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "optimizers": {
         "groups": ("optimizers",),
         "optimizer.name": ("adafactor", "lion", "muon"),
@@ -71,8 +74,8 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
 }
-"""What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a
-checkout that lacks one.
+"""What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
+messages of a checkout that lacks one.
 """
 
 for _name in EXTENSIONS:

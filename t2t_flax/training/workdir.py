@@ -1,7 +1,7 @@
 """The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
-tokenizer/        tokenizer.model, or source.model and target.model; languages.json of a model of several directions
+tokenizer/        tokenizer.model, or source.model and target.model; starts.json of a model of several directions
 checkpoints/N/    the state after update N
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
@@ -28,16 +28,15 @@ from t2t_flax.filesystem import atomic_write, list_names, read_if_exists, real_p
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
+from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.monitoring.devices import record_devices
-from t2t_flax.pretrained import check_writable
 from t2t_flax.training.checkpoint_files import finished_steps
 from t2t_flax.training.divergence import unmark
-from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
-_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "languages.json")
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "starts.json")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
@@ -75,9 +74,9 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """The config stored in the workdir of a run, or with an exported model; None if there is neither."""
+    """The config stored in the workdir of a run, or with a model of another form; None if there is neither."""
     stored = read_config(folder)
-    if stored is None and (model := open_model_folder(folder)):
+    if stored is None and (model := open_model(folder)):
         return model.config
     return stored
 

@@ -81,7 +81,8 @@ def test_time_is_of_the_instruction_alone_without_preemption(monkeypatch):
 def test_profile_of_a_small_step_counts_the_flops_of_the_formula(tmp_path):
     from benchmarks.engines.ours_training import config_of
     from benchmarks.models import SIZES, load_batches
-    from t2t_flax.models.flops import Tokens, training_flops
+    from t2t_flax.extensions.planning.flops import Tokens, training_products
+    from t2t_flax.training.model_summary import abstract_state
 
     environments = Environments("", install=False)
     task, what = task_of("training_mini", tmp_path, 2, environments)
@@ -94,5 +95,7 @@ def test_profile_of_a_small_step_counts_the_flops_of_the_formula(tmp_path):
     counted = sum(e["share"] * e["gflops"] for e in part["products"].values())
     assert counted == pytest.approx(part["gflops"], rel=0.02)
     seconds = part["operations_seconds"] / (1 - part["shares"][REST])
-    expected = training_flops(config_of(size).model, size["vocab"], padded)
+    config, vocab = config_of(size), size["vocab"]
+    params = abstract_state(config, (vocab, vocab)).params
+    expected = training_products(config, vocab, params).flops(config.model, padded)
     assert part["gflops"] * seconds * 1e9 == pytest.approx(expected, rel=0.06)

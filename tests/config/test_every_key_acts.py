@@ -123,7 +123,7 @@ ELSEWHERE = {
     "extensions/corpora/test_language_filter.py": "filters.language",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
-    "data/test_directions.py": "data.directions",
+    "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
     "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
@@ -137,7 +137,8 @@ ELSEWHERE = {
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
     "extensions/trackers/test_trackers.py": "trackers.names trackers.group",
-    "extensions/inspection/test_inspection.py": "inspection.mfu inspection.profile_steps",
+    "extensions/inspection/test_inspection.py": "inspection.profile_steps",
+    "extensions/planning/test_mfu.py": "planning.mfu",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 

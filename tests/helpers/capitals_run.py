@@ -9,21 +9,20 @@ from types import SimpleNamespace
 from t2t_flax.__main__ import main
 from t2t_flax.cli import arguments, line_loop
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.data.languages import Languages
 from t2t_flax.decoding.translator import Hypothesis, Translation
 
 
 class CapitalsRun:
     """A run whose translations are the lines in capitals. windows: the lines of each call."""
 
-    target_language = None
-    languages = Languages()
-
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
         self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
+
+    def chosen_start(self):
+        return None
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         self.before_window(len(self.windows))

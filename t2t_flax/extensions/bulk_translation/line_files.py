@@ -24,12 +24,12 @@ def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
 
     split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
     keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
-    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
+    start = loaded.chosen_start()  # the only one need not be named
     return (
         keys
         | flags
         | {
-            **({"--target-language": language} if language else {}),
+            **({"start": start} if start else {}),
             "checkpoints": list(loaded.steps),
             "parameters": sum(checksums(loaded.params, once=True).values()),
             "tokenizers": loaded.tokenizers.digest,

@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_target_language(parser)
+    arguments.add_start(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )

@@ -67,7 +67,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
-    arguments.check_target_language(args, overrides)
+    arguments.check_start(args, overrides)
     config = stored_config(args.workdir, overrides)
     check_engine(config)
     prepare_process(config)
@@ -87,7 +87,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best, target_language=args.target_language)
+        choice = dict(step=args.step, average=args.average, best=args.best, start=args.start)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
         answering = Translating(loaded, scores=args.scores)

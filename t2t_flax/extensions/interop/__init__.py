@@ -1,6 +1,6 @@
 """Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
 
-from t2t_flax.registry import DECODERS, TOKENIZER_FILES, add_command, add_group
+from t2t_flax.registry import DECODERS, TOKENIZER_FILES, ModelForm, add_command, add_group, add_model_form
 
 add_command(
     "export",
@@ -13,6 +13,15 @@ add_command(
     "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
 )
 add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
+add_model_form(
+    "safetensors",
+    ModelForm(
+        "exported model, or pretrained:toy",
+        "t2t_flax.extensions.interop.model_folder",
+        prefix="pretrained:",
+        file="model.safetensors",
+    ),
+)
 DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
 TOKENIZER_FILES.add(
     "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
         required=True,
         action="append",
         metavar="DIR",
-        help="folder of a trained run or exported model, or pretrained:toy; may be given several times",
+        help=f"{arguments.workdir_help()}; may be given several times",
     )
     arguments.add_checkpoint(parser)
     parser.add_argument(

@@ -14,8 +14,8 @@ from helpers.runs import start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
+from t2t_flax.extensions.interop.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
 from t2t_flax.training import loop
-from t2t_flax.training.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
 
 LINES = ["Where is the dog?", "It is late."]
 
