@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
 
     from t2t_flax.config import Config
     from t2t_flax.distributed.supervisor import RunSupervisor
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult
 
     ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
@@ -104,7 +104,7 @@ def load(
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
     start: str | None = None,
-) -> Loaded:
+) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,

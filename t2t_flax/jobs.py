@@ -143,7 +143,7 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
 
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.tasks import task_of
     from t2t_flax.training.hooks import check_hooks
 
@@ -152,7 +152,7 @@ def check_metrics_available(config: Config) -> None:
     valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
     for name in (*valid, *parse_test_sets(config.data.test)):
         task.of_set(name).check_requirements()
-        check_engine(config)
+        check_decoder(config)
 
 
 def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
@@ -255,7 +255,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
-        if best and loaded.metric is not None:
+        if best and loaded.checkpoint.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         evaluated = []
         for name in sets_of(config, "test"):
@@ -313,17 +313,16 @@ def evaluate_set(
     with decode_progress(supervisor) as progress:
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
     if loaded.config.decode.engine != "jax":
-        supervisor.group.say(f"decoded with {loaded.engine}")
-    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
+        supervisor.group.say(f"decoded with {loaded.decoder}")
+    print_samples(triples, supervisor.group.say)
     text = summary(record)
     supervisor.group.say(text)
     return path_of(loaded, record), record, text
 
 
-def print_samples(triples: list, count: int, say: Callable[[str], None] = print) -> None:
-    """Source, reference and output of `count` sentences, spread over the set."""
-    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, output = triples[i]
+def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
+    """Source, reference and output of five sentences, spread over the set."""
+    for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
         say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
 

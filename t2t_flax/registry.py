@@ -96,8 +96,8 @@ COMMANDS = {
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
-DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
-"""Choices of decode.engine; a module has what `evaluation.jax_engine` has."""
+DECODERS = Table({"jax": "t2t_flax.evaluation.decoder:JaxDecoder"})
+"""Choices of decode.engine: classes as `evaluation.decoder.Decoder`."""
 SOURCES = {
     "toy": SourceForm(
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"

@@ -1,18 +1,15 @@
 """Flags, files and progress that the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
 
 import argparse
-import codecs
-import contextlib
 import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_file, atomic_write, is_remote, is_write_refused
+from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
 from t2t_flax.registry import MODEL_FORMS, START_FLAGS, absent_extension, load_extensions
 
@@ -96,8 +93,9 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
         overrides[name] = value
     args = arguments.parse_args(plain)
-    if "average" in args:
-        _check_checkpoint(args)
+    if "average" in args and args.best and (args.step is not None or args.average):
+        flag = "--average" if args.average else "--step"
+        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
     return args, overrides
 
 
@@ -130,57 +128,6 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def iterate_lines(name: str) -> Iterator[str]:
-    """Lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only. Raises UserError
-    at once for a file that cannot be opened, and at the line for invalid UTF-8.
-    """
-    if name != "-" and not Path(name).exists():
-        raise UserError(f"no file {name}.")
-    if Path(name).is_dir():
-        raise UserError(f"{name} is a folder; name a file of lines.")
-    try:
-        return _decoded(_standard_input() if name == "-" else open(name, "rb"), name)
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-
-
-def _standard_input() -> BinaryIO:
-    """Standard input with a buffer of its own: one that another thread holds at exit would abort the interpreter."""
-    try:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    except (OSError, ValueError):  # replaced by an object without a file
-        return sys.stdin.buffer
-
-
-def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
-    where = "standard input" if name == "-" else name
-    try:
-        for number, line in enumerate(file, 1):
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                if line:
-                    yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
-                ) from None
-    except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror}.") from None
-    finally:
-        if file is not sys.stdin.buffer:
-            file.close()
-
-
-def check_read_once(*names: str | None) -> None:
-    """Raises UserError if two of the files are the same pipe, which can be read only once."""
-    real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
-    for name in set(real):
-        if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
-            raise UserError(
-                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
-            )
-
-
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
     Standard output, pipes, devices, object stores, names of models and folders that exist are not checked. Raises
@@ -203,55 +150,15 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
         raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
 
 
-def is_stream(name: str) -> bool:
-    """Whether the output is standard output ("-"), a pipe or a device."""
-    return name == "-" or os.path.exists(name) and not os.path.isfile(name)
-
-
-@contextlib.contextmanager
-def open_output(name: str) -> Iterator[Callable[[str], None]]:
-    """A function that appends text to standard output ("-"), a pipe or a device at once, or to a file that gets its name when
-    the block ends without an error.
-    """
-    with contextlib.ExitStack() as stack:
-        if name == "-":
-            file = sys.stdout.buffer
-        else:
-            file = stack.enter_context(open(name, "wb") if is_stream(name) else atomic_file(name))
-
-        def write(text: str) -> None:
-            file.write(text.encode())
-            file.flush()
-
-        yield write
-
-
-def write_text(name: str, text: str) -> None:
-    """Writes to a file, whole or not at all, or to standard output for "-"."""
-    if name == "-":
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
-        return
-    atomic_write(name, text)
-
-
-def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
-    more = {"action": "append"} if several else {}
-    step_help = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
-    arguments.add_argument("--step", type=count(), metavar="N", help=step_help, **more)
+def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
+    """`--step`, `--average` and `--best`: which parameters of a run."""
+    arguments.add_argument("--step", type=count(), metavar="N", help="checkpoint of update N (default: the newest)")
     arguments.add_argument(
         "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
     )
     arguments.add_argument(
         "--best", action="store_true", help="the checkpoint with the best eval.metric, instead of --step and --average"
     )
-
-
-def _check_checkpoint(args: argparse.Namespace) -> None:
-    if args.best and (args.step is not None or args.average):
-        flag = "--average" if args.average else "--step"
-        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
@@ -282,13 +189,13 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     decode.engine cannot be had.
     """
     from t2t_flax.distributed.coordination import require_single_process
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 
     require_single_process("this command")
     config = stored_config(workdir, overrides)
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     _require_single_host()
 

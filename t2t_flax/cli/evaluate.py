@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
 
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     sets = sets_of(config, args.split or "test")
     for name in sets:
         task_of(config).of_set(name).check_requirements()
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     return run_job(config, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
 

@@ -95,6 +95,7 @@ class Data:
         1,
         "with padded_tokens, groups per update, each of batch_tokens / batch_groups padded tokens (fairseq: devices)",
         low=1,
+        read_with=("data.batch_size_counts", "padded_tokens"),
     )
     batching: str = key(
         "packed",

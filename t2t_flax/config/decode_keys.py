@@ -1,4 +1,4 @@
-"""Keys of decoding: the search, its limits, and the engine."""
+"""Keys of decoding: the search, its limits, and the decoder."""
 
 from dataclasses import dataclass
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import TRAINING, key
-from t2t_flax.errors import UserError
 from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 
 
@@ -16,13 +15,32 @@ class Optimizer:
         "inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
         choices=SCHEDULES,
     )
-    lr_scale: float = key(1.0, "factor of the noam schedule", low=0.0, mutable=True, changes=TRAINING)
-    peak_lr: float = key(5e-4, "peak learning rate of every schedule but noam", low=0.0, mutable=True, changes=TRAINING)
+    lr_scale: float = key(
+        1.0,
+        "factor of the noam schedule",
+        low=0.0,
+        mutable=True,
+        changes=TRAINING,
+        read_with=("optimizer.schedule", "noam"),
+    )
+    peak_lr: float = key(
+        5e-4,
+        "peak learning rate of every schedule but noam",
+        low=0.0,
+        mutable=True,
+        changes=TRAINING,
+        ignored_with=("optimizer.schedule", "noam"),
+    )
     warmup_steps: int = key(
         4000, "updates of linear warm-up (5.3)", unit="updates", low=1, mutable=True, changes=TRAINING
     )
     warmup_init: float = key(
-        0.0, "learning rate at the start of the warm-up to peak_lr", low=0.0, mutable=True, changes=TRAINING
+        0.0,
+        "learning rate at the start of the warm-up to peak_lr",
+        low=0.0,
+        mutable=True,
+        changes=TRAINING,
+        ignored_with=("optimizer.schedule", "noam"),
     )
     b1: float = key(0.9, "beta 1 of Adam (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "beta 2 of Adam (5.3)", low=0.0, high=0.999999)
@@ -39,15 +57,3 @@ class Optimizer:
     ema_decay: float = key(
         0.0, "decay of a moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
-
-
-def check_optimizer(o: Optimizer) -> None:
-    """Raises UserError for a key that the chosen schedule does not read."""
-    noam = o.schedule == "noam"
-    for name in ("peak_lr", "warmup_init") if noam else ("lr_scale",):
-        value = getattr(o, name)
-        if value != getattr(Optimizer, name):
-            users = "every schedule but noam" if noam else "schedule noam"
-            raise UserError(
-                f"config.optimizer.{name} = {value} is for {users}; config.optimizer.schedule = {o.schedule}."
-            )

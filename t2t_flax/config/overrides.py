@@ -34,16 +34,11 @@ def _asdict(group: Any) -> dict[str, Any]:
     return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
-def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
-    """A copy of `config` with `overrides`, from dotted key to text, which is parsed by the key's type.
-
-    Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
+def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
+    """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
+    type. Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
+    `config` is not a dict of groups.
     """
-    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
-
-
-def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
-    """As `override`, in unchecked plain dicts. Raises UserError if `config` is not a dict of groups."""
     values = _groups_of(config)
     for name, text in overrides.items():
         group, item = _known(name).split(".")

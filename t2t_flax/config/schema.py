@@ -61,15 +61,11 @@ class Train:
     non_finite: str = key(
         "stop",
         "an update whose loss, gradient or parameters are not finite is never applied; the run then stops (exit code 3) "
-        "or skips it and continues",
+        "or skips it and goes on, up to ten times in a row",
         choices=("stop", "skip"),
         mutable=True,
         changes=TRAINING,
     )
-    max_skipped_updates: int = key(
-        10, "with non_finite = skip, consecutive skipped updates beyond which the run stops", unit="updates", low=1,
-        mutable=True, changes=TRAINING,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,6 @@ class Eval:
         mutable=True,
         changes=SCORES,
     )
-    samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, mutable=True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import Engine, make_engine
+from t2t_flax.evaluation.decoder import Decoder, make_decoder
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
@@ -36,29 +36,44 @@ log = logging.getLogger("t2t_flax")
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A restored run: parameters (the mean of the checkpoints `steps`, newest first), model, tokenizers and config.
-
-    metric: of a best checkpoint, higher is better. stored: the run's config without overrides. config_changes: changes of
-    optimization keys up to the newest checkpoint (`training.config_changes`). weights: the type to which the parameters were
-    rounded when they were stored. opened: models in CTranslate2, which copies of this object with other settings share.
-    start: name of the token before source sentences (`data.starts`), of a model of several directions the target language,
-    where no other is requested.
-    """
+class StoredRun:
+    """A run without its parameters. stored: its config without overrides."""
 
     workdir: epath.Path
+    stored: Config
     config: Config
     tokenizers: TokenizerPair
     mesh: jax.sharding.Mesh
     model: Transformer
-    params: Any
-    steps: tuple[int, ...]
-    metric: float | None = None
-    stored: Config | None = None
-    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    weights: str = "float32"
-    opened: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
+        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
+        abstract = abstract_params(self.config.mesh, self.model, self.mesh)
+        return restore_parts(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel(StoredRun):
+    """A run with the parameters of a checkpoint, or the mean of several. start: name of the token before source sentences
+    (`data.starts`), of a model of several directions the target language, where no other is requested.
+    """
+
+    checkpoint: Part
     start: str | None = None
+
+    @property
+    def params(self) -> Any:
+        """The parameters, with the shardings of the mesh."""
+        return self.checkpoint.params
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The checkpoints whose mean the parameters are, newest first."""
+        return self.checkpoint.steps
+
+    def with_params(self, params: Any) -> "TrainedModel":
+        """A copy with other parameters."""
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, params=params))
 
     def translate(
         self,
@@ -78,7 +93,7 @@ class Loaded:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
         lines = [task.preprocess_source(line) for line in lines]
         starts = self._starts(start, len(lines))
-        return self.engine.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
+        return self.decoder.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
 
     def chosen_start(self, start: str | None = None) -> str | None:
         """The name of the token before a source sentence; None for a model of one direction. Raises UserError for one that the
@@ -97,9 +112,9 @@ class Loaded:
         return [ids[name] for name in names]
 
     @functools.cached_property
-    def engine(self) -> Engine:
+    def decoder(self) -> Decoder:
         """What decodes for this run (config.decode.engine). Raises UserError if the config asks for one that cannot be had."""
-        return make_engine(self)
+        return make_decoder(self)
 
     def score(
         self,
@@ -160,7 +175,7 @@ class Loaded:
                 raise UserError("the run's own translation of this source is empty: give a --target.")
         return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, ids))
 
-    def for_set(self, name: str) -> "Loaded":
+    def for_set(self, name: str) -> "TrainedModel":
         """The run as it translates a validation or test set: in the direction that the config gives the set."""
         if (direction := direction_of_set(self.config, name)) is None:
             return self
@@ -236,32 +251,13 @@ def _override(stored: Config, overrides: dict[str, str] | None) -> Config:
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenRun:
-    """A run without its parameters. abstract: shapes and shardings of the parameters. stored: the config without
-    overrides.
-    """
-
-    workdir: epath.Path
-    stored: Config
-    config: Config
-    tokenizers: TokenizerPair
-    mesh: jax.sharding.Mesh
-    model: Transformer
-    abstract: Any
-
-    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
-        return restore_parts(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
-
-
 def open_run(
     workdir: str | epath.Path,
     overrides: dict[str, str] | None = None,
     group: ProcessGroup | None = None,
     *,
     local: bool = False,
-) -> OpenRun:
+) -> StoredRun:
     """Reads a run without its parameters. local: see `load`. Raises UserError for a folder without a run and overrides that
     change the model.
     """
@@ -274,7 +270,7 @@ def open_run(
     mesh = _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, *tokenizers.vocab_sizes, precision=decoding_precision(config))
-    return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract_params(config.mesh, model, mesh))
+    return StoredRun(workdir, stored, config, tokenizers, mesh, model)
 
 
 def load(
@@ -288,13 +284,13 @@ def load(
     start: str | None = None,
     group: ProcessGroup | None = None,
     local: bool = False,
-) -> Loaded:
+) -> TrainedModel:
     """Restores a run: the newest intact checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
     uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
-    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. start: see `Loaded`. All
+    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. start: see `TrainedModel`. All
     processes of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
@@ -302,20 +298,7 @@ def load(
     if start is not None:
         run.tokenizers.starts.chosen(run.config.data, start)
     part = mean(run.parts(Choice(step, average, best, at_most), group))
-    return Loaded(
-        run.workdir,
-        run.config,
-        run.tokenizers,
-        run.mesh,
-        run.model,
-        params=part.params,
-        steps=part.steps,
-        metric=part.metric,
-        stored=run.stored,
-        config_changes=list(part.config_changes),
-        weights=part.dtype,
-        start=start,
-    )
+    return TrainedModel(**vars(run), checkpoint=part, start=start)
 
 
 def _mesh(

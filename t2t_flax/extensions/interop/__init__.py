@@ -22,7 +22,7 @@ add_model_form(
         file="model.safetensors",
     ),
 )
-DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
+DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")
 TOKENIZER_FILES.add(
     "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"
 )

@@ -19,7 +19,7 @@ from t2t_flax.data.starts import Direction, codes_of
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job, Process
 from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
@@ -102,13 +102,13 @@ class ServedModel:
     without a good result after which `fault` says so.
     """
 
-    _restored: Loaded
+    _restored: TrainedModel
 
     def __init__(
         self,
         name: str,
         config: Config,
-        load: Callable[[], Loaded],
+        load: Callable[[], TrainedModel],
         make_batcher: Callable[[], Batcher[Any]],
         max_batch: int,
         metrics: Metrics,
@@ -171,7 +171,7 @@ class ServedModel:
             "name": self.name,
             "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
             "steps": list(loaded.steps),
-            "engine": str(loaded.engine),
+            "engine": str(loaded.decoder),
             "task": self.config.data.task,
             "source": source,
             "target": target,
@@ -278,8 +278,8 @@ class ServedModel:
 
     def _begin(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
         loaded = self._load()
-        if loaded.engine.name == "jax":
-            loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
+        if loaded.decoder.name == "jax":
+            loaded = loaded.with_params(in_compute_type(loaded.model, loaded.params))
         if names := loaded.tokenizers.starts.names:
             loaded = dataclasses.replace(loaded, start=names[0])  # of the warm-up; requests name theirs
         self.config, self._restored = loaded.config, loaded
@@ -303,7 +303,7 @@ class ServedModel:
         on_ready(self)
         first.run(self._processed_in(first), self._probe)
 
-    def _loaded(self, n_best: int) -> Loaded:
+    def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
         made = vars(self._runs)
         if n_best not in made:

@@ -13,7 +13,7 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli.line_windows import full_windows, paired
+from t2t_flax.cli.lines import full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.decoding.translator import Hypothesis, Translation
@@ -53,7 +53,7 @@ class CapitalsRun:
         keys = {"decode.batch_size": "1", "decode.n_best": n_best} | (more or {})
         self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
+        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
 
     def chosen_start(self):
         return self.starts.chosen(self.config.data, self.start)

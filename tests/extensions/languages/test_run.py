@@ -14,7 +14,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate
-from t2t_flax.evaluation.restore import Loaded, load
+from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.extensions.finetuning.pretrained import pretrained_params
 from t2t_flax.extensions.languages.table import summary
@@ -113,8 +113,8 @@ def test_the_target_language_decides_and_batch_mates_do_not(run):
 def test_each_language_is_looked_up_once_for_all_lines():
     asked = []
     run = SimpleNamespace(start_ids=lambda language: asked.append(language) or (len(asked),))
-    assert Loaded._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
-    assert Loaded._starts(run, "de", 3) == [(4,)] * 3 and Loaded._starts(run, "de", 0) == []
+    assert TrainedModel._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
+    assert TrainedModel._starts(run, "de", 3) == [(4,)] * 3 and TrainedModel._starts(run, "de", 0) == []
     assert asked == ["de", "en", None, "de"]
 
 
