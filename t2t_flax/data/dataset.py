@@ -176,10 +176,6 @@ def split_source(task: DataTask, split: str) -> Source:
     except UserError as error:
         if ";" in spec:
             raise UserError(f"{error}. Several {_SETS[group]} need names: --config.data.{group}='{FORM}'.") from None
-        if split != group:
-            name = split.removeprefix(VALID_PREFIX)
-            hint = f"{name!r} is read as a name; write a path that begins this way as ./{name}=..."
-            raise UserError(f"{error}. ({hint})") from None
         raise
 
 
@@ -238,15 +234,10 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
     for split in splits:
         for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
             for part in split_source(task, name).parts:
-                first_pair(part, f"config.data.{split}")
-
-
-def first_pair(source: Source, key: str) -> tuple[str, str]:
-    """The first pair of a source. Raises UserError if there is none, or the files cannot be read."""
-    try:
-        return next(source.pairs())
-    except OSError as error:
-        raise UserError(f"{key} = {source.spec!r} cannot be read: {error}.") from None
+                try:
+                    next(part.pairs())
+                except OSError as error:
+                    raise UserError(f"config.data.{split} = {part.spec!r} cannot be read: {error}.") from None
 
 
 def split_store(
