@@ -107,12 +107,12 @@ SOURCES = {
 """Forms of data.train, data.valid and data.test, beside that of two or more text files."""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers.sentencepiece" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer; a module has `train` and `inputs`, see `t2t_flax.data.tokenizers.sentencepiece`."""
-TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers.word_level:SymbolTokenizer"})
-"""Classes of tokenizers by the kind that their file names (`word_level.ListTokenizer`). Others are SentencePiece models."""
+TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers.base:SymbolTokenizer"})
+"""Classes of tokenizers by the kind that their file names (`tokenizers.base.ListTokenizer`). Others are SentencePiece models."""
 MODEL_FORMS: dict[str, ModelForm] = {}
 """What --workdir may name beside the workdir of a run."""
-TASKS = Table({"translation": "t2t_flax.tasks.translation.task"})
-"""Choices of data.task; a module has the class `TASK`, a `tasks.base.Task`."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation"})
+"""Choices of data.task; a module has the class `TASK`, a `tasks.Task`."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})

@@ -1,6 +1,7 @@
 """A config key: a dataclass field with its meaning, and the text and values that it accepts."""
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Mapping
@@ -44,6 +45,10 @@ def key(
         ignored_with=ignored_with,
     )
     return dataclasses.field(default=default, metadata=metadata)
+
+
+mutable_key = functools.partial(key, mutable=True)
+"""A key that may change when a run is resumed."""
 
 
 def keys_of(group: Any) -> list[dataclasses.Field]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair, sentencepiece
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
 from t2t_flax.extensions.parsing.source import open_trees
@@ -21,7 +21,7 @@ from t2t_flax.extensions.parsing.trees import (
     read_trees,
     unescaped,
 )
-from t2t_flax.tasks.base import Task
+from t2t_flax.tasks import Task
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 
 

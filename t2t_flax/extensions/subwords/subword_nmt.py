@@ -14,7 +14,7 @@ from etils import epath
 
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import UNK
-from t2t_flax.data.tokenizers.word_level import ListTokenizer
+from t2t_flax.data.tokenizers.base import ListTokenizer
 from t2t_flax.errors import UserError
 
 _MARK = "@@"
