@@ -22,7 +22,7 @@ from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, load_batches, save_batches, training_batches
 from benchmarks.record import machine, publish
-from benchmarks.rounds import Engine, Measurements, measure, ratios, run, spread, threads
+from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 BATCHES = {"mini": 2, "tiny": 5, "base": 2}
 ROUNDS = 3
@@ -113,7 +113,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
     parser.add_argument("--engines", help="comma-separated; also: " + ", ".join(e.name for e in OPTIONAL))
     parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted command of the same --out")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
@@ -126,7 +125,6 @@ def main(argv: list[str] | None = None) -> None:
     environments = Environments(args.environments, install=not args.no_install)
     words = ["python -m benchmarks.training", f"--model={args.model}", f"--batches={count}", f"--rounds={args.rounds}"]
     command = " ".join([*words, f"--passes={passes}", *([f"--engines={args.engines}"] if args.engines else [])])
-    measurements = Measurements(args.out, {"command": command, "size": size}, resume=args.resume)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "batches.npz")
         save_batches(path, training_batches(size, count))
@@ -138,8 +136,7 @@ def main(argv: list[str] | None = None) -> None:
         }  # fmt: skip
         peak = machine_peak(task, environments)
         rate = lambda result: speed(result, tokens)  # noqa: E731
-        measure([known[name] for name in names], task, args.rounds, environments, measurements, rate)
-    results = {name: measurements.results[name] for name in names if name in measurements.results}
+        results, skipped = measure([known[name] for name in names], task, args.rounds, environments, rate)
     rates = {name: [rate(result) for result in each] for name, each in results.items()}
     record = {
         "what": f"train step, {args.model}: real target tokens/s on the same batches, in turn",
@@ -154,12 +151,11 @@ def main(argv: list[str] | None = None) -> None:
         "peak": peak,
         "engines": {name: summary(each, tokens, flops, peak["best_gflops"]) for name, each in results.items()},
         **best_ratios(rates),
-        "skipped": measurements.skipped,
+        "skipped": skipped,
         "versions": {"python": platform.python_version()},
         "machine": machine(),
     }
     publish(record, args.out)
-    measurements.finished()
 
 
 def best_ratios(rates: dict[str, list[float]]) -> dict[str, Any]:

@@ -52,5 +52,5 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """What runs the commands' Python."""
-    with ForkedPython(tmp_path_factory.mktemp("bin") / "bin", environment()) as python:
+    with ForkedPython(tmp_path_factory.mktemp("python") / "bin", environment()) as python:
         yield python

@@ -35,7 +35,7 @@ BUILT_IN = {
 }
 OVERRIDES = {
     "configs/toy.py": TINY | SHORT | BUILT_IN,
-    "configs/text.py": TINY | SHORT | {"data.vocab_size": 300},
+    "configs/text.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/many_languages.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/multi30k.py": TINY | SHORT,
     "runs/from-marian/config.json": {key: x for key, x in TINY.items() if not key.startswith("model.")} | SHORT,

@@ -1,11 +1,6 @@
-"""A `python` whose processes are forked from one that has imported JAX: starting Python takes most of a small command.
-
-`ForkedPython(folder)` is a context; `folder/python` is then a program like Python for `-m MODULE ...` and `FILE ...`. Its children
-share what the server has imported and the variables that JAX reads when it is imported.
-"""
+"""A `python` whose processes are forked from one that has imported JAX and this package: that takes most of a small command."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +24,7 @@ sys.exit(int.from_bytes(server.recv(4)))
 
 SERVER = """
 import ast, atexit, os, runpy, signal, socket, sys, threading, traceback
-import jax, flax, optax, orbax.checkpoint, sentencepiece, sacrebleu, t2t_flax.__main__, t2t_flax.jobs
+import jax, flax, optax, orbax.checkpoint, sentencepiece, sacrebleu, t2t_flax.jobs, t2t_flax.evaluation.restore
 
 def run(words):
     try:
@@ -89,15 +84,16 @@ while True:
 
 
 class ForkedPython:
-    """Context in which `folder/python` is served; `path` begins with `folder`. environment: of the server."""
+    """Context in which `program`, the file `folder/python`, is like Python for `-m MODULE ...` and `FILE ...`; the PATH `path` finds
+    it first. environment: of the server, from which JAX's variables are; all others are the client's.
+    """
 
     def __init__(self, folder: Path, environment: dict[str, str]):
-        folder.mkdir(parents=True)
-        self._environment, self._address = environment, folder / "socket"
+        folder.mkdir()
+        self._environment, self._address, self.program = environment, folder / "socket", folder / "python"
         self.path = f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        client = folder / "python"
-        client.write_text(CLIENT.format(python=sys.executable, address=str(self._address)))
-        client.chmod(0o755)
+        self.program.write_text(CLIENT.format(python=sys.executable, address=str(self._address)))
+        self.program.chmod(0o755)
 
     def __enter__(self):
         self._server = subprocess.Popen(
