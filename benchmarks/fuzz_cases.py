@@ -30,7 +30,7 @@ BODIES = (
 )  # fmt: skip
 FLAGS = (
     "--config", "--workdir", "--output", "--step", "--average", "--split", "--n_best", "--input", "--source", "--target", "--tokens",
-    "--compare", "--record", "--table", "--last", "--steps", "--seeds", "--set", "--jobs", "--topology", "--diff", "--keys", "--help",
+    "--table", "--last", "--steps", "--seeds", "--set", "--jobs", "--topology", "--diff", "--keys", "--help",
     "--scores", "--prefix", "--presets", "--baseline", "--score", "--retries", "--stack", "--extend", "--report", "--best", "-h", "-x",
 )  # fmt: skip
 _PRESETS = ("aiayn_base", "wu2021_tiny", "mlperf_big", "t2t_v3")
@@ -247,11 +247,9 @@ def _with_run(rng: random.Random, command: str, files: dict[str, bytes]) -> tupl
                 "n_best",
                 "split",
                 "prefix",
-                "compare",
                 "table",
                 "steps",
                 "last",
-                "record",
                 "tokens",
                 "scores",
             ]

@@ -79,7 +79,6 @@ COMMANDS = {
     "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
     "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
     "prepare": Command("t2t_flax.cli.prepare", "train the tokenizer and tokenise the data of a config before training"),
-    "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
@@ -127,17 +126,12 @@ POSITIONS = Table(
     }
 )
 """Choices of model.position: objects of the class `PositionScheme`."""
-SCHEDULES = Table(
-    {
-        name: f"t2t_flax.training.schedules:{name}"
-        for name in ("noam", "inverse_sqrt", "constant", "cosine", "linear", "wsd")
-    }
-)
-"""Choices of optimizer.schedule: functions (config.optimizer, d_model) -> rate; see `t2t_flax.training.schedules`."""
-OPTIMIZERS = Table(
-    {name: f"t2t_flax.training.optimizer:{name}" for name in ("adam", "adamw", "adafactor", "lion", "muon")}
-)
-"""Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
+SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
+"""Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
+OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
+"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
+learning rate, which all share.
+"""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 EXPLAINED = Table()

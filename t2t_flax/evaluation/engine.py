@@ -55,9 +55,3 @@ def check_engine(config: Config) -> None:
     name = config.decode.engine
     if reason := DECODERS.load(name).obstacle(config):
         raise UserError(f"config.decode.engine = {name}: {reason}.")
-
-
-def is_current(record: dict[str, Any], config: Config) -> bool:
-    """Whether a run of this config would be decoded by the engine, in the same version, that an evaluation record names."""
-    name, engine = config.decode.engine, record["engine"]
-    return engine["name"] == name and engine["version"] == DECODERS.load(name).installed_version()

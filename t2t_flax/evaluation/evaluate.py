@@ -1,12 +1,10 @@
 """Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores."""
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable
@@ -17,21 +15,16 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set, in_direction_of
+from t2t_flax.config.directions import direction_of_set
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
-from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import is_current
-from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
-from t2t_flax.evaluation.restore import Loaded, stored_config
-from t2t_flax.evaluation.significance import confidence_interval
+from t2t_flax.evaluation.bootstrap import confidence_interval
+from t2t_flax.evaluation.records import record_name, task_of_record
+from t2t_flax.evaluation.restore import Loaded
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.pretrained import run_folder
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
-from t2t_flax.training.checkpoint_selection import Choice
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
@@ -154,60 +147,13 @@ def compute_scores(
     return scores
 
 
-def planned_path(loaded: Loaded, split: str) -> epath.Path:
-    """The path of the record that an evaluation of one test set would write."""
-    loaded = loaded.for_set(split)
-    digest = split_source(task_of(loaded.config), split).fingerprint()
-    return loaded.workdir / "eval" / f"{record_name(loaded, split, digest)}.json"
-
-
 def path_of(loaded: Loaded, record: dict[str, Any]) -> epath.Path:
     """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
-def existing_record(
-    workdir: str | os.PathLike, split: str, choice: Choice, overrides: dict[str, str]
-) -> epath.Path | None:
-    """The existing record of an evaluation of one test set if repeating it would give the same result, else None.
-
-    Requires the same code, config, tokenizer, package versions and text, the same choice among the same
-    checkpoints, and intact texts of the record. Raises UserError if the folder holds no run.
-    """
-    config, workdir = stored_config(workdir, overrides), run_folder(workdir)
-    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
-    requested, digest = choice.as_json(workdir), split_source(task_of(config), split).fingerprint()
-    tokenizer = TokenizerPair.load(workdir / "tokenizer").digest
-    expected = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
-    for path in sorted((workdir / "eval").glob(f"{split}-*.json")):
-        try:
-            record = read_record(path)
-            texts(record, path)
-        except UserError:  # not a record, or without its texts
-            continue
-        stored = dict(record["checkpoint"].get("asked") or {})
-        averaged, digests = record["checkpoint"]["averaged"], record["digests"]
-        too_few = stored.pop("at_most", False) and len(averaged) < choice.average
-        same_choice = stored == requested and not too_few
-        if choice == Choice(step=choice.step) and "best" not in stored:  # the newest then, however it was chosen
-            same_choice |= averaged == [choice.step]
-        key = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
-        same_code = (*key, record["versions"], _portable_settings(record["config"])) == expected
-        if same_choice and same_code and is_current(record, config):
-            return path
-    return None
-
-
-def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without the keys that name folders on one machine."""
-    groups = {group: dict(keys) for group, keys in config.items() if isinstance(keys, dict)}
-    for group, key in (("data", "cache"), ("train", "compile_cache")):
-        groups.get(group, {}).pop(key, None)
-    return groups
-
-
 def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
-    entry = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.choice}
+    entry: dict[str, Any] = {"step": loaded.steps[0], "averaged": list(loaded.steps)}
     if loaded.metric is not None:
         name = loaded.config.eval.metric
         entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}

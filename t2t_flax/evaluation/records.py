@@ -15,7 +15,6 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, Eval
-from t2t_flax.config.directions import in_direction_of
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source
@@ -43,7 +42,7 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
         "split": record["split"],
         "data": record["data"]["digest"],
         "steps": list(checkpoint["averaged"]),
-        "best": bool((checkpoint.get("asked") or {}).get("best")),
+        "best": "best" in checkpoint,
         "settings": settings,
     }
 
@@ -56,7 +55,7 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     identity is appended.
     """
     config = config_lib.as_json(loaded.config)
-    checkpoint = {"averaged": loaded.steps, "asked": loaded.choice}
+    checkpoint = {"averaged": loaded.steps} | ({} if loaded.metric is None else {"best": loaded.metric})
     current = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
     count = len(loaded.steps)
     base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
@@ -101,17 +100,6 @@ def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
         return digest if specs[0] == specs[1] else ""
 
 
-def planned_record(config: Config, split: str) -> dict[str, Any]:
-    """The data and config entries of the record that an evaluation would write.
-
-    Raises UserError if the text is missing.
-    """
-    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
-    source = split_source(task_of(config), split)
-    data = {"corpus": config.data.corpus, "spec": source.spec, "digest": source.fingerprint()}
-    return {"data": data, "config": config_lib.as_json(config)}
-
-
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
     """The evaluation record in a file. Raises UserError if it is not one."""
     file = epath.Path(path)
@@ -121,12 +109,10 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         record = parse_json(file.read_bytes())
     except ValueError:
         raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
-    required = {"record_version", "data", "hypotheses", "config", "digests"}
+    required = {"record_version", "data", "hypotheses", "references", "config", "digests"}
     if not isinstance(record, dict) or not required <= set(record):
         missing = ", ".join(sorted(required - set(record)))
         raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
-    if "references" not in record:
-        raise UserError(f"{path} was written by a version that stored no references: run `evaluate` again.")
     if not isinstance(record["config"], dict):
         raise UserError(f"{path} is not an evaluation record: its config is not a config. {_HINT}")
     return record

@@ -39,11 +39,10 @@ log = logging.getLogger("t2t_flax")
 class Loaded:
     """A restored run: parameters (the mean of the checkpoints `steps`, newest first), model, tokenizers and config.
 
-    choice: the requested checkpoints and those it chose from (`Choice.as_json`). metric: of a best checkpoint, higher is
-    better. stored: the run's config without overrides. config_changes: changes of optimization keys up to the newest
-    checkpoint (`training.config_changes`). weights: the type to which the parameters were rounded, of an exported model.
-    opened: models in CTranslate2, which copies of this object with other settings share. target_language: of a model of
-    several directions, that of translations for which no other one is requested.
+    metric: of a best checkpoint, higher is better. stored: the run's config without overrides. config_changes: changes of
+    optimization keys up to the newest checkpoint (`training.config_changes`). weights: the type to which the parameters were
+    rounded, of an exported model. opened: models in CTranslate2, which copies of this object with other settings share.
+    target_language: of a model of several directions, that of translations for which no other one is requested.
     """
 
     workdir: epath.Path
@@ -53,7 +52,6 @@ class Loaded:
     model: Transformer
     params: Any
     steps: tuple[int, ...]
-    choice: dict[str, Any] = dataclasses.field(default_factory=dict)
     metric: float | None = None
     stored: Config | None = None
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -308,13 +306,10 @@ def load(
     processes of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
-    choice = Choice(step, average, best, at_most)
     run = open_run(workdir, overrides, group, local=local)
     if target_language is not None:
         run.tokenizers.languages.chosen(run.config.data, target_language)
-    part = mean(run.parts(choice, group))
-    if best and part.metric is None:
-        choice = Choice(at_most=True)  # no checkpoint has a metric: this is the newest
+    part = mean(run.parts(Choice(step, average, best, at_most), group))
     return Loaded(
         run.workdir,
         run.config,
@@ -323,7 +318,6 @@ def load(
         run.model,
         params=part.params,
         steps=part.steps,
-        choice=choice.as_json(run.workdir),
         metric=part.metric,
         stored=run.stored,
         config_changes=list(part.config_changes),

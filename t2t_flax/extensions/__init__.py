@@ -24,10 +24,12 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "averaging",
+    "optimizers",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
-    "sweeps": {"commands": ("sweep", "train_together")},
+    "sweeps": {"commands": ("sweep", "train_together", "compare")},
     "planning": {"commands": ("plan",)},
     "serving": {"commands": ("serve",)},
     "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
@@ -50,8 +52,14 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "optimizers": {
+        "groups": ("optimizers",),
+        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
+    "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a

@@ -15,7 +15,6 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import list_numbers
 from t2t_flax.training.checkpoint_schedule import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
@@ -41,15 +40,6 @@ class Choice:
     def __post_init__(self):
         if self.best and (self.step is not None or self.average):
             raise UserError("--best cannot be combined with --step or --average: give one or the other.")
-
-    def as_json(self, workdir: str | epath.Path) -> dict[str, Any]:
-        """The choice and the checkpoints it chose from, as JSON values: equal entries mean equal parameters. Of an
-        exported model, the digest of its file stands for the checkpoints.
-        """
-        entry: dict[str, Any] = {"step": self.step, "average": self.average}
-        model = open_model_folder(workdir)
-        entry["of"] = [model.digest] if model else list_numbers(epath.Path(workdir) / "checkpoints")
-        return entry | {name: True for name in ("best", "at_most") if getattr(self, name)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ from t2t_flax.config.directions import language_token, target_languages, trained
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
-from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
 from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
 
 # Millions of parameters in Table 3, by (layers per stack, d_model, d_ff, heads, d_k). The paper gives none for rows (A).
@@ -110,9 +109,8 @@ def _dropped(config: Config) -> list[str]:
 
 def _schedule(config: Config) -> list[str]:
     o, last = config.optimizer, config.train.steps
-    rate = learning_rate_schedule(o, config.model.d_model)
-    steps = {1, o.warmup_steps // 2, o.warmup_steps, 2 * o.warmup_steps, last // 2, last}
-    steps |= {o.decay_steps - o.cooldown_steps, o.decay_steps - o.cooldown_steps // 2, o.decay_steps}
+    rate = learning_rate_schedule(config)
+    steps = {1, o.warmup_steps // 2, o.warmup_steps, 2 * o.warmup_steps, *(last * n // 4 for n in range(1, 5))}
     shown = [step for step in sorted(steps) if 1 <= step <= last]
     return [
         f"learning rate ({o.name}, {o.schedule})",

@@ -14,7 +14,7 @@ from helpers.runs import start, tiny_run
 from t2t_flax import jobs
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.evaluation.compare import read_record
+from t2t_flax.evaluation.records import read_record
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook

@@ -251,5 +251,5 @@ def test_invalid_options_raise():
         BeamOptions(4, 0.6, 5)
     with pytest.raises(UserError, match="alpha = nan"):
         BeamOptions(4, math.nan)
-    with pytest.raises(ValueError, match=r"the cache has \[2\] beams"):
+    with pytest.raises(ValueError, match=r"the cache has room for \[2\] hypotheses"):
         beam_search(MODEL, PARAMS, MODEL.start([1], 2, 4), BeamOptions(3), caps_B=[4])

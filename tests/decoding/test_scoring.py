@@ -1,4 +1,4 @@
-"""Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
+"""Scoring of pairs, and attention weights of a pair."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
 from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
@@ -127,54 +126,6 @@ def test_cached_decoder_has_the_same_attention(loaded):
         np.testing.assert_allclose(own[:, : position + 1], maps.decoder[0, :, position, : position + 1], atol=2e-6)
         np.testing.assert_allclose(cross, maps.cross[0, :, position], atol=2e-6)
         previous = token
-
-
-def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
-    averaged = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
-    assert averaged == [(str(workdir), 6), (str(workdir), 2)]
-    mean = load(tmp_path / "mean", overrides=ALL)
-    parts = [load(workdir, step=s, overrides=ALL).params for s in (2, 6)]
-    jax.tree.map(lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts)
-    assert mean.steps == (6, 2) and mean.translate(["The train leaves."])
-    last = average([workdir], tmp_path / "last", last=3, overrides=ALL)
-    assert [step for _, step in last] == [6, 4, 2]
-
-
-def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, monkeypatch):
-    """The array writer raises a ValueError, not an OSError."""
-
-    def full(*_):
-        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
-
-    monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
-    with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Free disk space"):
-        average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_average_refuses_other_models_and_existing_outputs(workdir, tmp_path, cache):
-    with pytest.raises(UserError, match="no checkpoint of step 3"):
-        average([workdir], tmp_path / "x", steps=[3], overrides=ALL)
-    assert not list(tmp_path.iterdir()), "partial output must be removed"
-    other = tmp_path / "other"
-    loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), score=None)
-    with pytest.raises(UserError, match="model.d_ff: 48 there, 32 here"):
-        average([workdir, other], tmp_path / "x", last=1, overrides=ALL)
-    with pytest.raises(UserError, match="already exists"):
-        average([workdir], other, last=1)
-
-
-def test_average_cannot_be_resumed(workdir, tmp_path, cache):
-    average([workdir], tmp_path / "mean", last=2, overrides=ALL)
-    config = tiny_run(
-        tmp_path / "mean",
-        steps=8,
-        checkpoint=dict(every_steps=2, keep_last=3),
-        decode=dict(batch_size=2, max_length_offset=3),
-    )
-    with pytest.raises(UserError, match="holds parameters alone"):
-        loop.train(start(config, tmp_path / "mean", cache), score=None)
 
 
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):

@@ -20,7 +20,6 @@ from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.training import loop, resume
-from t2t_flax.training.checkpoint_selection import Choice
 from t2t_flax.training.safetensors_file import read_metadata, read_safetensors, write_safetensors
 
 LINES = ["It is late.", "The house is red."]
@@ -75,7 +74,6 @@ def test_halves_are_the_rounded_parameters_and_the_record_says_so(workdir, expor
     record = t2t_flax.evaluate(half, overrides=test_set, output=tmp_path)["test"]
     assert record["checkpoint"]["weights"] == "rounded to float16" and record["checkpoint"]["averaged"] == [2]
     assert sorted(os.listdir(tmp_path)) == ["data", "eval"] and not (half / "eval").exists()
-    assert Choice().as_json(half) != Choice().as_json(exported), "other parameters are another choice"
 
 
 def test_checkpoints_of_an_exported_model_cannot_be_chosen(exported):
@@ -133,12 +131,6 @@ def test_the_folder_of_an_exported_model_is_not_trained_in(exported, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_averages_of_exported_models(workdir, exported, tmp_path):
-    words = [f"--workdir={exported}", f"--workdir={workdir}", "--average=1", f"--output={tmp_path / 'mean'}"]
-    assert main(["average", *words]) == 0
-    assert_equal(load(tmp_path / "mean").params, load(workdir).params)
-
-
 def test_unknown_names_list_the_known(capsys):
     assert main(["translate", "--workdir=pretrained:tyo"]) == 2
     assert "there is no pretrained:tyo: the package has pretrained:toy." in capsys.readouterr().err
@@ -148,7 +140,6 @@ def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
     folder = pretrained.run_folder("pretrained:toy")
     (path,) = (folder / "eval").glob("*.json")
     record = read_record(path)
-    assert record["checkpoint"]["asked"]["of"] == Choice().as_json(folder)["of"]
     assert record["checkpoint"]["weights"] == "rounded to float16"
     assert record["digests"]["tokenizer"] == toy_model.tokenizers.digest
     assert record["data"]["sentences"] == len(texts(record, path)[0]) == 500

@@ -21,7 +21,9 @@ from t2t_flax.registry import (
     GROUPS,
     MIXERS,
     NORMS,
+    OPTIMIZERS,
     POSITIONS,
+    SCHEDULES,
     SCORES,
     SOURCES,
     TASKS,
@@ -52,6 +54,8 @@ REGISTERED = {
     "model.position": POSITIONS,
     "model.feed_forward": FEED_FORWARDS,
     "model.norm_type": NORMS,
+    "optimizer.name": OPTIMIZERS,
+    "optimizer.schedule": SCHEDULES,
 }
 
 
@@ -131,5 +135,5 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
             "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
-        for value in values if key.startswith(("decode.", "model.")) else ():
+        for value in values if key.startswith(("decode.", "model.", "optimizer.")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)

@@ -33,7 +33,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "ctranslate2.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
         "decode.length_penalty": "power",
     },
-    "optimizer.min_lr": {"optimizer.min_lr": 1e-5},
+    "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": "tensorboard"},
     "inspection.profile_steps": {"inspection.profile_steps": (1000, 1001)},

@@ -3,14 +3,12 @@
 import urllib.request
 
 import pytest
-from helpers.records import record
 from helpers.scores import score_translations, translation_config
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.compare import compare
 from t2t_flax.tasks import task_of
 from t2t_flax.tasks.metrics import Predictions
 from t2t_flax.tasks.translation.target_language import tokenizer_of
@@ -142,37 +140,3 @@ def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
     monkeypatch.setattr(ja, "MeCab", None)
     task_of(translation_config("ja", task="parsing", joint_vocabulary=False)).check_requirements()
     check_metrics_available(translation_config("ja", valid="a,b"))
-
-
-def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
-    hypotheses, references = TEXTS["zh"]
-    records = {
-        name: record(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
-        for name, keys in (
-            ("old", {}),
-            ("new", {"sacrebleu_tokenizer": "auto"}),
-            ("same", {"sacrebleu_tokenizer": "zh"}),
-        )
-    }
-    with pytest.raises(UserError, match=r"new\.json has tokenizer zh, that of .*old\.json 13a: evaluate one again"):
-        compare(records["new"], records["old"])
-    assert compare(records["new"], records["old"], score="chrf", resamples=50)["p_value"] == 1
-    assert "tok:zh" in compare(records["new"], records["same"], resamples=50)["signature"]
-    with pytest.raises(UserError, match="by sacrebleu, chrf, chrf\\+\\+, ter, not by 'paper_bleu'"):
-        compare(records["new"], records["same"], score="paper_bleu")
-
-
-def test_records_must_have_the_same_set_of_references(tmp_path):
-    hypotheses, first = (side * 10 for side in TEXTS["de"])
-    second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
-    a = record(tmp_path, "a", hypotheses, first, more=[second])
-    b = record(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
-    result = compare(a, b, resamples=100)
-    assert result["signature"].startswith("nrefs:2|") and result["difference"] > 0
-    assert result["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
-    (tmp_path / "a.ref2.txt").unlink()
-    with pytest.raises(UserError, match=r"the references of .*a\.json are missing: .*a\.ref2\.txt"):
-        compare(a, b)
-    c = record(tmp_path, "c", hypotheses, first, more=[second[::-1]])
-    with pytest.raises(UserError, match="references differ"):
-        compare(c, b)

@@ -26,7 +26,7 @@ MUTABLE = [key for key, item in fields().items() if item.metadata["mutable"]]
 IMMUTABLE = [key for key in fields() if key not in MUTABLE]
 SCHEDULES = {
     "noam": {"optimizer.schedule": "noam"},
-    "wsd": {"optimizer.schedule": "wsd", "optimizer.decay_steps": "60", "optimizer.cooldown_steps": "20"},
+    "wsd": {"optimizer.schedule": "wsd", "optimizers.decay_steps": "60", "optimizers.cooldown_steps": "20"},
 }
 
 

@@ -10,7 +10,9 @@ from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types.keys import LayerTypes
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.training.parameters import MATRIX_AXES
 
+MATRIX_AXES["taps"] = (1, 2)  # [taps, d_model, d_model]: one matrix per tap
 # Dilations start again at 1 once the layers connect a row of this many positions, as in ByteNet.
 LONGEST_DILATED = 256
 

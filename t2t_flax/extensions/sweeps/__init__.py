@@ -10,3 +10,4 @@ add_command(
 add_command(
     "train_together", "t2t_flax.extensions.sweeps.train_together", "train runs that differ in scalars", hidden=True
 )
+add_command("compare", "t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")

@@ -173,7 +173,7 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
             averaged = record.get("checkpoint", {}).get("averaged", [])
             command = f"python -m t2t_flax evaluate --workdir={folder.workdir(name)}"
             command += f" --average={len(averaged)}" if len(averaged) > 1 else ""
-            command += " --best" if (record.get("checkpoint", {}).get("asked") or {}).get("best") else ""
+            command += " --best" if "best" in record.get("checkpoint", {}) else ""
             raise UserError(
                 f"{path} was made with {'; '.join(changed)}: move it away and run `{command}` to restore the trial's record."
             )

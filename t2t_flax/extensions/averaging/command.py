@@ -31,8 +31,8 @@ def run(argv: list[str]) -> int:
         )
 
     arguments.check_output("--output", args.output, folder=True)
-    from t2t_flax.evaluation.checkpoint_average import average
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.extensions.averaging.average import average
 
     prepare_process(stored_config(args.workdir[0], overrides))
     parts = average(args.workdir, args.output, last=args.average, steps=steps, best=args.best, overrides=overrides)

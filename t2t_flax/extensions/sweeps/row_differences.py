@@ -16,8 +16,11 @@ import dataclasses
 import numpy as np
 from scipy import special
 
-from t2t_flax.evaluation.significance import LEVEL, SEED
+from t2t_flax.tasks.metrics import SentenceStatistics
 
+LEVEL = 0.05
+"""Significance level of all tests."""
+SEED = 12345
 MAX_TABLES, MIN_TABLES, MAX_VALUES = 10_000, 2000, 400_000
 """Simulated tables: with many rows fewer, so that they have at most MAX_VALUES rows together."""
 MODERATION = 0.1
@@ -64,7 +67,7 @@ def compare_rows(
 ) -> Differences:
     """Compares each row with the reference row, by default the `best_row`.
 
-    scores: [rows, seeds]. influence: [rows, seeds, sentences], from `significance.influence`, if the score is of sentences.
+    scores: [rows, seeds]. influence: [rows, seeds, sentences], from `influence`, if the score is of sentences.
     chosen_before: the errors of these scores had no part in the choice of the reference: a user named it, or it is the best
     of single models on other sentences. Otherwise the simulation takes the best row of each table. The validation scores
     of several seeds do not make the choice independent of the test scores: a lucky seed is good on both.
@@ -227,3 +230,13 @@ def _largest_deviates(variances: np.ndarray, seeds: int, sentences: _Sentences, 
     # The simulation takes the estimated covariances over sentences for true, so nothing is left to estimate there.
     errors, freedom = _errors(moderated, seeds, dataclasses.replace(sentences, freedom=_MOST_FREEDOM), base)
     return _normal_deviate(np.abs(means - np.take_along_axis(means, base[:, None], 1)) / errors, freedom).max(1)
+
+
+def influence(statistics: SentenceStatistics) -> np.ndarray:
+    """float64 [sentences]: how much each sentence moves the score, with mean 0 (Efron's jackknife).
+
+    On another sample of sentences the score changes by about the mean of these values over it.
+    """
+    count, total = len(statistics.values), statistics.values.sum(0)
+    without = np.array([statistics.score(total - row) for row in statistics.values], np.float64)
+    return (count - 1) * (without.mean() - without)

@@ -37,12 +37,13 @@ def error_of(capsys, *arguments) -> str:
     return capsys.readouterr().err
 
 
-def test_average_writes_a_workdir_that_score_accepts(workdir, files, tmp_path, capsys):
+@pytest.mark.smoke
+def test_average_writes_a_workdir_that_translates(workdir, files, tmp_path, capsys):
     output = tmp_path / "mean"
     assert main(["average", f"--workdir={workdir}", "--step=1", "--step=2", f"--output={output}", DEVICES]) == 0
     assert "mean of" in capsys.readouterr().out
-    source, target = files("e.en", [PAIRS[0][0]]), files("e.de", [PAIRS[0][1]])
-    assert main(["score", f"--workdir={output}", f"--source={source}", f"--target={target}", DEVICES]) == 0
+    lines = files("e.en", [PAIRS[0][0]])
+    assert main(["translate", f"--workdir={output}", f"--input={lines}", DEVICES]) == 0
     error = error_of(capsys, "average", f"--workdir={workdir}", "--average=1", f"--output={output}", DEVICES)
     assert "already exists" in error
 

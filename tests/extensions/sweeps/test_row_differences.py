@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from scipy import stats
 
-from t2t_flax.evaluation import row_differences
-from t2t_flax.evaluation.row_differences import best_row, compare_rows, mean_interval, moderate
+from t2t_flax.extensions.sweeps import row_differences
+from t2t_flax.extensions.sweeps.row_differences import best_row, compare_rows, mean_interval, moderate
 
 SPREADS = {
     "equal": lambda rows, rng: np.ones(rows),
