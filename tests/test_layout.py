@@ -1,6 +1,7 @@
 """Package layering and file size."""
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "t2t_flax"
@@ -70,6 +71,7 @@ JAX = ("jax", "flax", "optax", "orbax")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
