@@ -45,12 +45,6 @@ ENGINES = (
     Engine("marian", "marian_training", "transformers"),
     Engine("joeynmt", "joeynmt_training", "joeynmt"),
 )
-OPTIONAL = (
-    Engine("ours_packed", "ours_training", task={"pack": True}),
-    Engine("torch_compile", **TORCH, task={"compile": True}, timeout=300.0),
-    Engine("torch_compile_tcmalloc", **TORCH, **TUNED, task={"compile": True}, timeout=300.0),
-)
-"""Measured when named by --engines: compilation takes minutes; packing makes other rows of the same pairs."""
 
 
 def count_flops(size: dict[str, Any], batches: list) -> float:
@@ -111,12 +105,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, help="batches of a pass (default: 5, base 2)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
-    parser.add_argument("--engines", help="comma-separated; also: " + ", ".join(e.name for e in OPTIONAL))
+    parser.add_argument("--engines", help="comma-separated")
     parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
-    known = {engine.name: engine for engine in (*ENGINES, *OPTIONAL)}
+    known = {engine.name: engine for engine in ENGINES}
     names = args.engines.split(",") if args.engines else [engine.name for engine in ENGINES]
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
