@@ -31,7 +31,7 @@ BUILT_IN = {
     "data.train": "toy:train:300",
     "data.valid": "toy:valid:12",
     "data.test": "toy:test:12",
-    "data.vocab_size": 300,
+    "data.vocab_size": 400,
 }
 OVERRIDES = {
     "configs/toy.py": TINY | SHORT | BUILT_IN,
