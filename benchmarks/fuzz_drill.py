@@ -34,7 +34,7 @@ TRAINING = {
     "data.byte_fallback": "false", "data.max_length": "64", "data.pack_length": "64", "data.batch_tokens": "512",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "model.d_model": "8", "model.d_ff": "8",
     "model.num_heads": "2", "model.pad_vocab_to_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
-    "eval.every_steps": "1", "eval.samples": "0", "decode.max_length_offset": "2",
+    "eval.every_steps": "1", "decode.max_length_offset": "2",
     "decode.beam_size": "2", "decode.batch_size": "4",
     "trackers.names": "", "mesh.cpu_devices": "1", "data.num_workers": "1",
 }  # fmt: skip
@@ -61,9 +61,10 @@ def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def prepare_template(folder: Path) -> None:
     """`run`, a trained run of two checkpoints; `foreign`, a folder of somebody else; a few texts."""
     words = [f"--config.{key}={value}" for key, value in TRAINING.items()]
-    words += [f"--config.train.compile_cache={folder.parent / 'programs'}", f"--workdir={folder / 'run'}"]
+    words += [f"--workdir={folder / 'run'}"]
     command = [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    programs = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs")}
+    done = subprocess.run(command, capture_output=True, text=True, env=programs)
     if done.returncode:
         sys.exit(f"training the drill's run failed:\n{done.stdout}{done.stderr}")
     foreign = folder / "foreign"

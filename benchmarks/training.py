@@ -50,12 +50,14 @@ ENGINES = (
 def count_flops(size: dict[str, Any], batches: list) -> float:
     """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
     from benchmarks.engines.ours_training import config_of
-    from t2t_flax.models.flops import real_tokens, training_flops
+    from t2t_flax.extensions.planning.flops import real_tokens, training_products
+    from t2t_flax.training.model_summary import abstract_state
 
-    total = 0.0
+    config, vocab, total = config_of(size), size["vocab"], 0.0
+    products = training_products(config, vocab, abstract_state(config, (vocab, vocab)).params)
     for source, target in batches:
         tokens = real_tokens((source > 0).sum(1), (target > 0).sum(1))
-        total += training_flops(config_of(size).model, size["vocab"], tokens)
+        total += products.flops(config.model, tokens)
     return total
 
 

@@ -17,7 +17,7 @@ KEYS = {
     "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:10", "data.vocab_size": 300,
     "data.byte_fallback": False, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256,
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
-    "model.pad_vocab_to_multiple": 8, "train.steps": 4, "train.compile_cache": "", "eval.every_steps": 2,
+    "model.pad_vocab_to_multiple": 8, "train.steps": 4, "eval.every_steps": 2,
     "checkpoint.every_steps": 2, "decode.beam_size": 2, "decode.max_length_offset": 2,
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Our train step with the process settings of `train` on a CPU, on padded batches."""
 
 import dataclasses
+import os
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from t2t_flax.process_setup import prepare_process
 from t2t_flax.version import source_digest
 
 
-def config_of(size: dict[str, Any], *, devices: int = 1, compile_cache: str = "", **decode: Any) -> Config:
+def config_of(size: dict[str, Any], *, devices: int = 1, **decode: Any) -> Config:
     """The default config with this model; the vocabulary is padded to a multiple of 8 only, as the peers' is not."""
     c = Config()
     model = dataclasses.replace(
@@ -24,7 +25,6 @@ def config_of(size: dict[str, Any], *, devices: int = 1, compile_cache: str = ""
         c,
         model=model,
         mesh=dataclasses.replace(c.mesh, cpu_devices=devices),
-        train=dataclasses.replace(c.train, compile_cache=compile_cache),
         decode=dataclasses.replace(c.decode, **decode),
     )
 
@@ -42,7 +42,8 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps; the first pass includes a compilation for every shape."""
     size, devices = task["size"], task.get("devices", 1)
-    c = config_of(size, devices=devices, compile_cache=task["compile_cache"])
+    c = config_of(size, devices=devices)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
     notes = prepare_process(c)
     import jax
 

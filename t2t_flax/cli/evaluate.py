@@ -8,8 +8,7 @@ from etils import epath
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.process_setup import prepare_process
 
 
@@ -20,14 +19,13 @@ def run(argv: list[str]) -> int:
         "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"
         "WORKDIR/eval/<set>-<step>.json (-mean<n> for an average of n, -best for --best). With other text or settings than\n"
         "the run's own, the name also has a digest, so that no record replaces another. Needs only the workdir and the\n"
-        "text; runs on any hardware. An exported model is a workdir too (`pretrained:toy`: one of the package).",
+        "text; runs on any hardware.",
         epilog="A translation record has three BLEUs, each with a note on how it was computed: sacrebleu (detokenised\n"
         "text), tokenized_bleu (Moses tokens) and paper_bleu (as the paper's figures were scored); and chrf, chrf++ and\n"
         "ter (lower is better).\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
-        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'; those of several directions (config.data.directions) end with a\n"
-        "table in Markdown.",
+        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.",
     )
     arguments.add_workdir(parser)
     parser.add_argument(
@@ -42,7 +40,7 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
 
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 
@@ -53,7 +51,7 @@ def run(argv: list[str]) -> int:
     sets = sets_of(config, args.split or "test")
     for name in sets:
         task_of(config).of_set(name).check_requirements()
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     return run_job(config, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
 
@@ -61,7 +59,6 @@ def run(argv: list[str]) -> int:
 def _job(
     args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
 ) -> int:
-    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
 
     say = supervisor.group.say
@@ -75,7 +72,7 @@ def _job(
             path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
             records.append(record)
             say(f"record: {path}")
-        if table := direction_table(records):
-            say(table)
+        for text in jobs.summaries(records):
+            say(text)
         supervisor.group.barrier("evaluated")
     return 0

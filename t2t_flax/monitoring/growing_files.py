@@ -4,7 +4,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import is_remote, object_storage
+from t2t_flax.filesystem import by_storage
 
 
 class GrowingFiles:
@@ -20,6 +20,7 @@ class GrowingFiles:
         """All is there."""
 
 
+@by_storage
 def open_growing_files(workdir: epath.Path) -> GrowingFiles:
     """Where files of a workdir can grow: in `local`."""
-    return object_storage(workdir).Mirror(workdir) if is_remote(workdir) else GrowingFiles(workdir)
+    return GrowingFiles(workdir)

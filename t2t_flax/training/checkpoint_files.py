@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, move_folder
+from t2t_flax.filesystem import atomic_write, by_storage, list_names, list_numbers, move_folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.damage import DamagedCheckpoint, check_digest, with_digest
@@ -49,14 +49,15 @@ def finished_steps(folder: epath.PathLike) -> list[int]:
     return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
 
 
+@by_storage
 def is_finished(checkpoint: epath.Path) -> bool:
-    """A local folder is renamed to its step when finished; an object store gets a last file."""
-    return not is_remote(checkpoint) or (checkpoint / "commit_success.txt").exists()
+    """True: the folder of a checkpoint is renamed to its step when it is finished."""
+    return True
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:
     """Moves damaged checkpoints to `damaged/STEP-N` beside `folder`: on the same disk even if `checkpoints` is a link."""
-    linked = folder.parent != workdir and not is_remote(folder)
+    linked = folder.parent != workdir
     target = folder.parent / (f"{folder.name}.damaged" if linked else "damaged")
     for step in steps:
         existing = set(list_names(target))

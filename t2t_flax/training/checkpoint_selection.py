@@ -15,12 +15,12 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.model_forms import StoredModel, open_model
 from t2t_flax.training.checkpoint_schedule import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
 from t2t_flax.training.finite import not_finite
-from t2t_flax.training.model_folder import ModelFolder, open_model_folder
 
 log = logging.getLogger("t2t_flax")
 
@@ -46,7 +46,7 @@ class Choice:
 class Part:
     """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
     better. config_changes: changes of optimization keys during the run (`training.config_changes`). dtype: to which the
-    parameters were rounded when they were exported.
+    parameters were rounded when they were stored.
     """
 
     params: Any
@@ -65,8 +65,8 @@ def restore_parts(
     All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied, at the
     latest when the iterator ends.
     """
-    if model := open_model_folder(workdir):
-        yield _exported(model, choice, abstract, tokenizer)
+    if model := open_model(workdir):
+        yield _only_part(workdir, model, choice, abstract, tokenizer)
         return
     folder, item = workdir / "checkpoints", "ema" if config.optimizer.ema_decay else "params"
     if not folder.exists():
@@ -153,16 +153,16 @@ def _newest_meta(workdir: epath.Path, checkpoints: Checkpoints) -> dict[str, Any
     raise UserError(f"all checkpoints in {workdir} are damaged.")
 
 
-def _exported(model: ModelFolder, choice: Choice, abstract: Any, tokenizer: str) -> Part:
-    """The parameters of an exported model, if they satisfy the choice. Raises UserError."""
+def _only_part(workdir: epath.Path, model: StoredModel, choice: Choice, abstract: Any, tokenizer: str) -> Part:
+    """The parameters of a model without its run, if they satisfy the choice. Raises UserError."""
     if choice.step not in (None, *model.steps[:1]) or not choice.at_most and (choice.best or choice.average > 1):
         raise UserError(
-            f"{model.path} is an exported model of step {' and '.join(map(str, model.steps))}, not a run with checkpoints: leave "
+            f"{workdir} is a model of step {' and '.join(map(str, model.steps))}, not a run with checkpoints: leave "
             "out --step, --average and --best."
         )
     if model.tokenizer != tokenizer:
         raise UserError(
-            f"{model.path / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
+            f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
             f"{model.tokenizer[:12]}): export the model again."
         )
     return Part(model.params(abstract), model.steps, dtype=model.dtype)

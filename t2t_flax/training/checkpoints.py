@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, appears
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, fsync_tree, is_remote, list_names
+from t2t_flax.filesystem import atomic_write, fsync_tree, list_names, real_path
 from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_schedule import was_scheduled
 from t2t_flax.training.checksums import checksums
@@ -62,8 +61,8 @@ class Checkpoints:
         self.group = group or ProcessGroup()
         self._failure: BaseException | None = None
         # Orbax writes to absolute paths only.
-        self._folder = epath.Path(folder if is_remote(folder) else os.path.realpath(folder))
-        self._workdir = epath.Path(folder if is_remote(folder) else os.path.abspath(folder)).parent
+        self._folder = real_path(folder)
+        self._workdir = real_path(epath.Path(folder).parent)
         self._retention = Retention(keep_last, keep_best)
         self._manager: ocp.CheckpointManager | None = None
         self._unconfirmed = False

@@ -11,7 +11,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.models import flops
 from t2t_flax.registry import PARAMETERS
 
 if TYPE_CHECKING:
@@ -78,12 +77,6 @@ def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Any
     if not frozen:
         return dict(trained)
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
-
-
-def backward_of(config: Config, vocab: int, params: Mapping[str, Any]) -> flops.Backward | None:
-    """The products of the backward pass of an update; None where all parameters are trained. vocab: of the target."""
-    paths = parameters_of(config).with_gradient(params)
-    return None if paths is None else flops.partial_backward(config.model, vocab, params, paths)
 
 
 Axes = tuple[int | tuple[int, ...], int | tuple[int, ...]]

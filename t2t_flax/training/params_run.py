@@ -1,7 +1,6 @@
 """A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `finetuning.init_from`."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -10,7 +9,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refuse_existing
+from t2t_flax.filesystem import atomic_directory, atomic_write, refuse_existing
 from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import array_shapes, shape_differences
@@ -42,8 +41,7 @@ def write_params_run(
     }
     item = "ema" if config.optimizer.ema_decay else "params"
     with contextlib.ExitStack() as stack:
-        if not is_remote(folder):
-            stack.enter_context(exclusive_writer(Path(folder), command))
+        stack.enter_context(exclusive_writer(folder, command))
         refuse_existing(folder, flag)
         keep = lambda: refuse_existing(folder, flag)  # noqa: E731
         partial = stack.enter_context(atomic_directory(folder, tag=machine_tag(), keep=keep))

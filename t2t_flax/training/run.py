@@ -224,7 +224,7 @@ class Run:
         for hook in self.hooks:
             hook.on_checkpoint(step)
         self.logger.send()
-        with self.clock.measure("save"), self._supervisor.expect_no_progress():
+        with self.clock.measure("save"), self._supervisor.expect_progress(False):
             self.progress.step, self.progress.seconds = step, self.clock.seconds
             if step in self.checkpoints.steps():
                 evaluation = self.progress.of_evaluation()
@@ -240,7 +240,7 @@ class Run:
 
     def wait_for_saves(self) -> None:
         """Returns when all checkpoints are on disk. Raises as `check_saves`."""
-        with self.clock.measure("save"), self._supervisor.expect_no_progress():
+        with self.clock.measure("save"), self._supervisor.expect_progress(False):
             report_full_disk(self.checkpoints, self.checkpoints.wait)
 
     def reason_to_end(self, step: int, signal: str) -> str:

@@ -12,7 +12,7 @@ from benchmarks.engines.ours_training import config_of, row_arrays
 from benchmarks.environments import DEFAULT_FOLDER, Environments, Unavailable
 from benchmarks.models import EOS, SIZES, load_batches, save_batches, training_batches
 from t2t_flax.config import Model
-from t2t_flax.training.safetensors_file import unflatten
+from t2t_flax.extensions.interop.safetensors_file import unflatten
 
 MINI = SIZES["mini"]
 PEERS = os.environ.get("T2T_FLAX_PEERS", DEFAULT_FOLDER)

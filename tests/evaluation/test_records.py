@@ -166,17 +166,14 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
 
 
 def test_local_paths_are_never_read_from_a_run(copy, tmp_path):
-    """Not train.compile_cache, data.cache, or data.root for a TFDS dataset that is not prepared there."""
+    """Not data.cache, or data.root for a TFDS dataset that is not prepared there."""
     config = json.loads((copy / "config.json").read_text())
     planted = tmp_path / "planted"
     config["data"] |= {"cache": str(planted), "root": str(planted), "test": "toy:test:4"}
-    config["train"]["compile_cache"] = str(planted)
     (copy / "config.json").write_text(json.dumps(config))
-    defaults, stored = config_lib.Train(), stored_config(copy)
-    assert (stored.data.cache, stored.train.compile_cache) == ("", defaults.compile_cache)
+    assert stored_config(copy).data.cache == ""
     assert read_config(copy).data.cache == str(planted)
-    overridden = stored_config(copy, {"data.cache": "mine", "train.compile_cache": ""})
-    assert (overridden.data.cache, overridden.train.compile_cache) == ("mine", "")
+    assert stored_config(copy, {"data.cache": "mine"}).data.cache == "mine"
     evaluated(copy)
     assert not planted.exists() and list((copy / "data").glob("test-*"))
     tfds = dataclasses.replace(read_config(copy).data, test="a=tfds:wmt14_translate/de-en:test; b=toy:test")

@@ -121,6 +121,8 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         stored.write_text(json.dumps(config | {group: {"anything": 1}}))
         assert named in run("translate", workdir, code=2, stdin="It is late.\n")
         stored.write_text(json.dumps(config))
+    for flag in KNOWN[extension].get("flags", ()):
+        assert named in run("translate", workdir, f"{flag}=x", code=2)
     for source in KNOWN[extension].get("sources", ()):
         assert named in run(
             "prepare", *TINY, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2
@@ -129,6 +131,11 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
     for preset in KNOWN[extension].get("presets", ()):
         assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
+    if "workdirs" in KNOWN[extension]:
+        assert named in run("translate", "--workdir=pretrained:toy", code=2, stdin="It is late.\n")
+        (tmp_path / "exported").mkdir()
+        (tmp_path / "exported" / "model.safetensors").touch()
+        assert named in run("translate", f"--workdir={tmp_path / 'exported'}", code=2, stdin="It is late.\n")
     if "paths" in KNOWN[extension]:
         assert named in run("train", *TINY, "--workdir=gs://bucket/run", code=2)
         assert named in run(

@@ -89,11 +89,11 @@ class Lease:
         os._exit(FAILURE)
 
 
-def take_lease(folder: epath.Path, command: str, say: Callable[[str], None]) -> Lease:
-    """Raises UserError if another process holds the lease, after at most `EXPIRY` seconds in which its holder, which may be
-    dead, shows no sign of life.
+def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> Lease:
+    """The lease on a folder. Raises UserError if another process holds it, after at most `EXPIRY` seconds in which its holder,
+    which may be dead, shows no sign of life.
     """
-    me, seen, since = this_process(command), None, 0.0
+    folder, me, seen, since = epath.Path(folder), this_process(command), None, 0.0
     while True:
         number = max(_numbers(folder), default=0)
         text = number and read_if_exists(_lease_path(folder, number)) or ""

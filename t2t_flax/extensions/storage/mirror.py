@@ -65,6 +65,11 @@ class Mirror(GrowingFiles):
                 log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
 
 
+def open_growing_files(workdir: epath.Path) -> Mirror:
+    """Where files of a workdir in an object store can grow: in `local`."""
+    return Mirror(workdir)
+
+
 def _whole_database(path: Path) -> bytes:
     """An SQLite file as of its last transaction: another thread may be in the middle of the next."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:

@@ -12,8 +12,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps import space
 from t2t_flax.extensions.sweeps.device_hours import Prices

@@ -38,7 +38,7 @@ from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import FileLock
-from t2t_flax.pretrained import is_pretrained
+from t2t_flax.model_forms import is_name
 from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
 
 MAX_UNRESOLVED = 10
@@ -342,7 +342,7 @@ def relative_paths(config: Config) -> dict[str, str]:
     """The config keys that hold relative paths, with their values."""
 
     def is_relative(path: str) -> bool:
-        elsewhere = is_remote(path) or is_pretrained(path) or os.path.isabs(os.path.expanduser(path.strip()))
+        elsewhere = is_remote(path) or is_name(path) or os.path.isabs(os.path.expanduser(path.strip()))
         return bool(path.strip()) and not elsewhere
 
     data = config.data

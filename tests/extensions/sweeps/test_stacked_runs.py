@@ -121,7 +121,7 @@ class StoppingSupervisor(RunSupervisor):
     def raise_if_stopping(self):
         self.calls += 1
         if self.calls > self.allowed:
-            self.preemption.request("SIGTERM")
+            self.request_stop("SIGTERM")
             raise StopRequested
 
 

@@ -11,7 +11,6 @@ import pytest
 from helpers.runs import start, tiny_run
 
 import t2t_flax
-from t2t_flax import pretrained
 from t2t_flax.__main__ import main
 from t2t_flax.config import to_config_dict
 from t2t_flax.data.sources import toy
@@ -19,8 +18,9 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.restore import load, stored_config
+from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
+from t2t_flax.model_forms import run_folder
 from t2t_flax.training import loop, resume
-from t2t_flax.training.safetensors_file import read_metadata, read_safetensors, write_safetensors
 
 LINES = ["It is late.", "The house is red."]
 SHORT = {"decode.max_length_offset": "4"}
@@ -79,7 +79,7 @@ def test_halves_are_the_rounded_parameters_and_the_record_says_so(workdir, expor
 def test_checkpoints_of_an_exported_model_cannot_be_chosen(exported):
     assert load(exported, step=2).steps == load(exported, average=1).steps == (2,)
     for choice in (dict(step=1), dict(average=2), dict(best=True)):
-        with pytest.raises(UserError, match="is an exported model of step 2, not a run with checkpoints"):
+        with pytest.raises(UserError, match="is a model of step 2, not a run with checkpoints"):
             load(exported, **choice)
 
 
@@ -116,7 +116,7 @@ def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cac
     run = start(other, tmp_path / "other", cache)
     assert (
         run.corpus.tokenizers.digest
-        == read_metadata(pretrained.run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
+        == read_metadata(run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
     )
     with pytest.raises(UserError, match="is of another model:\n  model.num_encoder_layers: 2 there"):
         resume.restore_or_init(run, resume.open_checkpoints(run), print)
@@ -137,7 +137,7 @@ def test_unknown_names_list_the_known(capsys):
 
 
 def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
-    folder = pretrained.run_folder("pretrained:toy")
+    folder = run_folder("pretrained:toy")
     (path,) = (folder / "eval").glob("*.json")
     record = read_record(path)
     assert record["checkpoint"]["weights"] == "rounded to float16"
@@ -146,7 +146,7 @@ def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
 
 
 def test_scores_of_the_record_are_those_of_its_texts():
-    (path,) = (pretrained.run_folder("pretrained:toy") / "eval").glob("*.json")
+    (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
     record = read_record(path)
     hypotheses, (references,) = texts(record, path)
     pairs = list(toy.pairs("test", 500))
@@ -162,7 +162,7 @@ def test_scores_of_the_record_are_those_of_its_texts():
 
 
 def test_translations_equal_the_recorded_ones(toy_model):
-    (path,) = (pretrained.run_folder("pretrained:toy") / "eval").glob("*.json")
+    (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
     hypotheses, _ = texts(read_record(path), path)
     chosen = range(3, 500, 31)
     pairs = list(toy.pairs("test", 500))
@@ -188,7 +188,7 @@ def test_commands_read_the_pretrained_model(monkeypatch, tmp_path, capsys):
 
 
 def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path, capsys):
-    folder = pretrained.run_folder("pretrained:toy")
+    folder = run_folder("pretrained:toy")
     before = sorted(os.walk(folder))
     assert main(["evaluate", "--workdir=pretrained:toy"]) == 2
     assert "name a folder for the records, --output=DIR" in capsys.readouterr().err

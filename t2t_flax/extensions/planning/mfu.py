@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.models.flops import data_sheet_peak, padded_tokens, real_tokens, training_flops
+from t2t_flax.extensions.planning.chips import data_sheet_peak
+from t2t_flax.extensions.planning.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.parameters import backward_of
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
@@ -21,12 +21,12 @@ class Mfu(Hook):
 
     def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
         self._run = run
-        self._backward = backward_of(run.config, run.model.target_vocab, run.abstract.params)
+        self._products = training_products(run.config, run.model.target_vocab, run.abstract.params)
         self._peaks = peaks_of(run)
         self._hardware = self._useful = self._tokens = 0.0
 
     def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
-        hardware, useful = update_flops(self._run, batch.batch, self._backward)
+        hardware, useful = update_flops(self._run, batch.batch, self._products)
         self._hardware += hardware
         self._useful += useful
         self._tokens += batch.batch.target_tokens
@@ -37,19 +37,18 @@ class Mfu(Hook):
 
 
 def hook(config: Config, workdir: epath.Path, group: Any) -> Mfu:
-    """Of a run with inspection.mfu."""
+    """Of a run with planning.mfu."""
     return Mfu()
 
 
-def update_flops(run: TrainingSetup, batch: Any, backward: Any) -> tuple[float, float]:
+def update_flops(run: TrainingSetup, batch: Any, products: Products) -> tuple[float, float]:
     """(FLOPs of all slots of an update's batch, of its real tokens)."""
     shape, (source, target) = batch.shape, batch.store.lengths
-    model, vocab = run.config.model, run.model.target_vocab
-    every, real = (
+    slots, real = (
         padded_tokens(shape.rows * shape.micro, shape.length),
         real_tokens(source[batch.pairs], target[batch.pairs]),
     )
-    return training_flops(model, vocab, every, backward), training_flops(model, vocab, real, backward)
+    return products.flops(run.config.model, slots), products.flops(run.config.model, real)
 
 
 def peaks_of(run: TrainingSetup) -> dict[str, float | None]:

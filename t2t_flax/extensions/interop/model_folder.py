@@ -1,8 +1,8 @@
-"""A model without its run: the folder that `export --format=safetensors` writes, read wherever a run's workdir is read."""
+"""A model without its run, see `t2t_flax.model_forms`: the folder that `export --format=safetensors` writes, or `pretrained:NAME`
+of this package.
+"""
 
 import dataclasses
-import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,21 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
-from t2t_flax.training.safetensors_file import (
+from t2t_flax.extensions.interop.safetensors_file import (
     DTYPES,
     flatten,
     read_metadata,
     read_safetensors,
     write_safetensors,
 )
+from t2t_flax.filesystem import is_remote
 
 if TYPE_CHECKING:  # configs are read without JAX
     import jax
 
 MODEL_FILE = "model.safetensors"
+_PRETRAINED = Path(__file__).parent / "pretrained"
+"""Folders of trained models that ship with the package (docs/toy.md), each with the evaluation record of its weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +41,6 @@ class ModelFolder:
     steps: tuple[int, ...]
     tokenizer: str
     dtype: str
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of the file of parameters."""
-        with open(self.path / MODEL_FILE, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def params(self, abstract: Any) -> Any:
         """The parameters in float32, with the shardings of the abstract ones. Raises UserError if their names or shapes
@@ -80,13 +76,16 @@ def _on_devices(array: np.ndarray, leaf: "jax.ShapeDtypeStruct") -> "jax.Array":
     return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
 
 
-def open_model_folder(folder: epath.PathLike) -> ModelFolder | None:
-    """The model in a folder; None for the workdir of a run, and for a folder of something else. Raises UserError for a file
-    that cannot be read, or in an object store.
-    """
-    path = epath.Path(folder)
-    if (path / "config.json").exists() or not (path / MODEL_FILE).exists():
-        return None
+def folder_of(name: str) -> epath.Path:
+    """The folder of `pretrained:NAME`, a model of this package. Raises UserError for an unknown NAME."""
+    models = {f"pretrained:{path.parent.name}": path.parent for path in _PRETRAINED.glob(f"*/{MODEL_FILE}")}
+    if name not in models:
+        raise UserError(f"there is no {name}: the package has {', '.join(sorted(models))}.")
+    return epath.Path(models[name])
+
+
+def open_model(path: epath.Path) -> ModelFolder:
+    """The model in a folder with `MODEL_FILE`. Raises UserError for a file that cannot be read, or in an object store."""
     if is_remote(path):
         raise UserError(f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that.")
     config, checkpoint = read_metadata(Path(path / MODEL_FILE))
@@ -114,6 +113,6 @@ def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, .
 def write_model(
     folder: Path, config: Config, params: Any, *, dtype: str, steps: tuple[int, ...], tokenizer: str
 ) -> None:
-    """Writes the file of parameters that `open_model_folder` reads; the tokenizers belong beside it, in tokenizer/."""
+    """Writes the file of parameters that `open_model` reads; the tokenizers belong beside it, in tokenizer/."""
     checkpoint = {"steps": list(steps), "tokenizer": tokenizer, "dtype": dtype}
     write_safetensors(folder / MODEL_FILE, params, config_lib.as_json(config), dtype=dtype, checkpoint=checkpoint)
