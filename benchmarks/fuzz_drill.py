@@ -82,7 +82,7 @@ def prepare_template(folder: Path) -> None:
 def import_all() -> None:
     """Imports what the commands need, once for all cases; starts no JAX backend."""
     import t2t_flax.evaluation.evaluate  # noqa: F401
-    import t2t_flax.extensions.sweeps.train_together  # noqa: F401
+    import t2t_flax.extensions.sweeps.stacked_runs  # noqa: F401
     import t2t_flax.training.loop  # noqa: F401
     import t2t_flax.training.model_summary  # noqa: F401
     from t2t_flax.registry import COMMANDS, load_extensions

@@ -21,8 +21,7 @@ from t2t_flax.extensions.trackers.clients import CLIENTS, FINISH_SECONDS, MODULE
 from t2t_flax.extensions.trackers.keys import Trackers
 from t2t_flax.filesystem import atomic_write, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.monitoring.growing_files import GrowingFiles, open_growing_files
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.monitoring.metrics_writer import GrowingFiles, open_growing_files, read_metrics
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
