@@ -12,6 +12,7 @@ import argparse
 import collections
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -33,7 +34,7 @@ TRAINING = {
     "data.byte_fallback": "false", "data.max_length": "64", "data.pack_length": "64", "data.batch_tokens": "512",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "model.d_model": "8", "model.d_ff": "8",
     "model.num_heads": "2", "model.pad_vocab_to_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
-    "eval.every_steps": "1", "eval.samples": "0", "decode.max_length_offset": "2",
+    "eval.every_steps": "1", "decode.max_length_offset": "2",
     "decode.beam_size": "2", "decode.batch_size": "4",
     "trackers.names": "", "mesh.cpu_devices": "1", "data.num_workers": "1",
 }  # fmt: skip
@@ -60,9 +61,10 @@ def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
 def prepare_template(folder: Path) -> None:
     """`run`, a trained run of two checkpoints; `foreign`, a folder of somebody else; a few texts."""
     words = [f"--config.{key}={value}" for key, value in TRAINING.items()]
-    words += [f"--config.train.compile_cache={folder.parent / 'programs'}", f"--workdir={folder / 'run'}"]
+    words += [f"--workdir={folder / 'run'}"]
     command = [sys.executable, "-m", "t2t_flax", "train", "--config=configs/toy.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    programs = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs")}
+    done = subprocess.run(command, capture_output=True, text=True, env=programs)
     if done.returncode:
         sys.exit(f"training the drill's run failed:\n{done.stdout}{done.stderr}")
     foreign = folder / "foreign"
@@ -79,15 +81,15 @@ def prepare_template(folder: Path) -> None:
 
 def import_all() -> None:
     """Imports what the commands need, once for all cases; starts no JAX backend."""
-    import t2t_flax.evaluation.checkpoint_average  # noqa: F401
     import t2t_flax.evaluation.evaluate  # noqa: F401
-    import t2t_flax.extensions.sweeps.train_together  # noqa: F401
+    import t2t_flax.extensions.sweeps.stacked_runs  # noqa: F401
     import t2t_flax.training.loop  # noqa: F401
     import t2t_flax.training.model_summary  # noqa: F401
-    from t2t_flax.__main__ import COMMANDS
+    from t2t_flax.registry import COMMANDS, load_extensions
 
-    for name in COMMANDS:
-        __import__(f"t2t_flax.cli.{name}")
+    load_extensions()
+    for command in COMMANDS.values():
+        importlib.import_module(command.module)
 
 
 def run_forked(case: Case, cwd: Path, timeout: float) -> tuple[int | None, str]:

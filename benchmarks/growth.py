@@ -48,7 +48,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     import jax
 
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.models.flops import padded_tokens, training_flops
+    from t2t_flax.extensions.planning.flops import padded_tokens, training_products
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
@@ -57,6 +57,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     mesh = mesh_lib.make_mesh(c.mesh)
     model, tx = make_model(c, vocab, vocab), make_optimizer(c)
     state, shardings = init_state(c, model, tx, mesh)
+    flops = training_products(c, vocab, state.params).flops(c.model, padded_tokens(size["rows"], size["length"]))
     ids = np.random.default_rng(0).integers(3, vocab, (2, size["rows"], size["length"]), np.int32)
     batch = {k: jax.device_put(x) for k, x in row_arrays(*ids, 1).items()}
     with mesh_lib.use(mesh):
@@ -67,7 +68,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
         state, _ = program(state, batch)
         jax.block_until_ready(state)
 
-    return step, training_flops(c.model, vocab, padded_tokens(size["rows"], size["length"]))
+    return step, flops
 
 
 def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
@@ -77,7 +78,7 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     from benchmarks.engines.ours_decoding import Ids
     from t2t_flax.decoding.translator import Translator
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.models.flops import Tokens, forward_flops
+    from t2t_flax.extensions.planning.flops import Tokens, forward_products
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
 
@@ -102,7 +103,8 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     rows = float(size["rows"])
     sources = Tokens(rows * length, 0.0, rows * length**2, 0.0, 0.0)
     targets = Tokens(0.0, rows * beam * length, 0.0, rows * beam * length**2 / 2, rows * beam * length**2)
-    flops = forward_flops(c.model, vocab, sources) + forward_flops(c.model, vocab, targets)
+    products = forward_products(c.model, vocab, params)
+    flops = products.flops(c.model, sources) + products.flops(c.model, targets)
     return translate, flops
 
 

@@ -27,9 +27,9 @@ LINE = "Where is the dog?\n"
 LINES = 512
 
 
-def seconds_until(command: list[str], ready: Callable[[str], bool], text: str = "") -> float:
+def seconds_until(command: list[str], programs: Path, ready: Callable[[str], bool], text: str = "") -> float:
     """Wall time from starting `python -m t2t_flax COMMAND` to its first line for which `ready` is true. The command runs
-    to its end.
+    to its end. programs: the folder that caches compiled programs.
     """
     began, seconds = time.perf_counter(), None
     process = subprocess.Popen(
@@ -37,7 +37,7 @@ def seconds_until(command: list[str], ready: Callable[[str], bool], text: str = 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=variables(PYTHONUNBUFFERED="1"),
+        env=variables(PYTHONUNBUFFERED="1", JAX_COMPILATION_CACHE_DIR=str(programs)),
         cwd=Path(__file__).parents[1],
     )
     process.stdin.write(text)
@@ -57,10 +57,11 @@ def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, flo
         *TRAIN,
         f"--workdir={workdir}",
         "--config.train.steps=1",
-        f"--config.train.compile_cache={folder / 'programs'}",
     ]
     for _ in range(2):
-        out.append(seconds_until([*command, *overrides], lambda line: line.startswith("first update ")))
+        out.append(
+            seconds_until([*command, *overrides], folder / "programs", lambda line: line.startswith("first update "))
+        )
         for name in ("checkpoints", "trained.json", "complete.json", "metrics.jsonl"):
             subprocess.run(["rm", "-rf", str(workdir / name)], check=True)
     return out[0], out[1]
@@ -74,11 +75,13 @@ def mixed_lines() -> str:
 
 def time_to_last_line(folder: Path, workdir: Path, text: str) -> tuple[float, float]:
     """(with no compiled programs, with those of the first time)."""
-    command = ["translate", f"--workdir={workdir}", f"--config.train.compile_cache={folder / 'programs'}"]
+    command = ["translate", f"--workdir={workdir}"]
     out = []
     for _ in range(2):
         numbers = itertools.count(1)
-        out.append(seconds_until(command, lambda line, n=numbers: next(n) == text.count("\n"), text))
+        out.append(
+            seconds_until(command, folder / "programs", lambda line, n=numbers: next(n) == text.count("\n"), text)
+        )
     return out[0], out[1]
 
 

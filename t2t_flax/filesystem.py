@@ -1,47 +1,31 @@
-"""Files and folders that appear whole or not at all, on local disk and in object stores (`gs://...`)."""
+"""Files and folders that appear whole or not at all. Paths in object stores go through one seam, `by_storage`."""
 
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import re
 import shutil
-import tempfile
 import time
+import typing
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from etils import epath
 
 from t2t_flax.errors import UserError
 from t2t_flax.registry import OBJECT_STORAGE, absent_extension
 
-_TRANSIENT = (
-    "UNAVAILABLE",
-    "DEADLINE_EXCEEDED",
-    "RESOURCE_EXHAUSTED",
-    "PERMISSION_DENIED",
-    "Forbidden",  # gcsfs for 403
-    "UNAUTHENTICATED",
-    "ABORTED:",
-)
 _TRANSIENT_NUMBERS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
 )  # fmt: skip
 _OS_ERROR = re.compile(r"\[OS error (\d+)")  # in the messages of TensorStore
-_REFUSED = (
-    "No space left",
-    "quota",
-    "Quota",
-    "File too large",
-    "Permission denied",
-    "PERMISSION_DENIED",
-    "Forbidden",
-    "Read-only file",
-)
+_REFUSED = ("No space left", "quota", "Quota", "File too large", "Permission denied", "Read-only file")
 _REFUSED_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -50,8 +34,8 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def object_storage(path: epath.PathLike) -> Any:
-    """The module that reads, writes and locks `path`, which is in an object store, or needs a lease because locks of its file
-    system do not reach other hosts; see `registry.OBJECT_STORAGE`. Raises UserError where no extension has one.
+    """The module for `path`, which is in an object store, or needs a lease because locks of its file system do not reach other
+    hosts; see `registry.OBJECT_STORAGE`. Raises UserError where no extension has one.
     """
     for module in OBJECT_STORAGE.load_all():
         return module
@@ -59,49 +43,65 @@ def object_storage(path: epath.PathLike) -> Any:
     raise UserError(f"{path} {why}.{absent_extension('paths', 'scheme://')}")
 
 
+def by_storage(function: _Function) -> _Function:
+    """Of a function for paths on file systems, whose first argument is one: for a path in an object store, the function of the
+    same name in `object_storage` is called.
+    """
+
+    @functools.wraps(function)
+    def chosen(path: epath.PathLike, *arguments, **named):
+        own = getattr(object_storage(path), function.__name__) if is_remote(path) else function
+        return own(path, *arguments, **named)
+
+    return typing.cast(_Function, chosen)
+
+
+@by_storage
 def check_reachable(path: epath.PathLike) -> None:
     """Raises UserError if `path` is in an object store for which a package or the permission is missing."""
-    if is_remote(path):
-        object_storage(path).check_reachable(path)
 
 
+@by_storage
 def check_workdir(path: epath.PathLike) -> None:
     """Raises UserError if a run cannot be stored in `path`: an object store that Orbax cannot write to, and as
     `check_reachable`.
     """
-    if is_remote(path):
-        object_storage(path).check_workdir(path)
+
+
+@by_storage
+def real_path(path: epath.PathLike) -> epath.Path:
+    """The absolute path without symbolic links."""
+    return epath.Path(os.path.realpath(path))
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether an error comes from the state of the storage or the memory, not from the file: a failing disk or network,
     a store that does not answer or refuses the account, too little memory.
     """
-    if isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError):
-        return True
-    if getattr(error, "code", None) in (401, 403, 408, 429, 500, 502, 503, 504):  # gcsfs' HttpError
-        return True
-    if type(error).__module__.partition(".")[0] in ("requests", "aiohttp", "urllib3"):
-        return True
     numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
-    return any(word in str(error) for word in _TRANSIENT) or not numbers.isdisjoint(_TRANSIENT_NUMBERS)
+    return (
+        isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError)
+        or not numbers.isdisjoint(_TRANSIENT_NUMBERS)
+        or any(module.is_transient(error) for module in OBJECT_STORAGE.load_all())
+    )
 
 
 def is_write_refused(error: BaseException) -> bool:
     """Whether a failed write is for the user to fix: no space left, a quota, a size limit, no permission."""
-    return any(word in str(error) for word in _REFUSED) or getattr(error, "errno", None) in _REFUSED_NUMBERS
+    return (
+        any(word in str(error) for word in _REFUSED)
+        or getattr(error, "errno", None) in _REFUSED_NUMBERS
+        or any(module.is_write_refused(error) for module in OBJECT_STORAGE.load_all())
+    )
 
 
 def fsync_file(path: epath.PathLike) -> None:
-    """Returns when the content of a local file is on the disk; an object in a store is safe once it is written."""
-    if not is_remote(path):
-        _fsync(path)
+    """Returns when the content of a local file is on the disk."""
+    _fsync(path)
 
 
 def fsync_folder(path: epath.PathLike) -> None:
     """Returns when the names in a local folder (files created, renamed, removed) are on the disk."""
-    if is_remote(path) or os.name != "posix":
-        return
     try:
         _fsync(path)
     except OSError as error:
@@ -109,10 +109,9 @@ def fsync_folder(path: epath.PathLike) -> None:
             raise
 
 
+@by_storage
 def fsync_tree(folder: epath.PathLike) -> None:
-    """`fsync_file` and `fsync_folder` for everything in a local folder; files that another process removes are skipped."""
-    if is_remote(folder):
-        return
+    """`fsync_file` and `fsync_folder` for everything in a folder; files that another process removes are skipped."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -129,43 +128,31 @@ def _fsync(path: epath.PathLike) -> None:
         os.close(descriptor)
 
 
+@by_storage
 def read_if_exists(path: epath.PathLike) -> str | None:
     """The text of a file; None if there is none. Raises OSError for a failing disk or network, for which `exists` would
-    return False. One request to an object store, so that the text is whole while another host rewrites the object.
+    return False.
     """
     try:
-        if is_remote(path):
-            return object_storage(path).read(path).decode()
         return epath.Path(path).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
+@by_storage
 def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = True) -> None:
     """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves the old
-    content. Creates parent folders unless not `parents`. On local disk the file is written under a temporary name, synced and
-    renamed; an object in a store appears whole by itself.
+    content. Creates parent folders unless not `parents`. The file is written under a temporary name, synced and renamed.
     """
-    path = epath.Path(path)
-    data = data.encode() if isinstance(data, str) else data
-    if is_remote(path):
-        object_storage(path).write(path, data)
-        return
     with atomic_file(path, parents=parents) as file:
-        file.write(data)
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
+@by_storage
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which gets its name when the block ends without an error; else the old one stays. As `atomic_write`."""
     path = epath.Path(path)
-    if is_remote(path):
-        with tempfile.TemporaryDirectory() as folder:
-            local = os.path.join(folder, path.name)
-            with open(local, "wb") as file:
-                yield file
-            copy_file(local, path)
-        return
     if parents:
         path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
@@ -183,25 +170,6 @@ def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[Binar
         raise
 
 
-def create_file(path: epath.PathLike, data: bytes) -> bool:
-    """Writes a file if there is none of that name, else returns False. Of any number of processes on any hosts that try at
-    once, one succeeds: O_EXCL on file systems, a conditional request to object stores. Parent folders must exist.
-
-    False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
-    """
-    if is_remote(path):
-        return object_storage(path).create_file(path, data)
-    try:
-        file = open(path, "xb")  # noqa: SIM115
-    except FileExistsError:
-        return False
-    with file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return True
-
-
 def refuse_existing(path: epath.PathLike, flag: str) -> bool:
     """False if there is no such folder or file. Raises UserError if there is. Also as `keep` of `atomic_directory`."""
     if epath.Path(path).exists():
@@ -217,7 +185,7 @@ def atomic_directory(
 
     Until then it is `NAME.partial-[TAG-]HEX` beside it; after an error, or if the process is killed before the end,
     `path` is what it was. A folder that is at `path` by then is replaced, unless `keep()` is true: then it stays, and the
-    new one is removed. In an object store the last step is not atomic: its objects are copied one by one.
+    new one is removed.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,25 +194,18 @@ def atomic_directory(
     try:
         yield partial
         fsync_tree(partial)
-        if is_remote(path):
-            if not (path.exists() and keep()):
-                path.rmtree(missing_ok=True)
-                move_folder(partial, path)
-        else:
-            _replace_folder(partial, path, keep)
-            fsync_folder(path.parent)
+        replace_folder(partial, path, keep)
     finally:
-        if is_remote(partial):
-            partial.rmtree(missing_ok=True)
-        else:
-            shutil.rmtree(partial, ignore_errors=True)
+        remove_folder(partial)
 
 
-def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
+@by_storage
+def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
+    """Renames `new` to `path`, in place of a folder that is there, unless `keep()` is true of that."""
     while True:
         try:
             os.rename(new, path)  # epath would refuse an empty folder and hide the errno
-            return
+            return fsync_folder(path.parent)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -253,14 +214,17 @@ def _replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool])
         old = new.with_name(f"{new.name}-old-{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
             os.rename(path, old)
-        _remove_folder(old)
+        remove_folder(old)
 
 
-def _remove_folder(folder: epath.Path) -> None:
-    """A process that was about to create a file in it when it was moved does so in its new place: hence several attempts."""
+@by_storage
+def remove_folder(folder: epath.PathLike) -> None:
+    """Removes a folder, if there is one, as far as possible. A process that was about to create a file in it when it was moved
+    does so in its new place: hence several attempts.
+    """
     for _ in range(100):
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if not os.path.exists(folder):
             return
         time.sleep(0.005)
 
@@ -270,13 +234,11 @@ def list_numbers(folder: epath.PathLike) -> list[int]:
     return sorted(int(name) for name in list_names(folder) if name.isdigit())
 
 
+@by_storage
 def list_names(folder: epath.PathLike) -> list[str]:
     """Names in a folder, sorted; none if there is no folder. Raises OSError for a failing disk or network."""
-    folder = epath.Path(folder)
-    if is_remote(folder) and not folder.exists():
-        return []
     try:
-        return sorted(path.name for path in folder.iterdir())
+        return sorted(path.name for path in epath.Path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -286,12 +248,10 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     object_storage(target if is_remote(target) else source).copy_file(source, target)
 
 
+@by_storage
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Renames a folder; the new name must be free. In an object store its objects are copied one by one, then removed."""
+    """Renames a folder; the new name must be free."""
     source, target = epath.Path(source), epath.Path(target)
-    if is_remote(source):
-        object_storage(source).move_folder(source, target)
-        return
     target.parent.mkdir(parents=True, exist_ok=True)
     source.rename(target)
     fsync_folder(target.parent)

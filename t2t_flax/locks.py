@@ -1,7 +1,7 @@
 """Locks on folders and trials, so that only one process writes at a time. The lock file names its holder.
 
-On a file system it is a kernel lock (`flock`), which ends with the processes that hold it, however they end. Object stores,
-and file systems whose locks do not reach other hosts, need a lease, see `filesystem.object_storage`.
+It is a kernel lock (`flock`), which ends with the processes that hold it, however they end. File systems whose locks do not
+reach other hosts need a lease, see `filesystem.object_storage`.
 """
 
 import contextlib
@@ -17,16 +17,15 @@ import shutil
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, object_storage, read_if_exists
+from t2t_flax.filesystem import by_storage, object_storage, read_if_exists
 from t2t_flax.json_file import parse_json
 
 log = logging.getLogger("t2t_flax")
@@ -35,10 +34,13 @@ NAME = ".lock"
 LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
 _DAY = 24 * 3600
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_NO_FILE_LOCKS = (*NO_LOCKS, errno.EINVAL, errno.EBADF)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 _LOCAL_LOCKS = frozenset(("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"))
 """Mount options of NFS, Lustre and SMB with which locks do not reach other hosts."""
+
+
+class _NoLocks(OSError):
+    """The file system has no locks."""
 
 
 class Lock(Protocol):
@@ -56,56 +58,24 @@ class Holder:
     process: int
     command: str
     since: str
-    started: float
-    """When the process started, in seconds since the host did: process numbers are reused."""
-    processes: str = ""
-    """Where `process` is a number: this boot of this machine, and the container."""
-    token: str = ""
 
     def __str__(self) -> str:
         return f"{self.command}, process {self.process} on {self.host}, since {self.since}"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the process is known to have ended; unknown, so False, for another host or container."""
-        if self.processes != _process_space():
-            return False
-        try:
-            return abs(_start_time(self.process) - self.started) > 2.0
-        except psutil.Error:
-            return True
 
 
 def this_process(command: str) -> Holder:
     """This process as a holder."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    number, started = os.getpid(), round(_start_time(os.getpid()), 2)
-    return Holder(socket.gethostname(), number, command, now, started, _process_space(), uuid.uuid4().hex)
+    return Holder(socket.gethostname(), os.getpid(), command, now)
 
 
-def _start_time(process: int) -> float:
-    """Seconds from the start of the machine to that of a process: a clock that is set does not change them."""
-    return psutil.Process(process).create_time() - psutil.boot_time()
-
-
-def _process_space() -> str:
-    """Two processes for which this is equal see each other under the same numbers. Names of hosts are not enough: many
-    machines are called `localhost`, and containers may share a name.
-    """
+def parse_holder(text: str | None, kind: type[Holder] = Holder) -> Any:
+    """The holder, an object of `kind`, that a lock file names; None for any other text."""
     try:
-        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return machine_tag()
-
-
-def read_holder(path: epath.PathLike) -> Holder | None:
-    return parse_holder(read_if_exists(path) or "")
-
-
-def parse_holder(text: str) -> Holder | None:
-    try:
-        values = parse_json(text)
-        return Holder(**{field.name: values[field.name] for field in dataclasses.fields(Holder)})
+        values = parse_json(text or "")
+        if type(values["process"]) is not int:
+            return None
+        return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -139,7 +109,7 @@ class FileLock:
 
 
 def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
-    """Locks a local file, which is created if missing; None if another process holds the lock. Raises OSError where the
+    """Locks a local file, which is created if missing; None if another process holds the lock. Raises an OSError where the
     file system has no locks.
     """
     try:
@@ -154,8 +124,10 @@ def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
             return FileLock(descriptor)
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, (json.dumps(dataclasses.asdict(this_process(command))) + "\n").encode(), 0)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
+        if error.errno in NO_LOCKS:
+            raise _NoLocks(*error.args) from error
         raise
     return FileLock(descriptor)
 
@@ -187,46 +159,44 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return parse_holder(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time", 0.0)
+            return parse_holder(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time")
     return None
 
 
+@by_storage
 def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> Lock:
     """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, if another process
     holds the lock. If that process is on another host, which may be dead, waits until its lock should have expired.
     """
-    folder = epath.Path(folder)
-    if is_remote(folder):
-        return object_storage(folder).take_lease(folder, command, say)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if _locks_stay_on_this_host(folder):
-        return object_storage(folder).take_lease(folder, command, say)
+    if not _locks_stay_on_this_host(folder):
+        with contextlib.suppress(_NoLocks):
+            return _wait_for_folder(folder, command, say)
+    return object_storage(folder).lock_folder(folder, command, say)
+
+
+def _wait_for_folder(folder: Path, command: str, say: Callable[[str], None]) -> FileLock:
     path, start, reported = folder / NAME, time.monotonic(), False
-    while True:
-        try:
-            lock = lock_file(path, command)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            return object_storage(folder).take_lease(folder, command, say)
-        if lock:
-            return lock
-        holder = read_holder(path)
+    while not (lock := lock_file(path, command)):
+        holder = parse_holder(read_if_exists(path))
         elsewhere = holder is not None and holder.host != socket.gethostname()
-        patience = LOST_HOST if elsewhere else 10.0 if holder is None or holder.gone else 0.0
+        # Children of a killed holder may keep the lock for a moment.
+        patience = LOST_HOST if elsewhere else 0.0 if holder and psutil.pid_exists(holder.process) else 10.0
         if time.monotonic() - start >= patience:
             raise in_use(folder, holder)
         if elsewhere and not reported:
             say(f"--workdir={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
             reported = True
         time.sleep(0.2)
+    return lock
 
 
 def _locks_stay_on_this_host(folder: epath.PathLike) -> bool:
     """Whether other hosts may share the file system but not its kernel locks: buckets mounted by FUSE, and network file
     systems mounted with an option that keeps locks local (nfs(5), mount.cifs(8), mount.lustre(8)).
     """
-    path = Path(folder).resolve()
+    path = folder.resolve()
     inside = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
     if not inside:
         return False
@@ -239,85 +209,62 @@ def _locks_stay_on_this_host(folder: epath.PathLike) -> bool:
 _inside = threading.local()
 
 
+@by_storage
 @contextlib.contextmanager
-def exclusive_writer(folder: Path, command: str) -> Iterator[None]:
-    """Waits until no other thread or process is in such a block for the same local `folder`, then removes the partial
-    folders that killed ones left beside it (`filesystem.atomic_directory` with `machine_tag` as the tag). Blocks nest
-    within a thread. On a file system without locks nobody waits and nothing is removed.
+def exclusive_writer(folder: epath.PathLike, command: str) -> Iterator[None]:
+    """Waits until no other thread or process is in such a block for the same `folder`, then removes the partial folders that
+    killed ones left beside it (`filesystem.atomic_directory` with `machine_tag` as the tag). Blocks nest within a thread. On a
+    file system without locks nobody waits and nothing is removed.
     """
-    inside = _inside.__dict__.setdefault("folders", set())
+    folder, inside = Path(folder), _inside.__dict__.setdefault("folders", set())
     if folder in inside:
         yield
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f"{folder.name}.lock")
-    lock = _wait_for_lock(path, command)
-    try:
+    with single_writer(folder, command, wait=True) as lock:
         if lock:
             _remove_abandoned(folder)
         inside.add(folder)
-        yield
-    finally:
-        inside.discard(folder)
-        _remove_lock(path, lock)
+        try:
+            yield
+        finally:
+            inside.discard(folder)
 
 
 @contextlib.contextmanager
-def single_writer(file: Path, command: str) -> Iterator[None]:
-    """Raises UserError, naming the holder, if another thread or process is in such a block for the same local `file`. On a
-    file system without locks all are let in.
+def single_writer(file: Path, command: str, *, wait: bool = False) -> Iterator[FileLock | None]:
+    """Raises UserError, naming the holder, if another thread or process is in such a block for the same local `file`; with
+    `wait`, waits for its end. On a file system without locks all are let in, and get None.
     """
-    path = file.with_name(f"{file.name}.lock")
+    path, lock = file.with_name(f"{file.name}.lock"), None
+    with contextlib.suppress(_NoLocks):
+        for attempt in itertools.count():
+            if lock := _lock_removable(path, command):
+                break
+            if not wait:
+                by = holder_of(path) or "another process"
+                raise UserError(f"{file} is being written by {by}: wait until it has ended.")
+            if attempt == 10:
+                log.warning("waiting for another process that writes %s (%s)", file, holder_of(path))
+            time.sleep(0.2)
     try:
-        lock = _lock_removable(path, command)
-    except OSError as error:
-        if error.errno not in _NO_FILE_LOCKS:
-            raise
-        lock = None
-    else:
-        if lock is None:
-            raise UserError(
-                f"{file} is being written by {holder_of(path) or 'another process'}: wait until it has ended."
-            )
-    try:
-        yield
+        yield lock
     finally:
-        _remove_lock(path, lock)
-
-
-def _wait_for_lock(path: Path, command: str) -> FileLock | None:
-    """The lock on `path`; None if the file system has no locks."""
-    for attempt in itertools.count():
-        try:
-            lock = _lock_removable(path, command)
-        except OSError as error:
-            if error.errno in _NO_FILE_LOCKS:
-                return None
-            raise
+        # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            path.unlink()
         if lock:
-            return lock
-        if attempt == 10:
-            log.warning("waiting for another process that writes %s (%s)", path.with_suffix(""), holder_of(path))
-        time.sleep(0.2)
-    raise AssertionError("unreachable")
+            lock.release()
 
 
 def _lock_removable(path: Path, command: str) -> FileLock | None:
-    """`lock_file` for a file that its holder removes at the end (`_remove_lock`)."""
+    """`lock_file` for a file that its holder removes at the end (`single_writer`)."""
     while lock := lock_file(path, command):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
                 return lock
         lock.release()  # the lock of a file that its previous holder has removed
     return None
-
-
-def _remove_lock(path: Path, lock: FileLock | None) -> None:
-    # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        path.unlink()
-    if lock:
-        lock.release()
 
 
 def _remove_abandoned(folder: Path) -> None:

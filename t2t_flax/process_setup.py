@@ -8,14 +8,11 @@ import logging
 import os
 import pkgutil
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from t2t_flax.config import Config, Train
-from t2t_flax.errors import STOPPED
+from t2t_flax.config import Config
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -31,23 +28,20 @@ def prepare_process(config: Config) -> list[str]:
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.ERROR)
-    notes, platform = [], likely_platform()
-    if platform == "cpu" and config.train.cpu_allocator:
+    notes = []
+    if likely_platform() == "cpu":
         notes.append(keep_freed_memory())
-    if platform == "gpu" and config.train.deterministic:
-        notes.append(use_deterministic_kernels())
     import jax
 
     leave_out_absent_accelerators()
-    default = config.train.compile_cache == Train.compile_cache
-    if config.train.compile_cache and not (default and os.environ.get("JAX_COMPILATION_CACHE_DIR")):
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.train.compile_cache))
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/t2t_flax/jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
-        if platform == "cpu":
+        if likely_platform() == "cpu":
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     return notes
 
@@ -64,17 +58,7 @@ def keep_freed_memory() -> str:
         return "allocator: not glibc, unchanged"
     for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 2**28)):
         mallopt(name, value)
-    return "allocator: freed memory is kept (train.cpu_allocator)"
-
-
-def use_deterministic_kernels() -> str:
-    """Adds XLA's flag for GPUs to XLA_FLAGS, which is read when XLA starts: no atomic adds, and no autotuning, which may
-    choose another kernel in another process.
-    """
-    flag = "--xla_gpu_deterministic_ops=true"
-    given = os.environ.get("XLA_FLAGS", "").split()
-    os.environ["XLA_FLAGS"] = " ".join([*(word for word in given if not word.startswith(flag.split("=")[0])), flag])
-    return "GPU: deterministic kernels only (train.deterministic)"
+    return "allocator: freed memory is kept"
 
 
 ALONE = "T2T_ALONE"
@@ -105,35 +89,6 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
-    """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
-    or STOPPED if a signal ended this process, which is passed on to the child.
-    """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
-    stopped = threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        child.terminate()
-
-    with on_stop_signal(stop):
-        code = child.wait()
-    return STOPPED if stopped.is_set() else code
-
-
-def likely_platform() -> str:
-    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts if its device file exists
-    and a JAX backend for it is installed.
-    """
-    requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if requested:
-        return "gpu" if requested in ("cuda", "rocm") else requested
-    for platform, devices, packages in _ACCELERATORS:
-        if _any_file(Path("/"), devices) and any(map(_installed, packages)):
-            return platform
-    return "cpu"
-
-
 # Platform, device files, and the JAX backends of which one must be installed. Beside the driver's own files: WSL's, and
 # those of NVIDIA's boards (Tegra). /dev/vfio/vfio and the folder /dev/accel are on machines without a TPU too.
 _ACCELERATORS = (
@@ -149,60 +104,43 @@ _ACCELERATORS = (
         ("jax_rocm60_plugin", "jax_rocm7_plugin", "jax_plugins.xla_rocm60", "jax_plugins.xla_rocm7"),
     ),
 )
-_GOOGLE = "0x1ae0"
-_NOT_A_TPU = (
-    "0x01",
-    "0x02",
-    "0x06",
-)  # PCI classes of disks, network cards and bridges, which Google's machines have too
+_ROOT = Path("/")
 _TPU_VARIABLES = ("TPU_", "CLOUD_TPU_", "COLAB_TPU_", "MEGASCALE_", "JAX_FORCE_TPU_INIT", "PJRT_")
-# Those that importing JAX and libtpu sets on any machine, and those of logs.
 _WITHOUT_TPU = {
     "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"
 }  # fmt: skip
+"""Variables of logs, and those that importing JAX and libtpu sets on any machine."""
+
+
+def likely_platform() -> str:
+    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts if its device file exists
+    and a JAX backend for it is installed.
+    """
+    requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if requested:
+        return "gpu" if requested in ("cuda", "rocm") else requested
+    for platform, devices, packages in _ACCELERATORS:
+        if _any_file(devices) and any(map(_installed, packages)):
+            return platform
+    return "cpu"
 
 
 def leave_out_absent_accelerators() -> None:
-    """Keeps JAX from starting backends whose devices this machine surely lacks, which would print errors and a trace: the CPU
-    alone where there is no accelerator, all but the TPU's where there may be another. Where JAX_PLATFORMS is set, or a sign
-    of a device is found, JAX chooses as always.
+    """Has JAX use the CPU alone where there is no sign of an accelerator: it would try each backend that is installed, and
+    print the errors of those that find no device. A sign is a device file, without which no driver works, a variable of TPU
+    machines, pods and containers, or a backend of another maker. Where JAX_PLATFORMS is set, JAX chooses as always.
     """
     import jax
 
     chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")  # type: ignore[attr-defined]
-    if chosen or may_have_accelerator("tpu"):
-        return
-    if may_have_accelerator("gpu") or _has_other_backends():
-        sys.modules["libtpu"] = None  # type: ignore[assignment]  # JAX's `import libtpu` fails, as if it were not installed
-        os.environ.pop("TPU_LIBRARY_PATH", None)  # which an earlier import of it has set
-    else:
+    variables = {name for name in os.environ if name.startswith(_TPU_VARIABLES)} - _WITHOUT_TPU
+    devices = any(_any_file(files) for _, files, _ in _ACCELERATORS)
+    if not (chosen or variables or devices or _has_other_backends()):
         jax.config.update("jax_platforms", "cpu")
 
 
-def may_have_accelerator(platform: str, root: Path = Path("/")) -> bool:
-    """Whether anything under `root` says that there is a "gpu" or "tpu": a device file, without which no driver works; and for
-    a TPU also a card on the PCI bus, or a variable of TPU machines, pods and containers.
-    """
-    if any(kind == platform and _any_file(root, devices) for kind, devices, _ in _ACCELERATORS):
-        return True
-    if platform != "tpu":
-        return False
-    variables = (name for name in os.environ if name.startswith(_TPU_VARIABLES))
-    return any(name not in _WITHOUT_TPU for name in variables) or any(
-        _read(card / "vendor") == _GOOGLE and not _read(card / "class").startswith(_NOT_A_TPU)
-        for card in root.glob("sys/bus/pci/devices/*")
-    )
-
-
-def _any_file(root: Path, patterns: tuple[str, ...]) -> bool:
-    return any(True for pattern in patterns for _ in root.glob(pattern))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def _any_file(patterns: tuple[str, ...]) -> bool:
+    return any(True for pattern in patterns for _ in _ROOT.glob(pattern))
 
 
 def _has_other_backends() -> bool:

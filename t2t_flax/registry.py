@@ -34,6 +34,19 @@ class SourceForm:
     suffixes: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelForm:
+    """A model that --workdir may name in place of a run's workdir. shown: as help texts show it. prefix: of names, such as
+    "pretrained:". file: in a folder that holds such a model. module: has `folder_of(name)` and `open_model(folder)`, see
+    `t2t_flax.model_forms`.
+    """
+
+    shown: str
+    module: str
+    prefix: str
+    file: str
+
+
 class Table(dict[str, str]):
     """Rows of one kind, such as decoders: name -> `module`, or `module:object`. The choices of a config key are the names in
     its table.
@@ -79,13 +92,12 @@ COMMANDS = {
     "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
     "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
     "prepare": Command("t2t_flax.cli.prepare", "train the tokenizer and tokenise the data of a config before training"),
-    "average": Command("t2t_flax.cli.average", "write the mean of checkpoints as a workdir of its own"),
     "explain": Command(
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
-DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
-"""Choices of decode.engine; a module has what `evaluation.jax_engine` has."""
+DECODERS = Table({"jax": "t2t_flax.evaluation.decoder:JaxDecoder"})
+"""Choices of decode.engine: classes as `evaluation.decoder.Decoder`."""
 SOURCES = {
     "toy": SourceForm(
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
@@ -96,8 +108,10 @@ SOURCES = {
     ),
 }
 """Forms of data.train, data.valid and data.test, beside that of two or more text files."""
-TASKS = Table({"translation": "t2t_flax.tasks.translation.task"})
-"""Choices of data.task; a module has the class `TASK`, a `tasks.base.Task`."""
+MODEL_FORMS: dict[str, ModelForm] = {}
+"""What --workdir may name beside the workdir of a run."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation"})
+"""Choices of data.task; a module has the class `TASK`, a `tasks.Task`."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
@@ -127,23 +141,22 @@ POSITIONS = Table(
     }
 )
 """Choices of model.position: objects of the class `PositionScheme`."""
-SCHEDULES = Table(
-    {
-        name: f"t2t_flax.training.schedules:{name}"
-        for name in ("noam", "inverse_sqrt", "constant", "cosine", "linear", "wsd")
-    }
-)
-"""Choices of optimizer.schedule: functions (config.optimizer, d_model) -> rate; see `t2t_flax.training.schedules`."""
-OPTIMIZERS = Table(
-    {name: f"t2t_flax.training.optimizer:{name}" for name in ("adam", "adamw", "adafactor", "lion", "muon")}
-)
-"""Choices of optimizer.name: functions config.optimizer -> optax transformation; see `t2t_flax.training.optimizer`."""
+SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
+"""Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
+OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
+"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
+learning rate, which all share.
+"""
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+SUMMARIES = Table()
+"""Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
+START_FLAGS: dict[str, str] = {}
+"""Flags of commands that choose the token before source sentences by name (`data.starts`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()
@@ -171,6 +184,12 @@ def add_source(name: str, form: SourceForm) -> None:
     """Adds a form of data.train. Raises ValueError for a name that is taken."""
     if SOURCES.setdefault(name, form) != form:
         raise ValueError(f"two sources are called {name!r}: {SOURCES[name].module} and {form.module}")
+
+
+def add_model_form(name: str, form: ModelForm) -> None:
+    """Adds a form of --workdir. Raises ValueError for a name that is taken."""
+    if MODEL_FORMS.setdefault(name, form) != form:
+        raise ValueError(f"two forms of models are called {name!r}: {MODEL_FORMS[name].module} and {form.module}")
 
 
 def load_extensions() -> None:

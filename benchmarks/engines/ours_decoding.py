@@ -1,6 +1,7 @@
 """Our Translator on sentences that are ids already, with one cap for each group of sentences."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from benchmarks.engines.child import main
 from benchmarks.models import EOS, read_json
 from t2t_flax.config import Config, Model
+from t2t_flax.extensions.interop.safetensors_file import unflatten
 from t2t_flax.process_setup import prepare_process
-from t2t_flax.training.safetensors_file import unflatten
 from t2t_flax.version import source_digest
 
 
@@ -47,9 +48,9 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
         c,
         model=keys,
         mesh=dataclasses.replace(c.mesh, cpu_devices=devices),
-        train=dataclasses.replace(c.train, compile_cache=task["compile_cache"]),
         decode=decode,
     )
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
     notes = prepare_process(c)
     import jax
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.engines.child import main
 from benchmarks.models import PAD
-from t2t_flax.training.safetensors_file import flatten
+from t2t_flax.extensions.interop.safetensors_file import flatten
 
 SAME_AS_PAPER = (
     "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale", "logit_scale", "output_bias",

@@ -8,8 +8,7 @@ from t2t_flax import config as config_lib
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.distributed.job import run_job
-from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import DIVERGED, OK, STOPPED
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.process_setup import prepare_process

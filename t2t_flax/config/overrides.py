@@ -1,6 +1,5 @@
 """Builds a checked, frozen `Config` from keys and overrides, converts it to and from JSON, and compares two."""
 
-import dataclasses
 import difflib
 import json
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.directions import directions_of_training
 from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
@@ -35,16 +33,11 @@ def _asdict(group: Any) -> dict[str, Any]:
     return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
-def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
-    """A copy of `config` with `overrides`, from dotted key to text, which is parsed by the key's type.
-
-    Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
+def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
+    """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
+    type. Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
+    `config` is not a dict of groups.
     """
-    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
-
-
-def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
-    """As `override`, in unchecked plain dicts. Raises UserError if `config` is not a dict of groups."""
     values = _groups_of(config)
     for name, text in overrides.items():
         group, item = _known(name).split(".")
@@ -114,29 +107,24 @@ def from_json(text: str) -> Config:
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ, by dotted name, with both values."""
-    pairs = {name: tuple(getattr(c.group(g), i) for c in (a, b)) for name in fields() for g, i in [name.split(".")]}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    pairs = {name: (a.value(name), b.value(name)) for name in fields()}
+    return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
 def as_resumed(stored: Config, given: Config) -> Config:
     """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
     if given.train.precision != "auto":
         return given
-    return dataclasses.replace(given, train=dataclasses.replace(given.train, precision=stored.train.precision))
+    return given.with_values({"train.precision": stored.train.precision})
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in what a resumed run must not change: immutable keys, and the directions of its training text."""
+    """The differences in keys that a resumed run must not change."""
     changed = differences(stored, as_resumed(stored, current))
-    found = {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
-    if "data.directions" in changed and directions_of_training(stored.data) != directions_of_training(current.data):
-        found["data.directions"] = changed["data.directions"]
-    return found
+    return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
 
 
-def format_differences(
-    differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  "
-) -> str:  # fmt: skip
+def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
     """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
     `first` and `now` as `second`.
     """

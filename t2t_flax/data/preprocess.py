@@ -123,7 +123,7 @@ def prepare_split(
                 writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
             writer.meta.update({"pairs_of_sources": pairs} if len(pairs) > 1 else {})
         store = TokenStore.open(local, epath.Path(folder))
-        upload(local, folder)
+        upload(folder, local)
     return store
 
 

@@ -6,7 +6,6 @@ length, so the penalty never reorders them; it ranks the finished ones and decid
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,13 +21,12 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     StepFn,
+    check_cache,
     forced_tokens,
-    hypotheses_of,
     make_sentences,
     run_stages,
 )
 from t2t_flax.decoding.top_k import log_sum_exp, top_k
-from t2t_flax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +43,6 @@ class BeamOptions:
     n_best: int = 1
     length_penalty: str = "gnmt"
     early_stopping: str = "exact"
-    eos_id: int = EOS
-
-    def __post_init__(self):
-        if not 1 <= self.n_best <= self.beam_size:
-            raise UserError(
-                f"n_best = {self.n_best} with beam_size = {self.beam_size}: n_best must be in 1..beam_size."
-            )
-        if not math.isfinite(self.alpha):
-            raise UserError(f"alpha = {self.alpha}: the length penalty needs a finite number (0 = none).")
 
 
 @flax.struct.dataclass
@@ -93,9 +82,7 @@ def beam_search(
     list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
     id. cache, lengths, rehearse: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
     """
-    beams = hypotheses_of(cache)
-    if beams - {options.beam_size}:
-        raise ValueError(f"the cache has {sorted(beams)} beams, but options.beam_size = {options.beam_size}")
+    check_cache(cache, options.beam_size)
     sentences = make_sentences(caps_B, prefix_BxP)
     state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths, rehearse)
     return _result(options, state, sentences.caps_B)
@@ -127,7 +114,7 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
     log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
     parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
     tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
-    ends_Bx2K = tokens_Bx2K == options.eos_id
+    ends_Bx2K = tokens_Bx2K == EOS
     if options.early_stopping != "exact":
         ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
     sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
@@ -136,7 +123,7 @@ def advance(options: BeamOptions, sentences: Sentences, position, state: _State,
     penalty = length_penalty(length, options.alpha, options.length_penalty)
     scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
     finished_scores_BxK, best_BxK = jax.lax.top_k(scores_Bx3K, K)
-    alive_Bx2K = jnp.where(tokens_Bx2K == options.eos_id, -jnp.inf, log_probs_Bx2K)
+    alive_Bx2K = jnp.where(tokens_Bx2K == EOS, -jnp.inf, log_probs_Bx2K)
     alive_log_probs_BxK, alive_index_BxK = jax.lax.top_k(alive_Bx2K, K)
 
     def finished(old, new):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -17,16 +17,12 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     StepFn,
+    check_cache,
     forced_tokens,
-    hypotheses_of,
     make_sentences,
     run_stages,
 )
 from t2t_flax.decoding.top_k import log_sum_exp, top_k
-from t2t_flax.errors import UserError
-
-_GROUP = 128
-_INFINITY_BITS = 0x7F800000  # of a float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +38,6 @@ class SampleOptions:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    eos_id: int = EOS
-
-    def __post_init__(self):
-        for name, valid, range_ in [
-            ("num_samples", self.num_samples >= 1, "at least 1"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or a positive number"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (all tokens)"),
-        ]:
-            if not valid:
-                raise UserError(f"sampling: {name} = {getattr(self, name)}, expected {range_}.")
 
 
 @flax.struct.dataclass
@@ -84,9 +69,7 @@ def sample(
     generated. caps_B, prefix_BxP, cache, lengths, rehearse: as in `beam_search`. Raises ValueError for a cache of another
     number of samples.
     """
-    samples = hypotheses_of(cache)
-    if samples - {options.num_samples}:
-        raise ValueError(f"the cache has {sorted(samples)} samples, but options.num_samples = {options.num_samples}")
+    check_cache(cache, options.num_samples)
     keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
     sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
     options = dataclasses.replace(options, seed=0)  # already in the keys; a new seed must not recompile
@@ -101,7 +84,7 @@ def sample(
 
 
 def _seed_key(seed: int) -> jax.Array:
-    # jax.random.key keeps 32 bits of the seed. The generator is fixed: others draw the noise of a batch as a whole.
+    # jax.random.key keeps 32 bits of the seed.
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     return jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
 
@@ -131,7 +114,7 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
         tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
     log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
 
-    ended_BxK = state.ended_BxK | (tokens_BxK == options.eos_id)
+    ended_BxK = state.ended_BxK | (tokens_BxK == EOS)
     tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
     new = _State(
         done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
@@ -146,85 +129,30 @@ def _advance(options: SampleOptions, sentences: Sentences, position, state: _Sta
 
 def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array:
     """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""
-    V = logits_BxKxV.shape[-1]
-    excluded = (jnp.arange(V) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
-    logits_BxKxV = jnp.where(excluded, -jnp.inf, logits_BxKxV)
+    vocabulary = logits_BxKxV.shape[-1]
+    excluded = (jnp.arange(vocabulary) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
+    logits_BxKxC, ids_BxKxC = jnp.where(excluded, -jnp.inf, logits_BxKxV), None
     if options.temperature == 0:
-        return top_k(logits_BxKxV, 1)[1][..., 0]
-    candidates_BxKxC, ids_BxKxC = logits_BxKxV, None
-    if options.top_k:
-        candidates_BxKxC, ids_BxKxC = top_k(logits_BxKxV, min(options.top_k, V))
-    candidates_BxKxC = candidates_BxKxC / options.temperature
+        return top_k(logits_BxKxC, 1)[1][..., 0]
+    if options.top_k or options.top_p < 1:
+        logits_BxKxC, ids_BxKxC = top_k(logits_BxKxC, min(options.top_k or vocabulary, vocabulary))
+    largest_BxKx1 = jnp.max(logits_BxKxC, axis=-1, keepdims=True)
+    cumulative_BxKxC = jnp.cumsum(jnp.exp((logits_BxKxC - largest_BxKx1) / options.temperature), axis=-1)
+    total_BxK = cumulative_BxKxC[..., -1]
     if options.top_p < 1:
-        candidates_BxKxC = jnp.where(nucleus(candidates_BxKxC, options.top_p), candidates_BxKxC, -jnp.inf)
-    step_keys_BxK = _fold_in(keys_BxK, position)
-    drawn_BxK = _categorical(step_keys_BxK, candidates_BxKxC)
+        total_BxK = _take(cumulative_BxKxC, nucleus_size(cumulative_BxKxC, options.top_p) - 1)
+    # The inverse of the cumulative distribution at a uniform number: the first token that exceeds it.
+    uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
+    drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
     return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
 
 
-def nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """The smallest set of likeliest tokens with probability at least `top_p`: bool of the logits' shape [..., C].
+def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:
+    """int32 [...]: how many of the likeliest tokens have at least `top_p` of the probability together.
 
-    Ties go to the lower index. Equal to sorting the tokens and summing their probabilities, without the sort: two
-    bisections find the last token of the set. A token belongs to it if the tokens before it have less than `top_p`.
+    cumulative: sums of the weights of tokens in decreasing order [..., C], not normalized.
     """
-    # Distances to the largest logit are not negative, so their bits are ordered as they are.
-    distances = jnp.max(logits, axis=-1, keepdims=True) - logits
-    bits, weights = jax.lax.bitcast_convert_type(distances, jnp.int32), jnp.exp(-distances)
-    index = jnp.arange(logits.shape[-1])
-    wanted = top_p * jnp.sum(weights, axis=-1, keepdims=True)
-
-    def weight_nearer(bound):
-        return jnp.sum(jnp.where(bits < bound, weights, 0.0), axis=-1, keepdims=True)
-
-    farthest = _last_below(weight_nearer, wanted, limit=_INFINITY_BITS)
-    nearer, tied = weight_nearer(farthest), bits == farthest
-    tied_weight = jnp.max(jnp.where(tied, weights, 0.0), axis=-1, keepdims=True)
-
-    def weight_before(bound):
-        return nearer + tied_weight * jnp.sum(tied & (index < bound), axis=-1, keepdims=True)
-
-    last = _last_below(weight_before, wanted, limit=logits.shape[-1])
-    return (bits < farthest) | (tied & (index <= last))
-
-
-def _last_below(weight: Callable[[jax.Array], jax.Array], wanted: jax.Array, limit: int) -> jax.Array:
-    """The largest n in 0..limit - 1 with weight(n) < wanted, int32 of the shape of `wanted`.
-
-    `weight` must not decrease, weight(0) be less than `wanted` and weight(limit) at least that.
-    """
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + (high - low) // 2
-        below = weight(middle) < wanted
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-    bounds = jnp.zeros(wanted.shape, jnp.int32), jnp.full(wanted.shape, limit, jnp.int32)
-    return jax.lax.fori_loop(0, limit.bit_length(), halve, bounds)[0]
-
-
-def _categorical(keys_BxK: jax.Array, logits_BxKxC: jax.Array) -> jax.Array:
-    """An index of C per key, int32 [B, K], drawn from the softmax of the logits.
-
-    Draws a group of neighbours by the groups' total probabilities, then one of the group: noise for two small sets costs
-    a fraction of noise for all of C.
-    """
-    C = logits_BxKxC.shape[-1]
-    groups_BxKxC = jnp.pad(logits_BxKxC, [(0, 0), (0, 0), (0, -C % _GROUP)], constant_values=-jnp.inf)
-    groups_BxKxGxN = groups_BxKxC.reshape(*logits_BxKxC.shape[:2], -1, _GROUP)
-    group_BxK = _gumbel_argmax(_fold_in(keys_BxK, 0), jax.nn.logsumexp(groups_BxKxGxN, axis=-1))
-    members_BxKxN = jnp.take_along_axis(groups_BxKxGxN, group_BxK[..., None, None], axis=2)[:, :, 0]
-    return group_BxK * _GROUP + _gumbel_argmax(_fold_in(keys_BxK, 1), members_BxKxN)
-
-
-def _gumbel_argmax(keys_BxK: jax.Array, logits_BxKxC: jax.Array) -> jax.Array:
-    noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits_BxKxC.shape[2:])))
-    return jnp.argmax(logits_BxKxC + noise(keys_BxK), axis=-1).astype(jnp.int32)
-
-
-def _fold_in(keys_BxK: jax.Array, data) -> jax.Array:
-    return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, data)))(keys_BxK)
+    return 1 + jnp.sum(cumulative[..., :-1] < top_p * cumulative[..., -1:], axis=-1, dtype=jnp.int32)
 
 
 def _take(x_BxKxC: jax.Array, index_BxK: jax.Array) -> jax.Array:

@@ -27,7 +27,8 @@ _TOKENS_READ = 32 * 32 * 4 * 32
 threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams and
 32 tokens.
 """
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+LENGTHS = (32, 64, 128, 256, 512, 1024)
+"""Target tokens for which the cache has room; it grows from one to the next."""
 
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
@@ -177,11 +178,13 @@ def _has_time(path: tuple, leaf: Any) -> bool:
     return not _is_slots(leaf) and leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
 
 
-def hypotheses_of(cache: Cache) -> set[int]:
-    """The numbers of hypotheses K that `cache["self"]` has room for: one, if its parts agree."""
+def check_cache(cache: Cache, hypotheses: int) -> None:
+    """Raises ValueError unless all parts of `cache["self"]` have room for so many hypotheses of each sentence."""
     leaves = jax.tree.leaves(cache["self"], is_leaf=_is_slots)
     arrays = [leaf.array if _is_slots(leaf) else leaf for leaf in leaves if not _is_shared(leaf)]
-    return {array.shape[1] for array in arrays} | {leaf.beams for leaf in leaves if _is_shared(leaf)}
+    found = {array.shape[1] for array in arrays} | {leaf.beams for leaf in leaves if _is_shared(leaf)}
+    if found - {hypotheses}:
+        raise ValueError(f"the cache has room for {sorted(found)} hypotheses, not for {hypotheses}")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))

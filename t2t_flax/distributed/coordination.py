@@ -1,18 +1,35 @@
-"""The processes of a run, and the short texts and barriers by which they coordinate.
+"""The processes of a run: how they find each other, and the short texts and barriers by which they coordinate.
+
+T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234     set by launch/local_pod.sh or by hand
+SLURM (srun with several tasks), TPU VMs, GKE, several slices              detected by JAX
+T2T_ALONE=1                                                                a trial of a sweep: never one of several
 
 They use the coordination service of `jax.distributed`. A process that is alone has the same interface on a dictionary.
 """
 
+import importlib.util
 import itertools
+import os
 import socket
+import sys
+import threading
 import time
-from typing import Any
+import uuid
+from typing import Any, NoReturn
 
-from t2t_flax.errors import UserError, first_line
+from t2t_flax.config import Distributed
+from t2t_flax.errors import FAILURE, UserError, first_line
+from t2t_flax.process_setup import ALONE
+
+_OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
 
 
 class ProcessGroupError(Exception):
     """The coordinator or another process did not answer."""
+
+
+class InitializationError(Exception):
+    """The processes did not all start in time. Not a user error: a host may be slow, and a restart helps."""
 
 
 class ProcessGroup:
@@ -106,6 +123,125 @@ class ProcessGroup:
             raise ProcessGroupError(first_line(error)) from error
 
 
+def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup:
+    """Joins the processes of this run, after which JAX sees the devices of all of them.
+
+    use_devices: False for processes that only coordinate their children, which need the devices. Must run before anything
+    touches a device. Raises UserError for environment variables that do not fit, and InitializationError where this process
+    cannot join the others; ends the process where they do not come within `initialization_timeout`. Where process 0 dies
+    later, JAX itself aborts the others.
+    """
+    place = _place()
+    if not place:
+        return ProcessGroup()
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # `RunSupervisor` handles the signals
+    seconds, own = config.initialization_timeout, _from_environment()
+    address: dict[str, Any] = {}
+    if own:
+        address = dict(zip(("num_processes", "process_id", "coordinator_address"), own, strict=True))
+        place += f", coordinator at {own[2]}"
+    print(f"{place}: waiting at most {seconds} s for the others", flush=True)
+    late = (
+        f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s. Start "
+        "the same command on every host, with a coordinator address and port that all can reach: those of process 0."
+    )
+    # JAX's own timeout aborts the process with a stack trace, so ours comes first.
+    timer = threading.Timer(seconds, lambda: end(FAILURE, f"t2t_flax: {place}: {late}"))
+    timer.daemon = True
+    timer.start()
+    try:
+        jax.distributed.initialize(
+            **address,
+            initialization_timeout=seconds + 60,
+            # An extension may notice earlier, and name the process. JAX sends a heartbeat every half of this time, so that a
+            # process may seem dead that long earlier.
+            heartbeat_timeout_seconds=2 * config.heartbeat_timeout + 30,
+            shutdown_timeout_seconds=15,
+        )
+    except Exception as error:
+        raise InitializationError(
+            f"{place}: this process could not join the others ({first_line(error, limit=200)})."
+        ) from error
+    finally:
+        timer.cancel()
+    state = _distributed_state()
+    index, count = (
+        (jax.process_index(), jax.process_count()) if use_devices else (state.process_id, state.num_processes)
+    )
+    return ProcessGroup(index, count, state.client, state.coordinator_address)
+
+
+def _distributed_state() -> Any:
+    """JAX's client and address of the coordination service, which have no public name; only `ProcessGroup` uses them."""
+    from jax._src.distributed import global_state
+
+    return global_state
+
+
+def place_among_several() -> str:
+    """Which of several processes this is, for messages; empty for one that is alone, as one on a TPU VM may be. Raises
+    UserError, see `initialize`.
+    """
+    place = _place()
+    return "" if place == _TPU_VM else place
+
+
+def _place() -> str:
+    if os.environ.get(ALONE):
+        return ""
+    own = _from_environment()
+    return f"process {own[1]} of {own[0]}" if own else _place_in_cluster()
+
+
+def require_single_process(command: str) -> None:
+    """Raises UserError where this process is one of several, which `command` cannot use."""
+    place = place_among_several()
+    if place:
+        raise UserError(
+            f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate, translate and sweep use all.)"
+        )
+
+
+def _from_environment() -> tuple[int, int, str] | None:
+    """Number of processes, index of this one, and the coordinator's address; None if our variables say that it is alone."""
+    given = {name: os.environ.get(name, "") for name in _OURS}
+    if not given["T2T_NUM_PROCESSES"] and not given["T2T_PROCESS_ID"]:
+        return None
+    missing = [name for name, value in given.items() if not value]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not set: a process of several needs {', '.join(_OURS)}.")
+    try:
+        count, index = int(given["T2T_NUM_PROCESSES"]), int(given["T2T_PROCESS_ID"])
+    except ValueError:
+        raise UserError(f"T2T_NUM_PROCESSES and T2T_PROCESS_ID must be whole numbers: got {given}.") from None
+    if not 0 <= index < count:
+        raise UserError(f"T2T_PROCESS_ID = {index} is not one of 0 .. {count - 1} (T2T_NUM_PROCESSES = {count}).")
+    address = given["JAX_COORDINATOR_ADDRESS"]
+    if not address.rpartition(":")[2].isdecimal():
+        raise UserError(f"JAX_COORDINATOR_ADDRESS = {address!r}: expected HOST:PORT.")
+    return (count, index, address) if count > 1 else None
+
+
+_TPU_VM = "a TPU VM"  # of one host or of several: only JAX, which asks the metadata server, knows
+
+
+def _place_in_cluster() -> str:
+    """The cluster in which this process is one of several, by its environment variables; empty where there is none."""
+    e = os.environ
+    if int(e.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in e:
+        return f"SLURM task {e.get('SLURM_PROCID')} of {e['SLURM_NTASKS']}"
+    if e.get("MEGASCALE_COORDINATOR_ADDRESS"):
+        return f"slice {e.get('MEGASCALE_SLICE_ID')} of {e.get('MEGASCALE_NUM_SLICES')}"
+    hosts = (e.get("TPU_WORKER_HOSTNAMES") or e.get("TPU_PROCESS_ADDRESSES") or "").split(",")
+    if len(hosts) > 1:
+        return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}"
+    if os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu"):
+        return _TPU_VM if e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else ""
+    return ""
+
+
 def broken_connection(error: BaseException) -> bool:
     """Whether a collective, a barrier or the coordinator raised `error` because another process is gone."""
     return isinstance(error, ProcessGroupError) or any(
@@ -118,8 +254,6 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
     """Raises UserError, in all processes, naming those that do not see what process 0 writes into `folder`, the value of
     the command line's `flag`.
     """
-    import uuid
-
     if group.count == 1:
         return
     name = f".shared-{uuid.uuid4().hex}"
@@ -134,7 +268,7 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
     if blind:
         raise UserError(
             f"{flag} {folder} is not shared: {', '.join(blind)} cannot see what {group.name_of(0)} writes there. Several "
-            "hosts need a folder that all of them see: a network mount or an object store (gs://...)."
+            "hosts need a folder that all of them see, such as a network mount."
         )
 
 
@@ -145,3 +279,12 @@ def appears(path, exists: bool = True) -> bool:
             return True
         time.sleep(0.5)
     return False
+
+
+def end(code: int, message: str = "") -> NoReturn:
+    """Ends the process without the barrier at exit that would wait for processes that are gone."""
+    if message:
+        print(message, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,4 +1,6 @@
-"""Supervises a run beside its main thread: a signal to one process stops all of them, and a failure of one ends all."""
+"""Supervises a command beside its main thread: a signal to one process stops all of them at the same place, and a failure of
+one ends all.
+"""
 
 import contextlib
 import os
@@ -7,53 +9,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError
-from t2t_flax.distributed.preemption import Preemption, StopRequested
-from t2t_flax.errors import STOPPED
-from t2t_flax.registry import WATCHERS, load_extensions
+from t2t_flax.distributed.coordination import (
+    InitializationError,
+    ProcessGroup,
+    ProcessGroupError,
+    broken_connection,
+    end,
+    initialize,
+)
+from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
+from t2t_flax.filesystem import is_write_refused
+from t2t_flax.registry import WATCHERS
+
+_Result = TypeVar("_Result")
 
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
 
 
-class Progress:
-    """Signs of progress of this process, and whether they are expected."""
-
-    def __init__(self) -> None:
-        self._expected = False
-        self._last = time.monotonic()
-
-    def note(self) -> None:
-        """A sign of progress."""
-        self._last = time.monotonic()
-
-    def quiet_seconds(self) -> float:
-        """Seconds since the last sign; 0 where none is expected."""
-        return time.monotonic() - self._last if self._expected else 0.0
-
-    @contextlib.contextmanager
-    def expect(self, expected: bool) -> Iterator[None]:
-        """Whether signs are expected within the block."""
-        before, self._expected = self._expected, expected
-        self.note()
-        try:
-            yield
-        finally:
-            self.note()
-            self._expected = before
+class StopRequested(Exception):
+    """All processes have agreed to stop here."""
 
 
 class Watcher(Protocol):
     """Watches over a process: a row of `registry.WATCHERS` is a module with `watcher(supervisor, config) -> Watcher`."""
-
-    def start(self) -> None:
-        """Called once, where there are several processes. May raise ProcessGroupError."""
 
     def check(self) -> None:
         """Called four times a second in a thread; must not block."""
@@ -72,32 +58,40 @@ class RunSupervisor:
     """Context of a command. A thread handles signals; of several processes, a second one talks to the others, because a call
     to the coordinator may block.
 
+    All processes call `should_stop` in the same order: after each update and after each batch of an evaluation. After a signal
+    each proposes the first call that it has not passed yet, and all stop at the latest proposal. (JAX's
+    `multihost_utils.reached_preemption_sync_point` does this for SIGTERM alone. It does not say which signal came, nor that one
+    came at all while a program is being compiled.)
+
     `stacks`: folder for the stack traces of a process that ends because it hangs.
     """
 
     def __init__(self, group: ProcessGroup, config: Config, *, stacks: epath.Path | None = None):
         self.group, self.stacks = group, stacks
-        self.preemption = Preemption(group, config.distributed.heartbeat_timeout)
-        self.progress = Progress()
-        load_extensions()
-        self.watchers: list[Watcher] = [WATCHERS.load(name).watcher(self, config) for name in WATCHERS]
+        self.signal = ""
+        """Name of the signal that requested a stop, on whichever process; empty where none came."""
+        self.stop_requested = threading.Event()
+        """Set when a signal, on whichever process, requests a stop."""
+        self.stop_checks, self.signs_of_progress, self.progress_expected = 0, 0, False
+        self._timeout = config.distributed.heartbeat_timeout  # for the proposals of the other processes
+        self._lock = threading.Lock()
+        self._proposal: int | None = None
+        self._agreed: int | None = None
+        self._published, self._requested_at = False, 0.0
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
         self._handlers: dict[int, Any] = {}
+        self.watchers: list[Watcher] = [module.watcher(self, config) for module in WATCHERS.load_all()]
 
     def __enter__(self) -> "RunSupervisor":
         self._pipe = os.pipe()
-        for end in self._pipe:
-            os.set_blocking(end, False)
+        for pipe_end in self._pipe:
+            os.set_blocking(pipe_end, False)
         with contextlib.suppress(ValueError):  # not in the main thread: a caller of the library owns the signals
             self._wakeup_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             for number in (signal.SIGTERM, signal.SIGINT):
                 # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
                 self._handlers[number] = signal.signal(number, lambda *_: None)
-        if self.group.count > 1:
-            for watcher in self.watchers:
-                with contextlib.suppress(ProcessGroupError):
-                    watcher.start()
         targets = [self._supervise] + ([self._communicate] if self.group.count > 1 else [])
         self._threads = [threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets]
         for thread in self._threads:
@@ -113,28 +107,47 @@ class RunSupervisor:
             signal.signal(number, handler)
         for thread in self._threads:
             thread.join(5.0)
-        for end in self._pipe:
-            os.close(end)
+        for pipe_end in self._pipe:
+            os.close(pipe_end)
 
-    @property
-    def signal(self) -> str:
-        """Name of the signal that requested a stop, on whichever process; empty where none came."""
-        return self.preemption.signal
-
-    @property
-    def stop_requested(self) -> threading.Event:
-        """Set when a signal, on whichever process, requests a stop."""
-        return self.preemption.requested
+    def request_stop(self, name: str) -> None:
+        """Proposes to stop at the next call, because of the signal `name`. Returns at once; only the first request counts."""
+        with self._lock:
+            if self.signal:
+                return
+            self._requested_at, self._proposal = time.monotonic(), self.stop_checks + 1
+            self.signal = name  # late, for others read it without the lock
+            self.stop_requested.set()
+        self._wake.set()
 
     def should_stop(self) -> bool:
-        """Whether to stop here, see `Preemption`. Also the sign that the run makes progress."""
-        self.progress.note()
-        return self.preemption.should_stop()
+        """True from the same call on in all processes. Also a sign of progress. Raises ProcessGroupError where another process
+        makes no proposal.
+        """
+        self.note_progress()
+        with self._lock:
+            self.stop_checks += 1
+            calls, proposal = self.stop_checks, self._proposal
+        if proposal is None or calls < proposal:
+            return False
+        if self.group.count == 1:
+            return True
+        if self._agreed is None:
+            proposals = [self.group.get(f"stop/at/{i}", self._timeout) for i in range(self.group.count)]
+            self._agreed = max(map(int, proposals))
+        return calls >= self._agreed
 
     def raise_if_stopping(self) -> None:
         """Raises StopRequested where `should_stop()`."""
         if self.should_stop():
             raise StopRequested
+
+    def publish(self) -> None:
+        """Sends this process's proposal to the others, once. Blocks as long as the coordinator does not answer."""
+        if self.signal and not self._published:
+            self.group.put("news/stop", self.signal)
+            self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
+            self._published = True
 
     @contextlib.contextmanager
     def exit_on_signal(
@@ -146,22 +159,25 @@ class RunSupervisor:
         before, self._interruptible = self._interruptible, f"{what}: exiting. {advice}"
         self._exit_if_signalled()
         try:
-            with self.progress.expect(False):
+            with self.expect_progress(False):
                 yield
         finally:
             self._interruptible = before
 
-    @contextlib.contextmanager
-    def expect_no_progress(self) -> Iterator[None]:
-        """For work that must not be interrupted and may take long, such as the first save; a signal waits for its end."""
-        with self.progress.expect(False):
-            yield
+    def note_progress(self) -> None:
+        """A sign of progress."""
+        self.signs_of_progress += 1
 
     @contextlib.contextmanager
-    def expect_progress(self) -> Iterator[None]:
-        """Within it `should_stop()` is called again and again."""
-        with self.progress.expect(True):
+    def expect_progress(self, expected: bool = True) -> Iterator[None]:
+        """Whether signs of progress are expected again and again within the block; not during a first save, which may take
+        long.
+        """
+        before, self.progress_expected = self.progress_expected, expected
+        try:
             yield
+        finally:
+            self.progress_expected = before
 
     def say(self, text: str) -> None:
         """A line on standard error, with this process's number where it is one of several."""
@@ -192,8 +208,7 @@ class RunSupervisor:
                     self.say("interrupted twice, exiting at once")
                     end(130)
                 if number in (signal.SIGTERM, signal.SIGINT):
-                    self.preemption.request(signal.Signals(number).name)
-                    self._wake.set()
+                    self.request_stop(signal.Signals(number).name)
             self._exit_if_signalled()
             for watcher in self.watchers:
                 watcher.check()
@@ -201,7 +216,7 @@ class RunSupervisor:
     def _exit_if_signalled(self) -> None:
         what = self._interruptible
         grace = 2.5 * INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
-        if self.signal and what and self.preemption.seconds_since_request() >= grace:
+        if self.signal and what and time.monotonic() - self._requested_at >= grace:
             self.say(f"{self.signal} while {what}")
             end(STOPPED)
 
@@ -211,13 +226,12 @@ class RunSupervisor:
             self._wake.wait(INTERVAL)
             self._wake.clear()
             try:
-                self.preemption.publish()
+                self.publish()
                 news = self.group.entries("news")
             except ProcessGroupError:
                 continue
-            if "stop" in news and not self.signal:
-                self.preemption.request(news["stop"])
-                self._wake.set()  # publishes the own proposal without waiting
+            if "stop" in news:
+                self.request_stop(news["stop"])
             for name, text in news.items():
                 kind, _, index = name.partition("/")
                 if kind == "failed" and int(index) != self.group.index:
@@ -231,8 +245,57 @@ class RunSupervisor:
                     watcher.communicate()
 
 
-def end(code: int) -> None:
-    """Ends the process without the barrier at exit that would wait for processes that are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def run_job(
+    config: Config,
+    body: Callable[[RunSupervisor], _Result],
+    *,
+    stacks: epath.Path | None = None,
+    use_devices: bool = True,
+) -> _Result:
+    """`body(supervisor)` in this process, alone or as one of several; returns its result.
+
+    Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
+    device. `stacks`: see `RunSupervisor`. `use_devices`: see `initialize`.
+    """
+    try:
+        group = initialize(config.distributed, use_devices=use_devices)
+    except InitializationError as error:
+        end(FAILURE, f"t2t_flax: {error}")
+    with RunSupervisor(group, config, stacks=stacks) as supervisor:
+        try:
+            result = body(supervisor)
+        except BaseException as error:
+            if group.count == 1:
+                raise
+            _fail(supervisor, error)
+    if group.count > 1:
+        import jax
+
+        with contextlib.suppress(Exception):
+            jax.distributed.shutdown()
+    return result
+
+
+def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
+    """Says what happened, tells the other processes, and ends this one."""
+    if isinstance(error, OSError) and is_write_refused(error):
+        error = UserError(f"{error}. {WRITE_HINT}")
+    if isinstance(error, UserError):
+        supervisor.say(str(error))
+        supervisor.broadcast_failure(USER_ERROR, str(error))
+        end(USER_ERROR)
+    if supervisor.signal and broken_connection(error):
+        supervisor.say(f"{supervisor.signal}: another process exited first; the last checkpoint stays")
+        end(STOPPED)
+    text = f"{type(error).__name__}: {first_line(error)}"
+    if broken_connection(error):
+        dead = ", ".join(supervisor.find_dead_processes()) or "which one is not known"
+        supervisor.say(
+            f"the connection to another process broke ({dead}). The last checkpoint stays; start all processes again. "
+            f"({text})"
+        )
+    else:
+        traceback.print_exception(error)
+        supervisor.say(text)
+        supervisor.broadcast_failure(FAILURE, text)
+    end(FAILURE)

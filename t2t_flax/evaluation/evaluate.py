@@ -1,12 +1,15 @@
-"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores."""
+"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores.
 
-import dataclasses
+A record is identified by its checkpoints, its test set (by content) and the settings that affect scores.
+Records of different evaluations have different names, so none overwrites another; repeating an
+evaluation writes to the same name.
+"""
+
 import hashlib
 import importlib.metadata
 import itertools
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable
@@ -17,23 +20,20 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set, in_direction_of
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import is_current
-from t2t_flax.evaluation.records import read_record, record_name, task_of_record, texts
-from t2t_flax.evaluation.restore import Loaded, stored_config
-from t2t_flax.evaluation.significance import confidence_interval
+from t2t_flax.evaluation.bootstrap import confidence_interval
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.pretrained import run_folder
-from t2t_flax.tasks import lower_is_better, task_of
+from t2t_flax.json_file import parse_json
+from t2t_flax.tasks import Task, lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
-from t2t_flax.training.checkpoint_selection import Choice
-from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
+from t2t_flax.training.validation_loss import ValidationLoss
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
@@ -41,16 +41,16 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiec
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: TrainedModel,
     split: str,
     *,
     progress: Callable[[int, int], None] | None = None,
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`), in its direction if data.directions has one.
+    """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
 
-    Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
+    Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
     (`group`) all must call this; each decodes its share, process 0 writes.
 
@@ -58,7 +58,7 @@ def evaluate(
     Returns (record, list of (source, first reference, hypothesis)).
     """
     loaded = loaded.for_set(split)
-    task = task_of(loaded.config)
+    task, decoder = task_of(loaded.config), loaded.decoder
     source = split_source(task, split)
     store = split_store(task, loaded.workdir, split, loaded.tokenizers, group=group)
     # Compiled first: a program that does not fit in memory is reported before anything is decoded.
@@ -87,7 +87,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **_direction(loaded, split),
+            **_of_hooks(loaded, split),
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -101,7 +101,7 @@ def evaluate(
             "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
         "checkpoint": _checkpoint(loaded, why),
-        "config_changes": loaded.config_changes,
+        "config_changes": list(loaded.checkpoint.config_changes),
         "hypotheses": files[0],
         "references": _one_or_all(files[1:]),
         "parameters": count_params(
@@ -116,7 +116,7 @@ def evaluate(
         },
         "config": json.loads(config_lib.to_json(loaded.config)),
         "versions": versions(),
-        "engine": loaded.engine.as_json(),
+        "engine": {"name": decoder.name, "version": decoder.version, "type": decoder.dtype},
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
         "seconds": {
             "decode": round(decode_seconds, 3),
@@ -131,11 +131,9 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
-def _direction(loaded: Loaded, split: str) -> dict[str, Any]:
-    """The direction of a set, and whether there was training text for it; empty without data.directions."""
-    direction = direction_of_set(loaded.config.data, split)
-    trained = direction not in loaded.languages.zero_shot(loaded.config.data)
-    return {"direction": str(direction), "zero_shot": not trained} if direction else {}
+def _of_hooks(loaded: TrainedModel, split: str) -> dict[str, Any]:
+    hooks = data_hooks(loaded.config)
+    return {key: value for hook in hooks for key, value in hook.record(split, loaded.tokenizers.starts).items()}
 
 
 def compute_scores(
@@ -154,69 +152,71 @@ def compute_scores(
     return scores
 
 
-def planned_path(loaded: Loaded, split: str) -> epath.Path:
-    """The path of the record that an evaluation of one test set would write."""
-    loaded = loaded.for_set(split)
-    digest = split_source(task_of(loaded.config), split).fingerprint()
-    return loaded.workdir / "eval" / f"{record_name(loaded, split, digest)}.json"
+def identity(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record is of: test set, checkpoints, and settings that differ from the defaults."""
+    checkpoint, config = record["checkpoint"], record["config"]
+    settings = {}
+    for name in keys_that_change(TRANSLATIONS, SCORES):
+        group, key = name.split(".")
+        default = fields()[name].default
+        value = config.get(group, {}).get(key, default)
+        settings |= {} if value == default else {name: value}
+    return {
+        "split": record["split"],
+        "data": record["data"]["digest"],
+        "steps": list(checkpoint["averaged"]),
+        "best": "best" in checkpoint,
+        "settings": settings,
+    }
 
 
-def path_of(loaded: Loaded, record: dict[str, Any]) -> epath.Path:
+def record_name(loaded: TrainedModel, split: str, digest: str) -> str:
+    """The name of the record of a loaded run on a test set whose content has this digest.
+
+    `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
+    run's own config. For others, or if the record of another evaluation already has the name, a digest of the
+    identity is appended.
+    """
+    checkpoint = {"averaged": loaded.steps} | ({} if loaded.checkpoint.metric is None else {"best": True})
+    of_set = {"split": split, "data": {"digest": digest}, "checkpoint": checkpoint}
+    current, own = (identity(of_set | {"config": config_lib.as_json(c)}) for c in (loaded.config, loaded.stored))
+    count = len(loaded.steps)
+    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
+    own_text = _spec(loaded.config, split) == _spec(loaded.stored, split)
+    if own_text and current == own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
+        return base
+    return f"{base}-{hashlib.sha256(json.dumps(current, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def _spec(config: Config, split: str) -> str | None:
+    sets = config_lib.parse_valid_sets(config.data.valid) | config_lib.parse_test_sets(config.data.test)
+    return sets.get(split)
+
+
+def _identity_in(path: epath.Path) -> dict[str, Any] | None:
+    """None for a file that does not exist or is not a record."""
+    try:
+        return identity(parse_json(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def path_of(loaded: TrainedModel, record: dict[str, Any]) -> epath.Path:
     """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
-def existing_record(
-    workdir: str | os.PathLike, split: str, choice: Choice, overrides: dict[str, str]
-) -> epath.Path | None:
-    """The existing record of an evaluation of one test set if repeating it would give the same result, else None.
-
-    Requires the same code, config, tokenizer, package versions and text, the same choice among the same
-    checkpoints, and intact texts of the record. Raises UserError if the folder holds no run.
-    """
-    config, workdir = stored_config(workdir, overrides), run_folder(workdir)
-    config = dataclasses.replace(config, data=in_direction_of(config.data, split))
-    requested, digest = choice.as_json(workdir), split_source(task_of(config), split).fingerprint()
-    tokenizer = TokenizerPair.load(workdir / "tokenizer").digest
-    expected = split, digest, tokenizer, source_digest(), versions(), _portable_settings(config_lib.as_json(config))
-    for path in sorted((workdir / "eval").glob(f"{split}-*.json")):
-        try:
-            record = read_record(path)
-            texts(record, path)
-        except UserError:  # not a record, or without its texts
-            continue
-        stored = dict(record["checkpoint"].get("asked") or {})
-        averaged, digests = record["checkpoint"]["averaged"], record["digests"]
-        too_few = stored.pop("at_most", False) and len(averaged) < choice.average
-        same_choice = stored == requested and not too_few
-        if choice == Choice(step=choice.step) and "best" not in stored:  # the newest then, however it was chosen
-            same_choice |= averaged == [choice.step]
-        key = record["split"], record["data"]["digest"], digests["tokenizer"], digests.get("code")
-        same_code = (*key, record["versions"], _portable_settings(record["config"])) == expected
-        if same_choice and same_code and is_current(record, config):
-            return path
-    return None
-
-
-def _portable_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without the keys that name folders on one machine."""
-    groups = {group: dict(keys) for group, keys in config.items() if isinstance(keys, dict)}
-    for group, key in (("data", "cache"), ("train", "compile_cache")):
-        groups.get(group, {}).pop(key, None)
-    return groups
-
-
-def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
-    entry = {"step": loaded.steps[0], "averaged": list(loaded.steps), "asked": loaded.choice}
-    if loaded.metric is not None:
+def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": loaded.steps[0], "averaged": list(loaded.steps)}
+    if (metric := loaded.checkpoint.metric) is not None:
         name = loaded.config.eval.metric
-        entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
-    if loaded.weights != "float32":
-        entry["weights"] = f"rounded to {loaded.weights}"
+        entry["best"] = {"metric": name, "value": -metric if lower_is_better(name) else metric}
+    if loaded.checkpoint.dtype != "float32":
+        entry["weights"] = f"rounded to {loaded.checkpoint.dtype}"
     return entry | ({"why": why} if why else {})
 
 
-def summary(record: dict[str, Any]) -> str:
+def summary(record: dict[str, Any], task: Task) -> str:
     """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
@@ -225,7 +225,7 @@ def summary(record: dict[str, Any]) -> str:
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
     corpus = f"{data['corpus']}, " if data.get("corpus") else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
-    lines += task_of_record(record).summary(scores)
+    lines += task.summary(scores)
     if counts["unknown_target_tokens"]:
         lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
     if changed := counts.get("changed_targets"):

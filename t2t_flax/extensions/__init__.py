@@ -24,13 +24,21 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "languages",
+    "averaging",
+    "optimizers",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
-    "sweeps": {"commands": ("sweep", "train_together")},
-    "planning": {"commands": ("plan",)},
+    "sweeps": {"commands": ("sweep", "train_together", "compare")},
+    "planning": {"groups": ("planning",), "commands": ("plan",)},
     "serving": {"commands": ("serve",)},
-    "interop": {"commands": ("export", "import"), "groups": ("ctranslate2",), "decode.engine": ("ctranslate2",)},
+    "interop": {
+        "commands": ("export", "import"),
+        "groups": ("ctranslate2",),
+        "decode.engine": ("ctranslate2",),
+        "workdirs": ("pretrained:*", "model.safetensors"),
+    },
     "corpora": {"groups": ("filters",), "sources": ("jsonl", "parquet", "hf", "mtdata")},
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
@@ -50,12 +58,19 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "languages": {"groups": ("languages",), "flags": ("--target-language",)},
+    "optimizers": {
+        "groups": ("optimizers",),
+        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},
+    "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
 }
-"""What the project's extensions add: commands, groups of keys, sources, paths, and values of config keys. For the messages of a
-checkout that lacks one.
+"""What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
+messages of a checkout that lacks one.
 """
 
 for _name in EXTENSIONS:

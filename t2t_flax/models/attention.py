@@ -120,13 +120,6 @@ class MultiHeadAttention(nn.Module):
         kernel = ATTENTION_KERNELS.load(c.attention_kernel)
         return kernel if kernel.takes(q, k, v, mask) else None
 
-    @staticmethod
-    def multiply_adds(config: Model, queries: float, keys: float, pairs: float) -> float:
-        """Multiply-adds of attention of `queries` over `keys` tokens, projections included; `pairs` of them are compared."""
-        d_k, d_v = config.head_widths
-        of_queries = (queries * config.d_model + pairs) * config.num_heads
-        return (of_queries + keys * config.d_model * config.key_heads) * (d_k + d_v)
-
 
 class SelfAttention(MultiHeadAttention):
     """The mixer `attention` (3.2.3): within segments, in the decoder up to itself."""
@@ -169,13 +162,3 @@ class SelfAttention(MultiHeadAttention):
         mask = cache.mask(self.visible(position, jnp.arange(cache.length)))
         bias = self.position_bias(here, cache.positions)
         return cache.hypotheses(self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))), cache
-
-    @staticmethod
-    def multiply_adds(  # type: ignore[override]
-        config: Model, tokens: float, pairs: float, *, causal: bool
-    ) -> float:
-        """4nd^2 + 2n^2 d of n tokens with d_k = d_v = d / h (Table 1).
-
-        `pairs`: of tokens that could see each other. A masked product is computed too, so `causal` saves nothing.
-        """
-        return MultiHeadAttention.multiply_adds(config, tokens, tokens, pairs)

@@ -1,7 +1,5 @@
 """Position-wise feed-forward networks (3.3)."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -26,17 +24,7 @@ class FeedForward(nn.Module):
         hidden = ACTIVATIONS.load(c.activation)(up(x))
         return down(Dropout(c.dropout_ffn, name="hidden_dropout")(hidden, noise))
 
-    @staticmethod
-    def multiply_adds(config: Model, tokens: float) -> float:
-        """Multiply-adds of its products: 2 n d d_ff."""
-        return tokens * 2 * config.d_model * config.d_ff
-
-
-def feed_forward_class(config: Model) -> Any:
-    """Returns the class of model.feed_forward."""
-    return FEED_FORWARDS.load(config.feed_forward)
-
 
 def make_feed_forward(config: Model, dtype: jnp.dtype) -> nn.Module:
     """Returns the feed-forward sub-layer of a layer."""
-    return feed_forward_class(config)(config, dtype)
+    return FEED_FORWARDS.load(config.feed_forward)(config, dtype)

@@ -6,8 +6,6 @@ A mixer is a flax module with the fields (config, dtype, causal, depth), `depth`
     __call__(x_BxTxD, inputs)             packed rows [B, T, D]; no segment may influence another
     empty_cache(batch, beams, length)     what incremental decoding keeps (axes: see `decoding.search_loop`)
     step(x_BxKxD, cache, position)        one decoding step: ([B, K, D], the new cache)
-    multiply_adds(config, tokens, pairs, causal=)   static: multiply-adds of its matrix products, projections included, over
-                                          `tokens` tokens, of which `pairs` pairs lie in the same segment
 
 In the decoder it is causal.
 """

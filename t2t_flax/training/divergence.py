@@ -5,7 +5,7 @@ import json
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.optimizer_keys import KEYS_OF_SCHEDULE, Optimizer
+from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.filesystem import atomic_write, list_numbers
 
 MARKER = "diverged.json"
@@ -20,16 +20,10 @@ class NonFiniteUpdate(Exception):
         self.step = step
 
 
-def describe(step: int, loss: float, grad_norm: float, *, scalars_finite: bool) -> str:
-    """Describes which values were not finite. `scalars_finite`: loss and gradient norm were."""
-    text = f"update {step}: loss {loss}, gradient norm {grad_norm}"
-    return f"{text}, and parameters that are not finite" if scalars_finite else text
-
-
 def advice(config: Config, workdir: epath.Path) -> str:
     """Suggested flags, and the checkpoint from which the run resumes."""
     o, steps = config.optimizer, list_numbers(workdir / "checkpoints")
-    name = "lr_scale" if "lr_scale" in KEYS_OF_SCHEDULE[o.schedule] else "peak_lr"
+    name = "lr_scale" if o.schedule == "noam" else "peak_lr"
     current = getattr(o, name)
     rate = min(current / 2, getattr(Optimizer, name))
     norm = min(1.0, o.max_grad_norm / 10) if o.max_grad_norm else 1.0
@@ -59,7 +53,7 @@ def advice(config: Config, workdir: epath.Path) -> str:
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
-    """Writes the marker, which sweeps read."""
+    """Writes the marker."""
     atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
 
 

@@ -11,7 +11,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.models import flops
 from t2t_flax.registry import PARAMETERS
 
 if TYPE_CHECKING:
@@ -80,7 +79,27 @@ def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Any
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
-def backward_of(config: Config, vocab: int, params: Mapping[str, Any]) -> flops.Backward | None:
-    """The products of the backward pass of an update; None where all parameters are trained. vocab: of the target."""
-    paths = parameters_of(config).with_gradient(params)
-    return None if paths is None else flops.partial_backward(config.model, vocab, params, paths)
+Axes = tuple[int | tuple[int, ...], int | tuple[int, ...]]
+"""(axes that are summed over, axes that are produced) of a kernel as a matrix; the others number matrices."""
+
+MATRIX_AXES: dict[str, Axes] = {
+    "query": (0, (1, 2)),  # [d_model, heads, width]: one matrix of all heads
+    "key": (0, (1, 2)),
+    "value": (0, (1, 2)),
+    "out": ((0, 1), 2),  # [heads, width, d_model]
+}
+"""Of kernels of more than two axes, by the name of their module."""
+
+
+def matrix_axes_of(path: tuple[str, ...], shape: tuple[int, ...]) -> Axes | None:
+    """The axes of the kernel at a path such as ("encoder_0", "self_attention", "query", "kernel"); None for a table, a norm
+    and a bias. Raises ValueError for a kernel of three axes that has no row in the table.
+    """
+    *_, module, name = ("", *path)
+    if name != "kernel":
+        return None
+    if len(shape) == 2:
+        return 0, 1
+    if module not in MATRIX_AXES:
+        raise ValueError(f"which axes of {'/'.join(path)} {list(shape)} are inputs? Add it to MATRIX_AXES.")
+    return MATRIX_AXES[module]

@@ -14,9 +14,8 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook, measure_all
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
-from t2t_flax.training.optimizer import has_bounded_updates
+from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule
 from t2t_flax.training.parameters import join, parameters_of
-from t2t_flax.training.schedules import learning_rate_schedule
 from t2t_flax.training.shards import over_shards, sum_over_shards, zeros_of_shards
 from t2t_flax.training.train_state import TrainState, run_params
 
@@ -63,7 +62,7 @@ def train_step(
     Where updates are bounded, and no moving average reads them anyway, a learning rate below _LARGEST_RATE stands for the
     parameters: to check those, the compiler would compute all updates twice, from state that is read twice.
     """
-    parameters, rate = parameters_of(config), learning_rate_schedule(config.optimizer, config.model.d_model)
+    parameters, rate = parameters_of(config), learning_rate_schedule(config)
     bounded = has_bounded_updates(config.optimizer) and not config.optimizer.ema_decay
 
     def step(state: TrainState, batch: dict[str, jax.Array]):

@@ -1,7 +1,7 @@
 """The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
-tokenizer/        tokenizer.model, or source.model and target.model; languages.json of a model of several directions
+tokenizer/        tokenizer.model, or source.model and target.model; starts.json of a model of several directions
 checkpoints/N/    the state after update N
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
@@ -11,6 +11,7 @@ complete.json     written at the end, with the final scores
 
 import contextlib
 import fnmatch
+import json
 import logging
 import math
 import os
@@ -24,19 +25,19 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers, read_if_exists
+from t2t_flax.filesystem import atomic_write, list_names, read_if_exists, real_path
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
-from t2t_flax.monitoring.devices import record_devices
-from t2t_flax.pretrained import check_writable
+from t2t_flax.model_forms import check_writable, open_model
+from t2t_flax.training.checkpoint_files import finished_steps
 from t2t_flax.training.divergence import unmark
-from t2t_flax.training.model_folder import open_model_folder
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
-_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "languages.json")
+DEVICES = "devices.json"
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "starts.json")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
@@ -45,7 +46,7 @@ _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*
 def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
     check_writable(workdir, "give a new folder")
-    if not is_remote(workdir) and os.path.exists(workdir) and not os.path.isdir(workdir):
+    if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"{what}={workdir} is a file: give a folder.")
     names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
     if not names:
@@ -74,9 +75,9 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """The config stored in the workdir of a run, or with an exported model; None if there is neither."""
+    """The config stored in the workdir of a run, or with a model of another form; None if there is neither."""
     stored = read_config(folder)
-    if stored is None and (model := open_model_folder(folder)):
+    if stored is None and (model := open_model(folder)):
         return model.config
     return stored
 
@@ -88,7 +89,7 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
     """
     lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
-        if lock and not is_remote(workdir):
+        if lock:
             _remove_unfinished(workdir)
         yield
     finally:
@@ -152,27 +153,33 @@ def begin(workdir: epath.Path, config: Config) -> None:
     """
     (workdir / "complete.json").unlink(missing_ok=True)
     unmark(workdir)
-    record_devices(workdir)
+    _record_devices(workdir)
     atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
+def _record_devices(workdir: epath.Path) -> None:
+    """Stores JAX's kind of device and the number of chips of all hosts, on CPU of devices."""
+    import jax
+
+    devices = jax.devices()
+    chips = sum(getattr(device, "core_on_chip", 0) == 0 for device in devices)  # a TPU v3 chip has two cores
+    atomic_write(workdir / DEVICES, json.dumps({"kind": devices[0].device_kind, "count": chips}) + "\n")
+
+
 def checkpoint_steps(workdir: epath.Path) -> list[int]:
-    """Steps of the finished checkpoints in a workdir, ascending. In an object store the last file marks one as finished."""
-    folder = workdir / "checkpoints"
-    return [
-        n for n in list_numbers(folder) if not is_remote(folder) or (folder / str(n) / "commit_success.txt").exists()
-    ]
+    """Steps of the finished checkpoints in a workdir, ascending."""
+    return finished_steps(workdir / "checkpoints")
 
 
 def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     """Raises UserError for a run that had a checkpoint and has none now. One killed before its first may start over."""
     folder = workdir / "checkpoints"
-    if not is_remote(folder) and os.path.islink(folder) and not os.path.exists(folder):
+    if os.path.islink(folder) and not os.path.exists(folder):
         raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
     if stored is None:
         return
     signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
-    aside = [workdir / "damaged", *([] if is_remote(folder) else [epath.Path(f"{os.path.realpath(folder)}.damaged")])]
+    aside = [workdir / "damaged", epath.Path(f"{real_path(folder)}.damaged")]
     signs += [path for path in aside if list_names(path)]
     if signs:
         raise UserError(

@@ -73,7 +73,7 @@ def test_impossible_path_is_a_user_error(number, monkeypatch, capsys):
         ["attend", "--workdir=w", "--source=a", "--output={}"],
         ["attend", "--workdir=w", "--source=a", "--output=a.npz", "--picture={}"],
         ["average", "--workdir=w", "--average=2", "--output={}"],
-        ["evaluate", "--workdir=w", "--workdir=v", "--table={}"],
+        ["compare", "a.json", "b.json", "--table={}"],
         ["prepare", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir={}"],
         ["train", f"--config={ROOT / 'configs' / 'toy.py'}", "--workdir={}"],
     ],

@@ -60,10 +60,10 @@ PROGRAM = {
     "optimizer.peak_lr": (1e-3, 2e-3, {"optimizer.schedule": "inverse_sqrt"}),
     "optimizer.warmup_steps": (10, 20, {}),
     "optimizer.warmup_init": (0.0, 1e-4, {"optimizer.schedule": "inverse_sqrt"}),
-    "optimizer.decay_steps": (50, 60, {"optimizer.schedule": "cosine"}),
-    "optimizer.min_lr": (0.0, 1e-5, {"optimizer.schedule": "linear", "optimizer.decay_steps": 50}),
-    "optimizer.cooldown_steps": (20, 30, {"optimizer.schedule": "wsd", "optimizer.decay_steps": 50}),
-    "optimizer.momentum": (0.95, 0.9, {"optimizer.name": "muon"}),
+    "optimizers.decay_steps": (50, 60, {"optimizer.schedule": "cosine"}),
+    "optimizers.min_lr": (0.0, 1e-5, {"optimizer.schedule": "linear", "optimizers.decay_steps": 50}),
+    "optimizers.cooldown_steps": (20, 30, {"optimizer.schedule": "wsd", "optimizers.decay_steps": 50}),
+    "optimizers.momentum": (0.95, 0.9, {"optimizer.name": "muon"}),
     "optimizer.b1": (0.9, 0.8, {}),
     "optimizer.b2": (0.98, 0.9, {}),
     "optimizer.eps": (1e-9, 1e-8, {}),
@@ -113,8 +113,8 @@ ELSEWHERE = {
     "distributed/test_zero.py": "mesh.fsdp_mode mesh.slices",
     "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout resilience.hang_timeout",
     "extensions/resilience/test_stragglers.py": "resilience.straggler_share",
-    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite train.max_skipped_updates eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps",
-    "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
+    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps",
+    "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
@@ -123,7 +123,7 @@ ELSEWHERE = {
     "extensions/corpora/test_language_filter.py": "filters.language",
     "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
-    "data/test_directions.py": "data.directions",
+    "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
     "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
@@ -131,14 +131,14 @@ ELSEWHERE = {
     "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",
     "decoding/test_stop_rules.py": "decode.length_penalty decode.early_stopping",
     "extensions/interop/test_engine.py": "decode.engine ctranslate2.quantization",
-    "test_process_setup.py": "train.deterministic",
     "training/test_changed_keys.py": "decode.precision",
     "extensions/finetuning/test_pretrained.py": "finetuning.init_checkpoint finetuning.init_vocabulary",
     "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
     "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
     "extensions/trackers/test_trackers.py": "trackers.names trackers.group",
-    "extensions/inspection/test_inspection.py": "inspection.mfu inspection.profile_steps",
+    "extensions/inspection/test_inspection.py": "inspection.profile_steps",
+    "extensions/planning/test_mfu.py": "planning.mfu",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 
@@ -275,23 +275,17 @@ def test_mesh_sizes(axis):
     assert devices_mesh(**sizes).shape[axis] == 8
 
 
-def test_cpu_devices_compile_cache_and_allocator(monkeypatch):
+def test_cpu_devices_and_the_cache_of_programs(monkeypatch):
     """Settings of the process, applied before JAX starts."""
-    updates, calls = {}, []
+    updates = {}
     monkeypatch.setattr(jax.config, "update", updates.__setitem__)
-    monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append(1) or "allocator")
-    config = changed(
-        Config(), {"mesh.cpu_devices": 3, "train.compile_cache": "/somewhere", "train.cpu_allocator": False}
-    )
-    process.prepare_process(config)
-    assert updates["jax_num_cpu_devices"] == 3 and updates["jax_compilation_cache_dir"] == "/somewhere" and not calls
+    process.prepare_process(changed(Config(), {"mesh.cpu_devices": 3}))
+    assert updates["jax_num_cpu_devices"] == 3
     updates.clear()
-    process.prepare_process(changed(Config(), {"train.compile_cache": ""}))
-    assert "jax_num_cpu_devices" not in updates and "jax_compilation_cache_dir" not in updates and calls
     for given, expected in (("/of/jax", False), ("", True)):
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
         process.prepare_process(Config())
-        assert ("jax_compilation_cache_dir" in updates) == expected
+        assert ("jax_compilation_cache_dir" in updates) == expected and "jax_num_cpu_devices" not in updates
 
 
 HERE = {
@@ -302,9 +296,7 @@ HERE = {
     "mesh.data": test_mesh_sizes,
     "mesh.fsdp": test_mesh_sizes,
     "mesh.tensor": test_mesh_sizes,
-    "mesh.cpu_devices": test_cpu_devices_compile_cache_and_allocator,
-    "train.compile_cache": test_cpu_devices_compile_cache_and_allocator,
-    "train.cpu_allocator": test_cpu_devices_compile_cache_and_allocator,
+    "mesh.cpu_devices": test_cpu_devices_and_the_cache_of_programs,
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from t2t_flax import config as config_lib
 from t2t_flax.config.presets import find, preset, presets
 from t2t_flax.errors import UserError
-from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.optimizer import learning_rate_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -144,7 +144,7 @@ def test_large_batch_recipe_has_the_published_values():
     assert (c.model.d_model, c.model.d_ff, c.model.num_heads, c.model.num_encoder_layers) == (1024, 4096, 16, 6)
     assert (c.optimizer.b1, c.optimizer.b2, c.optimizer.eps, c.optimizer.warmup_steps) == (0.9087, 0.9199, 1e-9, 664)
     assert (c.data.pack_length, round(c.data.batch_tokens / (256 * 0.97))) == (256, 2045)  # 2,048 rows, 97 % full
-    peak = max(float(learning_rate_schedule(c.optimizer, c.model.d_model)(step)) for step in (600, 663, 664, 665, 800))
+    peak = max(float(learning_rate_schedule(c)(step)) for step in (600, 663, 664, 665, 800))
     assert abs(peak - 4.0e-3) < 0.02e-3
 
 

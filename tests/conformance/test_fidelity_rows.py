@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from helpers.configs import model_and_state, rows_alone, small_config
 
-from t2t_flax.config import Optimizer
+from t2t_flax.config import Config, Optimizer
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.tasks import task_of
-from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.optimizer import learning_rate_schedule
 from t2t_flax.training.train_state import make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
@@ -122,12 +122,10 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
 
 def test_schedule_first_step_is_the_number_of_the_first_update():
     """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
-    rates = [float(learning_rate_schedule(Optimizer(schedule_first_step=o), 512)(1)) for o in (1, 0)]
+    rates = [float(learning_rate_schedule(Config(optimizer=Optimizer(schedule_first_step=o)))(1)) for o in (1, 0)]
     np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
-    later = learning_rate_schedule(
-        Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0),
-        128,
-    )
+    o = Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0)
+    later = learning_rate_schedule(Config(optimizer=o))
     np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
 
 

@@ -6,23 +6,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_flax.config import Model, Optimizer, resolve
+from t2t_flax.config import Config, Model, Optimizer, resolve
 from t2t_flax.config.presets import preset
 from t2t_flax.models.attention import MultiHeadAttention
 from t2t_flax.models.dropout import Dropout, Noise, noise_key
 from t2t_flax.models.embeddings import Embedding
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.losses import smoothed_cross_entropy
-from t2t_flax.training.schedules import learning_rate_schedule
+from t2t_flax.training.optimizer import learning_rate_schedule
 
 
 @pytest.mark.parametrize(("constant", "d_model", "warmup", "origin"), [(2.0, 1024, 8000, 0), (3.3, 128, 664, 1)])
 def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, origin):
     """noam = inverse_sqrt with peak constant * (d_model * warmup)^-0.5 and warmup_init 0."""
     shared = dict(warmup_steps=warmup, schedule_first_step=origin)
-    noam = learning_rate_schedule(Optimizer(schedule="noam", lr_scale=constant, **shared), d_model)
+    model = Model(d_model=d_model)
+    noam = learning_rate_schedule(Config(model=model, optimizer=Optimizer(lr_scale=constant, **shared)))
     peak = constant * (d_model * warmup) ** -0.5
-    other = learning_rate_schedule(Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **shared), d_model)
+    o = Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **shared)
+    other = learning_rate_schedule(Config(model=model, optimizer=o))
     updates = jnp.arange(2, 5 * warmup, 13)
     np.testing.assert_allclose(noam(updates), other(updates), rtol=1e-5)
     assert float(noam(warmup + 1 - origin)) == pytest.approx(peak, rel=1e-5)
@@ -33,14 +35,14 @@ def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, orig
 )
 def test_peak_learning_rates_of_presets(name, peak):
     config = resolve(preset(name))
-    rates = learning_rate_schedule(config.optimizer, config.model.d_model)(jnp.arange(1, 20_000))
+    rates = learning_rate_schedule(config)(jnp.arange(1, 20_000))
     assert float(rates.max()) == pytest.approx(peak, rel=1e-4)
     assert int(rates.argmax()) + config.optimizer.schedule_first_step == config.optimizer.warmup_steps
 
 
 def test_learning_rates_of_wu2021():
     """Update u uses 1e-7 + (u - 1) * (5e-3 - 1e-7) / 2000, later 5e-3 * sqrt(2000 / (u - 1))."""
-    rate = learning_rate_schedule(resolve(preset("wu2021_tiny")).optimizer, 128)
+    rate = learning_rate_schedule(resolve(preset("wu2021_tiny")))
     for update, expected in ((1, 1e-7), (1001, 1e-7 + (5e-3 - 1e-7) / 2), (2001, 5e-3), (8001, 2.5e-3)):
         assert float(rate(update)) == pytest.approx(expected, rel=1e-5)
 

@@ -1,13 +1,13 @@
 """Sampling against the softmax distribution, greedy search against an argmax rollout."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.decoding import sampling
-from t2t_flax.decoding.sampling import SampleOptions, nucleus, sample
-from t2t_flax.errors import UserError
+from t2t_flax.decoding.sampling import SampleOptions, nucleus_size, sample
 
 EOS = 1
 MODEL = TableModel(vocab=7)
@@ -147,40 +147,36 @@ def test_stages_do_not_change_samples():
         np.testing.assert_array_equal(a, b)
 
 
-def test_invalid_options_raise():
-    for name, value in [("temperature", -1.0), ("top_p", 0.0), ("top_k", -1), ("num_samples", 0)]:
-        with pytest.raises(UserError, match=f"sampling: {name} = {value}, expected"):
-            SampleOptions(**{name: value})
-    with pytest.raises(ValueError, match=r"the cache has \[2\] samples"):
+def test_cache_of_another_number_of_samples_is_refused():
+    with pytest.raises(ValueError, match=r"the cache has room for \[2\] hypotheses"):
         sample(MODEL, PARAMS, MODEL.start([1], 2, 4), SampleOptions(), caps_B=[4], sentence_ids_B=[0])
 
 
-def sorted_nucleus(logits: np.ndarray, top_p: float) -> np.ndarray:
-    """The nucleus of one row, by sorting."""
-    order = np.argsort(-logits, kind="stable")
-    weights = np.exp(logits[order].astype(np.float64) - logits.max())
-    before = np.cumsum(weights) - weights
-    members = np.zeros(len(logits), bool)
-    members[order[before < top_p * weights.sum()]] = True
-    return members
-
-
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
-def test_nucleus_equals_sorting_the_vocabulary(top_p):
+def test_nucleus_is_the_smallest_set_with_the_probability(top_p):
     rng = np.random.default_rng(1)
     smooth = rng.normal(0, 3, (6, 1000))
     tied = np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2  # 0.5 apart: ties of up to a fifth of the vocabulary
-    equal = np.zeros((1, 1000))
-    logits = np.concatenate([smooth, tied, equal]).astype(np.float32)
-    logits[:, rng.integers(0, 1000, 50)] = -np.inf
-    members = np.asarray(jax.jit(nucleus, static_argnums=1)(logits, top_p))
-    for row, expected in zip(members, (sorted_nucleus(row, top_p) for row in logits), strict=True):
-        np.testing.assert_array_equal(row, expected)
-    assert members[-1].sum() == pytest.approx(950 * top_p, abs=60) and members.any(axis=1).all()
+    weights = np.exp(-np.sort(-np.concatenate([smooth, tied, np.zeros((1, 1000))])))
+    weights[:, 950:] = 0
+    sizes = np.asarray(nucleus_size(jnp.cumsum(weights.astype(np.float32), -1), top_p))
+    for row, size in zip(weights, sizes, strict=True):
+        share = np.cumsum(row) / row.sum()
+        assert share[size - 1] >= top_p - 1e-5 and (size == 1 or share[size - 2] < top_p + 1e-5)
+    assert sizes[-1] == pytest.approx(950 * top_p, abs=1)
+
+
+def test_excluded_tokens_are_never_drawn():
+    """Padding and the rows that fill up the vocabulary, whatever the uniform number is."""
+    logits = np.full(300, -1e9, np.float32)
+    logits[[0, 7, 299]] = 0.0
+    keys = sampling._keys(sampling._seed_key(3), np.arange(4000, dtype=np.uint32), 1)
+    for options in (SampleOptions(), SampleOptions(top_p=0.9), SampleOptions(top_k=50)):
+        tokens = sampling._draw(options, keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
+        assert set(np.unique(tokens)) == {7, 299}
 
 
 def test_wide_vocabulary_is_sampled_from_the_softmax():
-    """More tokens than one group of the draw, the last group not full."""
     logits = np.full(300, -np.inf, np.float32)
     likely = np.array([1, 5, 127, 128, 200, 255, 256, 299])
     logits[likely] = np.log(np.arange(1, 9) / 36)

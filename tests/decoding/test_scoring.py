@@ -1,4 +1,4 @@
-"""Scoring of pairs, attention weights of a pair, and averaged checkpoints as a workdir."""
+"""Scoring of pairs, and attention weights of a pair."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,7 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
-from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
 
 ALL = {"mesh.data": "-1"}
@@ -63,32 +61,6 @@ def test_invalid_pairs_are_named(loaded):
         loaded.attend("")
 
 
-def memory_needs(monkeypatch, run) -> dict[str, int]:
-    """Bytes needed by each program that `run()` checks against memory."""
-    seen = {}
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            memory, "check_fits_in_memory", lambda name, needed, available, advice: seen.update({name: needed})
-        )
-        run()
-    return seen
-
-
-def test_pair_too_large_for_memory_is_named(loaded, monkeypatch):
-    """Reported before anything is scored; other pairs do not need more memory because of it."""
-    pairs = [PAIRS[0], ("word " * 150, "Wort"), PAIRS[1]]
-    short, long = memory_needs(monkeypatch, lambda: loaded.score(pairs)).values()
-    assert short < long
-    monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
-    message = r"scoring 8 pairs of up to \d+ tokens needs .*line 2 has \d+ source and \d+ target tokens: shorten or remove that pair"
-    with pytest.raises(UserError, match=message):
-        loaded.score(pairs, where="line {}".format)
-    assert len(loaded.score([PAIRS[0], PAIRS[1]])) == 2
-    monkeypatch.setattr(memory, "device_memory", lambda: short - 1)
-    with pytest.raises(UserError, match="Lower config.decode.batch_size"):
-        loaded.score(PAIRS)
-
-
 def test_attention_rows_are_distributions_over_visible_tokens(loaded):
     source, target = PAIRS[0]
     maps = loaded.attend(source, target)
@@ -129,58 +101,10 @@ def test_cached_decoder_has_the_same_attention(loaded):
         previous = token
 
 
-def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
-    averaged = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
-    assert averaged == [(str(workdir), 6), (str(workdir), 2)]
-    mean = load(tmp_path / "mean", overrides=ALL)
-    parts = [load(workdir, step=s, overrides=ALL).params for s in (2, 6)]
-    jax.tree.map(lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts)
-    assert mean.steps == (6, 2) and mean.translate(["The train leaves."])
-    last = average([workdir], tmp_path / "last", last=3, overrides=ALL)
-    assert [step for _, step in last] == [6, 4, 2]
-
-
-def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, monkeypatch):
-    """The array writer raises a ValueError, not an OSError."""
-
-    def full(*_):
-        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
-
-    monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
-    with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Free disk space"):
-        average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_average_refuses_other_models_and_existing_outputs(workdir, tmp_path, cache):
-    with pytest.raises(UserError, match="no checkpoint of step 3"):
-        average([workdir], tmp_path / "x", steps=[3], overrides=ALL)
-    assert not list(tmp_path.iterdir()), "partial output must be removed"
-    other = tmp_path / "other"
-    loop.train(start(tiny_run(other, steps=1, model=dict(d_ff=48)), other, cache), score=None)
-    with pytest.raises(UserError, match="model.d_ff: 48 there, 32 here"):
-        average([workdir, other], tmp_path / "x", last=1, overrides=ALL)
-    with pytest.raises(UserError, match="already exists"):
-        average([workdir], other, last=1)
-
-
-def test_average_cannot_be_resumed(workdir, tmp_path, cache):
-    average([workdir], tmp_path / "mean", last=2, overrides=ALL)
-    config = tiny_run(
-        tmp_path / "mean",
-        steps=8,
-        checkpoint=dict(every_steps=2, keep_last=3),
-        decode=dict(batch_size=2, max_length_offset=3),
-    )
-    with pytest.raises(UserError, match="holds parameters alone"):
-        loop.train(start(config, tmp_path / "mean", cache), score=None)
-
-
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):
     from t2t_flax.decoding.translator import Hypothesis, Translation
 
     empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]
-    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, target_language: empty)
+    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, start: empty)
     with pytest.raises(UserError, match="own translation of this source is empty: give a --target"):
         loaded.attend("The train leaves.")

@@ -7,7 +7,7 @@ import pytest
 from helpers.thread_groups import CoordinationService
 
 from t2t_flax.config import Distributed
-from t2t_flax.distributed.initialize import InitializationError, initialize, require_single_process
+from t2t_flax.distributed.coordination import InitializationError, initialize, require_single_process
 from t2t_flax.errors import UserError
 
 
@@ -39,8 +39,8 @@ def test_failed_initialization_names_its_cause(monkeypatch):
     set_environment(monkeypatch)
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    with pytest.raises(InitializationError, match=r"could not join the others. \(INVALID_ARGUMENT: task 3 of 2\)"):
-        initialize(Distributed(), lambda _: None)
+    with pytest.raises(InitializationError, match=r"could not join the others \(INVALID_ARGUMENT: task 3 of 2\)"):
+        initialize(Distributed())
 
 
 def test_coordination_alone_touches_no_device(monkeypatch):
@@ -50,8 +50,8 @@ def test_coordination_alone_touches_no_device(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax, "process_index", lambda: pytest.fail("starts the backend"))
-    monkeypatch.setattr("t2t_flax.distributed.initialize._distributed_state", lambda: state)
-    group = initialize(Distributed(), lambda _: None, use_devices=False)
+    monkeypatch.setattr("t2t_flax.distributed.coordination._distributed_state", lambda: state)
+    group = initialize(Distributed(), use_devices=False)
     assert (group.index, group.count, group.address) == (0, 2, "h:1")
 
 

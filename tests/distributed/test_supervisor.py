@@ -1,16 +1,18 @@
 """Stopping together, with threads as the processes of a run."""
 
+import errno
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers.supervised_threads import supervisors
 from helpers.thread_groups import run_threads, thread_groups, wait_until
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Distributed
+from t2t_flax.distributed import supervisor as supervision
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError
-from t2t_flax.distributed.preemption import Preemption
 from t2t_flax.distributed.supervisor import RunSupervisor
 
 
@@ -19,7 +21,7 @@ def stopped_at(run: RunSupervisor, seed: int) -> int:
     rng = random.Random(seed)
     while not run.should_stop():
         time.sleep(rng.uniform(0, 0.004))
-    return run.preemption.calls
+    return run.stop_checks
 
 
 @pytest.mark.parametrize("signalled", [0, 2])
@@ -30,7 +32,7 @@ def test_signal_to_one_process_stops_all_at_the_same_call(exits, signalled):
             if index == signalled:
                 for _ in range(5):
                     run.should_stop()
-                run.preemption.request("SIGTERM")
+                run.request_stop("SIGTERM")
             return stopped_at(run, index)
 
         calls = run_threads(work, list(enumerate(runs)))
@@ -41,25 +43,25 @@ def test_signal_to_one_process_stops_all_at_the_same_call(exits, signalled):
 
 def test_signals_to_two_processes_stop_at_the_later_proposal():
     _, groups = thread_groups(2)
-    ahead, behind = (Preemption(group, 5.0) for group in groups)
+    ahead, behind = (RunSupervisor(group, Config()) for group in groups)
     for _ in range(7):
         assert not ahead.should_stop()
-    for preemption, name in ((ahead, "SIGTERM"), (behind, "SIGINT")):
-        preemption.request(name)
-        preemption.request("SIGHUP")  # the first one counts
-        preemption.publish()
-    assert ahead.should_stop() and ahead.calls == 8
+    for run, name in ((ahead, "SIGTERM"), (behind, "SIGINT")):
+        run.request_stop(name)
+        run.request_stop("SIGHUP")  # the first one counts
+        run.publish()
+    assert ahead.should_stop() and ahead.stop_checks == 8
     assert [behind.should_stop() for _ in range(8)] == [False] * 7 + [True]
     assert behind.signal == "SIGINT"
 
 
 def test_missing_proposal_is_an_error_after_the_timeout():
     _, groups = thread_groups(2)
-    preemption = Preemption(groups[0], 0.05)
-    preemption.request("SIGTERM")
-    preemption.publish()
+    run = RunSupervisor(groups[0], Config(distributed=Distributed(heartbeat_timeout=0)))
+    run.request_stop("SIGTERM")
+    run.publish()
     with pytest.raises(ProcessGroupError, match="DEADLINE_EXCEEDED"):
-        preemption.should_stop()
+        run.should_stop()
 
 
 def test_signal_of_a_single_process_stops_at_the_next_call():
@@ -75,7 +77,7 @@ def test_signal_while_compiling_exits_with_75(exits, capsys):
         with run.exit_on_signal("compiling"):
             with run.exit_on_signal("the rest"):
                 pass
-            run.preemption.request("SIGTERM")
+            run.request_stop("SIGTERM")
             wait_until(lambda: exits)
     assert exits == [75] and "SIGTERM while compiling: exiting" in capsys.readouterr().err
 
@@ -98,3 +100,21 @@ def test_values_are_gathered_and_broadcast():
     assert results[0] == results[1] == results[2]
     gathered, choice, name = results[0]
     assert (gathered, choice) == (["n0", "n1", "n2"], "c0") and name.startswith("process 2 on ")
+
+
+@pytest.mark.parametrize("number, code", [(errno.ENOSPC, 2), (errno.EIO, 1)])
+def test_only_full_disk_is_a_user_error(number, code, monkeypatch):
+    """A launcher restarts all processes after a failure; disk space must be freed by the user."""
+    messages, broadcasts = [], []
+    supervisor = SimpleNamespace(
+        say=messages.append, broadcast_failure=lambda *message: broadcasts.append(message), signal=None
+    )
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(supervision, "end", end)
+    with pytest.raises(SystemExit) as ended:
+        supervision._fail(supervisor, OSError(number, "what it says", "/runs/metrics.jsonl"))
+    assert ended.value.code == code and broadcasts == [(code, messages[0])]
+    assert "what it says: '/runs/metrics.jsonl'" in messages[0] and ("Free disk space" in messages[0]) == (code == 2)

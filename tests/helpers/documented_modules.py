@@ -7,14 +7,13 @@ from pathlib import Path
 from types import ModuleType
 
 from t2t_flax import registry
-from t2t_flax.config import optimizer_keys, schema
+from t2t_flax.config import schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     registry.COMMANDS, registry.SOURCES, registry.TASKS, registry.DECODERS, registry.GROUPS,
     registry.MIXERS, registry.SCORES, registry.FEED_FORWARDS, registry.ACTIVATIONS, registry.NORMS, registry.POSITIONS,
-    registry.SCHEDULES, registry.OPTIMIZERS, optimizer_keys.KEYS_OF_SCHEDULE, optimizer_keys.KEYS_OF_OPTIMIZER,
-    registry.HOOKS,
+    registry.SCHEDULES, registry.OPTIMIZERS, registry.HOOKS,
 )  # fmt: skip
 
 

@@ -13,10 +13,10 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "mixtures.shares": {"mixtures.shares": "en-de=2"},
     "mixtures.temperature": {"mixtures.temperature": 2.0},
     "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},
-    "data.directions": {"data.directions": "en-de=en-de, valid=en-de"},
+    "languages.directions": {"languages.directions": "en-de=en-de, valid=en-de"},
     "mixtures.limits": {"mixtures.limits": "en-de=140"},
     "data.valid": {"data.valid": "toy:valid:20"},
-    "data.test": {"data.test": "toy:test:4", "data.directions": "by_name, valid=en-de, test=en-de"},
+    "data.test": {"data.test": "toy:test:4", "languages.directions": "by_name, valid=en-de, test=en-de"},
     "data.task": {"data.task": "parsing"},
     "data.source_language": {"data.source_language": "fr"},
     "data.target_language": {"data.target_language": "fr"},
@@ -33,9 +33,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "ctranslate2.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
         "decode.length_penalty": "power",
     },
-    "optimizer.min_lr": {"optimizer.min_lr": 1e-5},
+    "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
-    "trackers.names": {"trackers.names": "tensorboard"},
+    "trackers.names": {"trackers.names": ""},
     "inspection.profile_steps": {"inspection.profile_steps": (1000, 1001)},
     "mesh.data": {"mesh.data": 8},
     "train.precision": {"train.precision": "bfloat16"},
@@ -49,7 +49,6 @@ _NAMES = {
     "data.cache": "cache",
     "data.corpus": "a corpus",
     "trackers.group": "a group",
-    "train.compile_cache": "programs",
 }
 
 

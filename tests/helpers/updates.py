@@ -1,6 +1,8 @@
 """Updates of a small model on a mesh."""
 
 import jax
+import numpy as np
+import optax
 
 from helpers.configs import devices_mesh, model_and_state
 from t2t_flax.data.batching.batches import Batches
@@ -21,3 +23,18 @@ def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
             state, values = step(state, put_batch(batches.batch(k), mesh).arrays)
             metrics.append({name: float(x) for name, x in values.items()})
     return before, state, metrics
+
+
+def updates_of(tx: optax.GradientTransformation, grads: list, params) -> list:
+    """The updates of an optimizer for a sequence of gradients, at fixed parameters."""
+    state, out, jitted = tx.init(params), [], jax.jit(tx.update)
+    for g in grads:
+        update, state = jitted(g, state, params)
+        out.append(update)
+    return out
+
+
+def assert_trees_close(a, b, **tolerance) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance)

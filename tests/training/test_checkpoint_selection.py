@@ -11,11 +11,9 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
-from t2t_flax.locks import machine_tag
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_selection import Part, mean
+from t2t_flax.training.checkpoint_selection import RestoredParams, mean
 from t2t_flax.training.checkpoints import Checkpoints
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
@@ -28,17 +26,19 @@ def tree(seed: int) -> dict:
 
 def test_mean_is_the_float32_sum_divided_once():
     """Bit-identical to the sequential sum divided by the count."""
-    averaged = mean(Part(tree(i), (i,)) for i in range(5))
+    averaged = mean(RestoredParams(tree(i), (i,)) for i in range(5))
     expected = jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / 5, *map(tree, range(5)))
     jax.tree.map(np.testing.assert_array_equal, averaged.params, expected)
     assert averaged.steps == (0, 1, 2, 3, 4)
 
 
 def test_parts_are_weighted_by_their_number_of_checkpoints():
-    averaged = mean(iter([Part(tree(0), (3, 2, 1)), Part(tree(1), (4,)), Part(tree(2), (6, 5))]))
+    averaged = mean(
+        iter([RestoredParams(tree(0), (3, 2, 1)), RestoredParams(tree(1), (4,)), RestoredParams(tree(2), (6, 5))])
+    )
     for x, *values in zip(*map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True):
         np.testing.assert_allclose(x, np.average(values, axis=0, weights=[3, 1, 2]), atol=1e-6)
-    part = Part(tree(0), (1,), 0.5)
+    part = RestoredParams(tree(0), (1,), 0.5)
     leaves = jax.tree.leaves(part.params)
     alone = mean([part])
     assert all(x is y for x, y in zip(jax.tree.leaves(alone.params), leaves, strict=True))
@@ -58,10 +58,9 @@ def live_bytes() -> int:
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-@pytest.mark.parametrize("function", ["load", "average"])
 @pytest.mark.slow
-def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function):
-    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)  # NumPy's copies of small trees stay with them
+def test_averaging_holds_at_most_two_trees(six, monkeypatch):
+    monkeypatch.setattr("t2t_flax.training.damage._SMALL", 0)  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = Checkpoints.restore_params
@@ -72,31 +71,8 @@ def test_averaging_holds_at_most_two_trees(six, tmp_path, monkeypatch, function)
         return params
 
     monkeypatch.setattr(Checkpoints, "restore_params", counted)
-    if function == "load":
-        load(six, average=6, overrides=HERE)
-    else:
-        shutil.copytree(six, tmp_path / "other")
-        average([six, tmp_path / "other"], tmp_path / "mean", last=3, overrides=HERE)
+    load(six, average=6, overrides=HERE)
     assert len(live) == 6 and max(live) <= 2.01 * tree_bytes, [n / tree_bytes for n in live]
-
-
-def test_average_removes_what_a_killed_one_left(six, tmp_path):
-    (tmp_path / f"mean.partial-{machine_tag()}-0" / "checkpoints").mkdir(parents=True)
-    average([six], tmp_path / "mean", last=2, overrides=HERE)
-    assert [path.name for path in tmp_path.iterdir()] == ["mean"]
-
-
-def test_average_keeps_a_folder_created_meanwhile(six, tmp_path, monkeypatch):
-    original = Checkpoints.save_params
-
-    def save(self, *arguments):
-        (tmp_path / "mean" / "theirs").mkdir(parents=True)
-        original(self, *arguments)
-
-    monkeypatch.setattr(Checkpoints, "save_params", save)
-    with pytest.raises(UserError, match="already exists"):
-        average([six], tmp_path / "mean", last=2, overrides=HERE)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mean", "theirs"]
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +92,17 @@ def best_at_4(tmp_path_factory, cache):
 
 def test_best_checkpoint_has_the_best_validation_metric(best_at_4):
     loaded = load(best_at_4, best=True, overrides=HERE)
-    assert (loaded.steps, loaded.metric, loaded.choice["best"]) == ((4,), 9.0, True)
+    assert (loaded.steps, loaded.checkpoint.metric) == ((4,), 9.0)
     assert load(best_at_4, overrides=HERE).steps == (10,)
 
 
-def test_average_skips_checkpoints_kept_only_as_best(best_at_4, tmp_path):
+def test_average_skips_checkpoints_kept_only_as_best(best_at_4):
     with pytest.raises(
         UserError,
         match=r"cannot average 2 .*of the regular checkpoints \[8, 10\] .* lacks \[8\] .*every_steps = 2, keep_last = 1",
     ):
         load(best_at_4, average=2, overrides=HERE)
     assert load(best_at_4, average=2, at_most=True, overrides=HERE).steps == (10,)
-    with pytest.raises(UserError, match=r"lacks \[8\]"):
-        average([best_at_4], tmp_path / "mean", last=2, overrides=HERE)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

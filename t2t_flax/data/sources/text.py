@@ -11,7 +11,6 @@ from etils import epath
 from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.data.sources.compression import is_damage, opened
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
 
 _BLOCK = 1 << 20
 _BOM = codecs.BOM_UTF8
@@ -114,7 +113,7 @@ def lines(path: epath.Path) -> Iterator[str]:
 
 def check_rereadable(path: epath.Path, label: str) -> None:
     """Raises UserError for a pipe or a device, which can be read only once."""
-    if not is_remote(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(
             f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
         )

@@ -15,7 +15,7 @@ from etils import epath
 
 from t2t_flax.data.store.integrity import LENGTH, OFFSET, SIDES, damaged, verify
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
+from t2t_flax.filesystem import read_if_exists
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
@@ -155,12 +155,10 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     """
     before = _folder_state(folder)
     try:
-        if is_remote(folder):
-            if not (folder / "meta.json").exists():
-                return None
-        elif not before or folder.is_dir() and not any(folder.iterdir()):
+        text = read_if_exists(folder / "meta.json")
+        if text is None and (not before or folder.is_dir() and not any(folder.iterdir())):
             return None
-        meta = parse_json((folder / "meta.json").read_text())
+        meta = parse_json(text or "")
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
         return meta
     except (OSError, ValueError, KeyError, TypeError):
@@ -175,7 +173,7 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
 def _folder_state(folder: Path | epath.Path) -> tuple[int, int] | None:
     """Inode and change time of a local folder, which tell a folder from the one that replaced it: inodes alone are reused."""
     try:
-        stat = None if is_remote(folder) else os.stat(folder)
+        stat = os.stat(folder)
     except FileNotFoundError:
         return None
-    return stat and (stat.st_ino, stat.st_ctime_ns)
+    return stat.st_ino, stat.st_ctime_ns

@@ -3,7 +3,7 @@
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.pretrained import run_folder
+from t2t_flax.model_forms import run_folder
 
 
 def tokenizer_folder(config: Config) -> epath.Path | None:

@@ -1,6 +1,6 @@
-"""Inspection: what a run computes, how well it uses its devices, and what a trained model attends to."""
+"""Inspection: what a trained model attends to, and profiles of a run."""
 
-from t2t_flax.registry import EXPLAINED, HOOKS, add_command, add_group
+from t2t_flax.registry import HOOKS, add_command, add_group
 
 add_command(
     "attend",
@@ -8,6 +8,4 @@ add_command(
     "attention weights of every layer and head for a pair, as arrays and a picture",
 )
 add_group("inspection", "t2t_flax.extensions.inspection.keys", "Inspection")
-HOOKS.add("t2t_flax.extensions.inspection.mfu", "inspection.mfu")
 HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")
-EXPLAINED.add("flops", "t2t_flax.extensions.inspection.explained_flops")

@@ -9,11 +9,6 @@ from t2t_flax.errors import UserError
 
 @dataclass(frozen=True)
 class Inspection:
-    mfu: bool = key(
-        True,
-        "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data sheet and measured at the start",
-        mutable=True,
-    )
     profile_steps: tuple[int, int] = key(
         (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
     )

@@ -1,6 +1,6 @@
 """Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
 
-from t2t_flax.registry import DECODERS, add_command, add_group
+from t2t_flax.registry import DECODERS, ModelForm, add_command, add_group, add_model_form
 
 add_command(
     "export",
@@ -13,4 +13,13 @@ add_command(
     "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
 )
 add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
-DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
+add_model_form(
+    "safetensors",
+    ModelForm(
+        "exported model, or pretrained:toy",
+        "t2t_flax.extensions.interop.model_folder",
+        prefix="pretrained:",
+        file="model.safetensors",
+    ),
+)
+DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from t2t_flax.extensions.interop.safetensors_file import flatten
 from t2t_flax.filesystem import atomic_directory
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer, machine_tag
-from t2t_flax.training.safetensors_file import flatten
 
 KEPT = 8
 """Exported models that stay in a folder: those used last."""

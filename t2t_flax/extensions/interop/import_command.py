@@ -1,7 +1,7 @@
 """`import`: the trained model of another program as a run."""
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK
+from t2t_flax.errors import OK, UserError
 
 
 def run(argv: list[str]) -> int:
@@ -38,8 +38,9 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
 
     from t2t_flax import config as config_lib
+    from t2t_flax.data.hooks import all_directions
     from t2t_flax.filesystem import check_workdir, refuse_existing
-    from t2t_flax.pretrained import check_writable
+    from t2t_flax.model_forms import check_writable
     from t2t_flax.process_setup import prepare_process
 
     check_workdir(args.workdir)
@@ -47,8 +48,9 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
     from t2t_flax.training.config_changes import check_same_model
-    from t2t_flax.training.params_run import check_parameters, write_params_run
-    from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.damage import array_shapes, shape_differences
+    from t2t_flax.training.params_run import write_params_run
+    from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 
     check_writable(args.workdir, "give a new folder as --workdir")
     refuse_existing(args.workdir, "--workdir")
@@ -57,12 +59,14 @@ def run(argv: list[str]) -> int:
     model = read_model(source, num_heads=args.num_heads, languages=languages)
     config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
     check_same_model(model.config, config, args.source)
-    check_parameters(config, model.tokenizers, model.params, args.source)
+    expected = parameter_shapes(make_model(config, *model.tokenizers.vocab_sizes))
+    if differ := shape_differences(array_shapes(model.params), array_shapes(expected)):
+        raise UserError(f"{args.source} does not hold the parameters of its config and tokenizer: {differ}.")
     origin = {"step": model.step, "imported": model.kind}
     write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
     c, sizes = config.model, model.tokenizers.vocab_sizes
     count = count_params(model.params, config, *sizes)
-    directions = model.tokenizers.languages.all_directions(config.data)
+    directions = all_directions(config, model.tokenizers.starts)
     more = f" and {len(directions) - 10} more directions" if len(directions) > 10 else ""
     print(
         f"{args.workdir}: {model.kind}, {', '.join(map(str, directions[:10]))}{more}, {count:,} parameters, "
@@ -71,7 +75,7 @@ def run(argv: list[str]) -> int:
     )
     for note in model.notes:
         print(f"note: {note}")
-    choice = next((f" --target-language={language}" for language in model.tokenizers.languages.targets), "")
+    choice = next((f" --target-language={language}" for language in model.tokenizers.starts.names), "")
     print(
         f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
         f"--config={args.workdir}/config.json --config.finetuning.init_from={args.workdir} --config.data.train=... --workdir=NEW"

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 
 from t2t_flax.config import Model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_import, marian_import
 from t2t_flax.extensions.interop.imported import ImportedModel
+from t2t_flax.extensions.interop.model_folder import MODEL_FILE, open_model
+from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors, unflatten
 from t2t_flax.json_file import read_json
-from t2t_flax.training.model_folder import MODEL_FILE, open_model_folder
-from t2t_flax.training.safetensors_file import flatten, read_safetensors, unflatten
 
 EXPECTED = (
     "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json with model_type marian, and "
@@ -62,7 +63,7 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
 
 def _read_own(weights: Path, **_: object) -> ImportedModel:
     folder = weights.parent
-    model = open_model_folder(folder)
+    model = open_model(epath.Path(folder))
     if model is None:
         raise UserError(f"{weights} is beside a config.json, which no `export --format=safetensors` writes.")
     tokenizers = TokenizerPair.load(folder / "tokenizer")

@@ -20,12 +20,12 @@ from t2t_flax.extensions.interop.imported import (
     ImportedModel,
     import_config,
     sentencepiece_pair,
-    with_languages,
+    with_starts,
 )
 from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
+from t2t_flax.extensions.interop.safetensors_file import read_tensors
 from t2t_flax.json_file import read_json
-from t2t_flax.training.safetensors_file import read_tensors
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -125,7 +125,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         given or tokenizer.get(f"{side}_lang") or ""
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    pair, codes = with_languages(pair, codes, folder / _CONFIG, config.get("directions"))
+    pair, codes = with_starts(pair, codes, folder / _CONFIG, config.get("directions"))
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
     return ImportedModel(NAME, resolved, params, pair, _notes(config, own_rules, never_padding))
 

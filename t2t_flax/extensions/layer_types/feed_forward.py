@@ -24,8 +24,3 @@ class GatedFeedForward(nn.Module):
         hidden = ACTIVATIONS.load(c.activation)(gate) * Einsum(*up, dtype=self.dtype, name="up")(x)
         hidden = Dropout(c.dropout_ffn, name="hidden_dropout")(hidden, noise)
         return Einsum("...f,fd->...d", down, ("mlp", "embed"), dtype=self.dtype, name="down")(hidden)
-
-    @staticmethod
-    def multiply_adds(config: Model, tokens: float) -> float:
-        """Multiply-adds of its products: 3 n d d_ff."""
-        return tokens * 3 * config.d_model * config.d_ff

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types.keys import LayerTypes
-from t2t_flax.models.attention import MultiHeadAttention, SelfAttention
+from t2t_flax.models.attention import SelfAttention
 from t2t_flax.models.masks import SegmentMask, mask_array, segment_mask
 from t2t_flax.models.mixer import MixerInputs
 
@@ -47,10 +47,9 @@ class LocalAttention(SelfAttention):
         return super().visible(position, keys_T) & (keys_T >= position - self.reach)
 
     @staticmethod
-    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
-        """4nd^2 + 2n r d of n tokens with d_k = d_v = d / h (Table 1)."""
-        pairs = min(pairs, tokens * LayerTypes.of(config).window)
-        return MultiHeadAttention.multiply_adds(config, tokens, tokens, pairs)
+    def compared_pairs(config: Model, tokens: float, pairs: float) -> float:
+        """Pairs of tokens that are compared, r n of n tokens, of `pairs` in the same segment (Table 1)."""
+        return min(pairs, tokens * LayerTypes.of(config).window)
 
 
 def window_mask(length: int, reach: int) -> jax.Array:

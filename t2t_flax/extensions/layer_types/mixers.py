@@ -10,7 +10,9 @@ from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types.keys import LayerTypes
 from t2t_flax.models.dense import Einsum
 from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.training.parameters import MATRIX_AXES
 
+MATRIX_AXES["taps"] = (1, 2)  # [taps, d_model, d_model]: one matrix per tap
 # Dilations start again at 1 once the layers connect a row of this many positions, as in ByteNet.
 LONGEST_DILATED = 256
 
@@ -28,7 +30,6 @@ class Recurrent(nn.Module):
     depth: int = 0
 
     Cell: ClassVar[type[nn.RNNCellBase]]
-    GATES: ClassVar[int]
 
     def setup(self):
         d = self.config.d_model
@@ -69,18 +70,13 @@ class Recurrent(nn.Module):
         state, out = self.forward(cache["state"], x_BxKxD)
         return out.astype(self.dtype), {"state": state}
 
-    @classmethod
-    def multiply_adds(cls, config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
-        """2 * gates * n d^2; the two half-width directions of the encoder take 3/4 of it."""
-        return tokens * 2 * cls.GATES * config.d_model**2 * (1.0 if causal else 0.75)
-
 
 class LSTM(Recurrent):
-    Cell, GATES = nn.OptimizedLSTMCell, 4
+    Cell = nn.OptimizedLSTMCell
 
 
 class GRU(Recurrent):
-    Cell, GATES = nn.GRUCell, 3
+    Cell = nn.GRUCell
 
 
 def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False) -> jax.Array:
@@ -156,11 +152,6 @@ class Convolution(nn.Module):
         index = position + jnp.array(self.offsets)
         seen = jnp.where((index >= 0)[:, None], jnp.take(inputs, jnp.maximum(index, 0), axis=2), 0)
         return self.taps(seen), {"input": inputs}
-
-    @staticmethod
-    def multiply_adds(config: Model, tokens: float, pairs: float, *, causal: bool) -> float:
-        """k n d^2."""
-        return tokens * LayerTypes.of(config).conv_kernel_size * config.d_model**2
 
 
 class DilatedConvolution(Convolution):

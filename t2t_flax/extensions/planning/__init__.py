@@ -1,15 +1,18 @@
-"""Planning: programs compiled ahead of time for a machine that is not at hand."""
+"""Planning: FLOPs of a config, how well a run uses its devices, and programs compiled for a machine that is not at hand."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from t2t_flax.registry import add_command
+from t2t_flax.registry import EXPLAINED, HOOKS, add_command, add_group
 
 add_command(
     "plan",
     "t2t_flax.extensions.planning.command",
     "compile for an accelerator that is not at hand: memory, collectives, predicted time",
 )
+add_group("planning", "t2t_flax.extensions.planning.keys", "Planning")
+HOOKS.add("t2t_flax.extensions.planning.mfu", "planning.mfu")
+EXPLAINED.add("flops", "t2t_flax.extensions.planning.flops")
 
 
 def compile_for(

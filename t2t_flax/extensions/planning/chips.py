@@ -6,15 +6,34 @@ November 2026; names of TPU7x by size: github.com/AI-Hypercomputer/xpk, whose tp
 GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm,
 h200, b200, gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for
 NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for each GPU).
-Peak bfloat16 FLOP/s are those of `models.flops`.
 """
 
 import dataclasses
 
-from t2t_flax.models.flops import DATA_SHEET_TFLOPS
+import jax
 
 GIB, GB = 2.0**30, 1e9
 HOP_SECONDS = 1e-6  # one link, one way: assumed, the order of magnitude reported for TPUs
+
+# Dense bfloat16 TFLOP/s of one JAX device, from the vendors' data sheets.
+DATA_SHEET_TFLOPS = {
+    "TPU v3": 61.5,
+    "TPU v4": 275.0,
+    "TPU v5 lite": 197.0,
+    "TPU v5e": 197.0,
+    "TPU v5p": 459.0,
+    "TPU v5": 459.0,
+    "TPU v6 lite": 918.0,
+    "TPU v6e": 918.0,
+    "TPU7x": 1153.5,  # half a chip
+    "NVIDIA A100": 312.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H100": 989.0,
+    "NVIDIA H200": 989.0,
+    "NVIDIA B200": 2250.0,
+    "NVIDIA GB200": 2500.0,
+    "NVIDIA B300": 2250.0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +128,12 @@ GPUS = {
     "gb200": Chip("NVIDIA GB200", 197_897_748_480, 7928.064 * GB, 900 * GB, 50 * GB, 1, 1, 72, target=_GB200),
     "b300": Chip("NVIDIA B300", 297_021_865_984, 7936 * GB, 900 * GB, 100 * GB, 1, 1, 8, target=_B300),
 }
+
+
+def data_sheet_peak(device: jax.Device) -> float | None:
+    """FLOP/s of a known device, else None."""
+    kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
+    return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 
 
 def target_config(chip: Chip) -> str:

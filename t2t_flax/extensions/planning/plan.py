@@ -13,12 +13,11 @@ from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.hooks import training_stream
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.extensions.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
+from t2t_flax.extensions.planning.flops import Tokens, forward_products, padded_tokens, training_products
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.decoding_cache import SHARED_BEAMS
-from t2t_flax.models.flops import Backward, Tokens, forward_flops, padded_tokens, training_flops
 from t2t_flax.monitoring.memory import resident_bytes
-from t2t_flax.training.parameters import backward_of
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))
@@ -36,8 +35,7 @@ def make_plan(
     shape = batch_shape(config, run.shards, store=store, rows=rows)
     slots = shape.length * shape.rows * shape.micro
     train = compile_train_step(run, shape)
-    backward = backward_of(config, config.data.vocab_size, run.state.params)
-    flops = update_flops(config, shape, backward) / run.mesh.size
+    flops = update_flops(config, shape, run.state.params) / run.mesh.size
     tokens = slots * FILL if rows else float(min(config.data.batch_tokens, slots))
     state_bytes = resident_bytes(run.state)
     plan = {
@@ -86,7 +84,8 @@ def _decode(run: AbstractRun) -> dict[str, Any]:
     beams = float(sentences * config.decode.beam_size)
     entries = facts["cache_length"] * (config.decode.beam_size if config.decode.beam_size <= SHARED_BEAMS else 1)
     tokens = Tokens(0.0, beams, 0.0, beams * entries, beams * facts["source_length"])
-    flops = forward_flops(config.model, config.data.vocab_size, tokens) / run.mesh.size
+    products = forward_products(config.model, config.data.vocab_size, run.state.params)
+    flops = products.flops(config.model, tokens) / run.mesh.size
     line = roofline(run.topology, flops, facts["hbm_bytes"], facts["collectives"]) if facts["fits"] else None
     prediction = line and line.as_dict() | {"tokens_per_second": sentences / line.seconds}
     return facts | {"sentences": sentences, "flops_per_device": flops, "prediction": prediction}
@@ -108,16 +107,16 @@ def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) 
     return Shape(length, rows * shards, 1) if rows else shape_of(length, needed, data.microbatch_tokens, shards)
 
 
-def update_flops(config: Config, shape: Shape, backward: Backward | None = None) -> float:
-    """FLOPs of one update over every slot of the shape, padding included. `backward`: None where nothing is frozen.
+def update_flops(config: Config, shape: Shape, params: Any) -> float:
+    """FLOPs of one update over every slot of the shape, padding included. params: of the run, arrays or shapes.
 
     With train.remat = full the forward pass of the layers runs twice.
     """
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
-    forward = forward_flops(config.model, vocab, tokens)
-    logits = 2.0 * tokens.target * config.model.d_model * vocab
-    again = forward - logits if config.train.remat == "full" else 0.0
-    return training_flops(config.model, vocab, tokens, backward) + again
+    flops = training_products(config, vocab, params).flops(config.model, tokens)
+    if config.train.remat == "full":
+        flops += forward_products(config.model, 0, params).flops(config.model, tokens)  # of no vocabulary: no logits
+    return flops
 
 
 def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 
 from t2t_flax.config import Config
 from t2t_flax.distributed import supervisor as supervision
+from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import FAILURE
 from t2t_flax.extensions.resilience.heartbeats import Heartbeats
@@ -27,14 +28,22 @@ class Watcher:
         self._silence = config.distributed.heartbeat_timeout
         self.heartbeats = Heartbeats(supervisor.group)
         self._suspicious = False
+        self._seen, self._seen_at = 0, time.monotonic()
+        if self._group.count > 1:
+            with contextlib.suppress(ProcessGroupError):
+                self.heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
 
-    def start(self) -> None:
-        self.heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
+    def quiet_seconds(self) -> float:
+        """Seconds since the last sign of progress, as far as `check` has seen; 0 where none is expected."""
+        return time.monotonic() - self._seen_at if self._run.progress_expected else 0.0
 
     def check(self) -> None:
-        quiet = self._run.progress.quiet_seconds()
+        signs = self._run.signs_of_progress
+        if signs != self._seen or not self._run.progress_expected:
+            self._seen, self._seen_at = signs, time.monotonic()
+        quiet = self.quiet_seconds()
         if self._hang_timeout and quiet > self._hang_timeout:
-            late = self.heartbeats.describe_late(self._run.preemption.calls)
+            late = self.heartbeats.describe_late(self._run.stop_checks)
             self._end(f"no update for {quiet:.0f} s (config.resilience.hang_timeout = {self._hang_timeout}). {late}")
         # Process 0 looks for dead processes in `communicate`; the others for a dead process 0, which JAX would only abort.
         quiet = self.heartbeats.coordinator_silence()
@@ -45,8 +54,8 @@ class Watcher:
             )
 
     def communicate(self) -> None:
-        self.heartbeats.send(self._run.preemption.calls)
-        late = self._run.progress.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
+        self.heartbeats.send(self._run.stop_checks)
+        late = self.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
         if self._group.is_lead or self._suspicious or late:  # not always on the others: there may be many hosts
             self.heartbeats.receive()
         silent = self.heartbeats.silent_processes(self._silence) if self._group.is_lead else []

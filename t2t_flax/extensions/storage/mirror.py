@@ -11,7 +11,7 @@ from pathlib import Path
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.monitoring.growing_files import GrowingFiles
+from t2t_flax.monitoring.metrics_writer import GrowingFiles
 
 SECONDS = 20.0
 """Between two uploads of changed files."""
@@ -63,6 +63,11 @@ class Mirror(GrowingFiles):
                 self.send()
             except Exception as error:  # noqa: BLE001 - any of dozens of network errors; training goes on
                 log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
+
+
+def open_growing_files(workdir: epath.Path) -> Mirror:
+    """Where files of a workdir in an object store can grow: in `local`."""
+    return Mirror(workdir)
 
 
 def _whole_database(path: Path) -> bytes:

@@ -1,28 +1,30 @@
-"""Objects in stores as files: the functions of `registry.OBJECT_STORAGE`, through fsspec."""
+"""Objects in stores as files, through fsspec: the functions that `filesystem.by_storage` finds here by their names."""
 
+import contextlib
 import os
+import tempfile
+import typing
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from etils import epath
 
 from t2t_flax.errors import UserError, first_line, install_hint
-from t2t_flax.extensions.storage.leases import take_lease
-from t2t_flax.extensions.storage.mirror import Mirror
-from t2t_flax.extensions.storage.token_stores import find_store, local_path, upload
+from t2t_flax.extensions.storage.leases import lock_folder as lock_folder
+from t2t_flax.extensions.storage.mirror import open_growing_files as open_growing_files
+from t2t_flax.extensions.storage.token_stores import find_store as find_store
+from t2t_flax.extensions.storage.token_stores import local_path as local_path
+from t2t_flax.extensions.storage.token_stores import upload as upload
 
-__all__ = [
-    "Mirror",
-    "check_reachable",
-    "check_workdir",
-    "copy_file",
-    "create_file",
-    "find_store",
-    "local_path",
-    "move_folder",
-    "read",
-    "take_lease",
-    "upload",
-    "write",
-]
+_TRANSIENT = (
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "Forbidden",  # gcsfs for 403
+    "UNAUTHENTICATED",
+    "ABORTED:",
+)
 
 _INSTALL = {
     "gs": install_hint("gcs"),
@@ -60,26 +62,51 @@ def check_workdir(path: epath.PathLike) -> None:
     check_reachable(path)
 
 
-def read(path: epath.PathLike) -> bytes:
-    """The content of an object, whole while another host rewrites it. Raises FileNotFoundError."""
-    store, name = _store_of(path)
-    return store.cat_file(name)
+def real_path(path: epath.PathLike) -> epath.Path:
+    """The path itself: there are no links."""
+    return epath.Path(path)
 
 
-def write(path: epath.PathLike, data: bytes) -> None:
-    """Writes an object, which appears whole."""
-    store, name = _store_of(path)
-    store.pipe_file(name, data)
+def is_transient(error: BaseException) -> bool:
+    """Whether a store does not answer, or refuses the account."""
+    return (
+        getattr(error, "code", None) in (401, 403, 408, 429, 500, 502, 503, 504)  # gcsfs' HttpError
+        or type(error).__module__.partition(".")[0] in ("requests", "aiohttp", "urllib3")
+        or any(word in str(error) for word in _TRANSIENT)
+    )
 
 
-def create_file(path: epath.PathLike, data: bytes) -> bool:
-    """Writes an object if there is none of that name, by a conditional request; else returns False."""
+def is_write_refused(error: BaseException) -> bool:
+    """Whether a store refuses the account."""
+    return any(word in str(error) for word in ("PERMISSION_DENIED", "Forbidden"))
+
+
+def fsync_tree(folder: epath.PathLike) -> None:
+    """An object is safe once it is written."""
+
+
+def read_if_exists(path: epath.PathLike) -> str | None:
+    """As in `filesystem`. One request, so that the text is whole while another host rewrites the object."""
     store, name = _store_of(path)
     try:
-        store.pipe_file(name, data, mode="create")
-    except FileExistsError:
-        return False
-    return True
+        return store.cat_file(name).decode()
+    except FileNotFoundError:
+        return None
+
+
+def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = True) -> None:
+    """Writes an object, which appears whole."""
+    store, name = _store_of(path)
+    store.pipe_file(name, data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[BinaryIO]:
+    """A local file to write, which is uploaded when the block ends without an error."""
+    with tempfile.NamedTemporaryFile() as file:
+        yield typing.cast(BinaryIO, file)
+        file.flush()
+        copy_file(file.name, path)
 
 
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
@@ -92,6 +119,24 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
         store.get_file(name, os.fspath(target))
 
 
+def list_names(folder: epath.PathLike) -> list[str]:
+    """As in `filesystem`."""
+    folder = epath.Path(folder)
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
+    """As in `filesystem`, but not atomic."""
+    if not (path.exists() and keep()):
+        path.rmtree(missing_ok=True)
+        move_folder(new, path)
+
+
+def remove_folder(folder: epath.PathLike) -> None:
+    """Removes the objects of a folder, if there are any."""
+    epath.Path(folder).rmtree(missing_ok=True)
+
+
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     """Copies the objects of a folder one by one, then removes them."""
     (store, name), (_, other) = _store_of(source), _store_of(target)
@@ -99,6 +144,22 @@ def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     for path in names:
         store.cp_file(path, other + path.removeprefix(name))
     store.rm(names)
+
+
+def exclusive_writer(folder: epath.PathLike, command: str) -> contextlib.AbstractContextManager[None]:
+    """Nobody waits: objects appear whole."""
+    return contextlib.nullcontext()
+
+
+def is_finished(checkpoint: epath.PathLike) -> bool:
+    """Whether a checkpoint is whole: Orbax writes a last file into it."""
+    return (epath.Path(checkpoint) / "commit_success.txt").exists()
+
+
+def delete_checkpoint(checkpoint: epath.PathLike) -> None:
+    """Its last file first: without it the others are unfinished."""
+    (epath.Path(checkpoint) / "commit_success.txt").unlink(missing_ok=True)
+    epath.Path(checkpoint).rmtree(missing_ok=True)
 
 
 def _store_of(path: epath.PathLike):

@@ -20,8 +20,8 @@ LOCAL = "~/.cache/t2t_flax/stores"
 """Folder of this host's copies, each in a folder named by its digest."""
 
 
-def local_path(digest: str) -> Path:
-    """Where a store is written and memory-mapped: this host's copy."""
+def local_path(folder: epath.PathLike, digest: str) -> Path:
+    """Where the store `folder` is written and memory-mapped: this host's copy."""
     return Path(LOCAL).expanduser() / digest[:24]
 
 
@@ -29,21 +29,21 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """The finished store at `folder` if it has this digest, copied to local disk if needed; None if there is none. A damaged
     copy is copied again. Raises UserError for a damaged store and for a folder of something else.
     """
-    folder, local = epath.Path(folder), local_path(digest)
+    folder, local = epath.Path(folder), local_path(folder, digest)
     meta = read_meta(folder)
     exists = matches(meta, digest)
     with exclusive_writer(local, "prepare"):
         if exists:
             _fetch(folder, local, meta)
         elif is_intact(local, digest):  # an earlier run was stopped during the upload
-            upload(local, folder)
+            upload(folder, local)
         else:
             shutil.rmtree(local, ignore_errors=True)
             return None
     return TokenStore.open(local, folder)
 
 
-def upload(local: Path, folder: epath.PathLike) -> None:
+def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store."""
     folder = epath.Path(folder)
     meta = (local / "meta.json").read_text()

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation import significance
-from t2t_flax.evaluation.compare import check_comparable, systems
-from t2t_flax.evaluation.records import read_record, task_of_record
-from t2t_flax.evaluation.row_differences import Difference, best_row, compare_rows, mean_interval
-from t2t_flax.evaluation.significance import LEVEL, influence
+from t2t_flax.extensions.sweeps.compare import check_comparable, systems
 from t2t_flax.extensions.sweeps.folder import Folder
+from t2t_flax.extensions.sweeps.records import read_record, task_of_record
 from t2t_flax.extensions.sweeps.results import Result, record_path, results, selection_score
+from t2t_flax.extensions.sweeps.row_differences import (
+    LEVEL,
+    Difference,
+    best_row,
+    compare_rows,
+    influence,
+    mean_interval,
+)
 from t2t_flax.extensions.sweeps.trials import folder_name
 from t2t_flax.tasks import lower_is_better
 
@@ -226,8 +231,10 @@ def format_difference(row: Row) -> str:
     if not comparison:
         return "see the note" if row.problem else ""
     interval, digits = comparison["interval_corrected"], 2 if abs(comparison["a"]) >= 10 else 4
-    ends = interval["low"], interval["high"]
-    return significance.format_difference(comparison["difference"], *ends, comparison["p_corrected"], digits)
+    difference, low, high = (f"{x:+.{digits}f}" for x in (comparison["difference"], interval["low"], interval["high"]))
+    # A smaller p-value mostly reflects the assumed distribution.
+    p = f"p {comparison['p_corrected']:.3g}" if comparison["p_corrected"] >= 0.001 else "p < 0.001"
+    return f"{difference} [{low}, {high}] {p}"
 
 
 def verdict(row: Row, reference: str) -> str:

@@ -11,19 +11,19 @@ from helpers.updates import run_updates
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.checkpoint_average import average
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import lora
 from t2t_flax.extensions.finetuning.keys import of
 from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
 from t2t_flax.extensions.finetuning.pretrained import pretrained_params
-from t2t_flax.registry import OPTIMIZERS
+from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import abstract_params, init_state, make_model
 from t2t_flax.training.train_step import loss_sums
 
+load_extensions()
 HERE = {"mesh.data": "-1"}  # all simulated devices
 
 
@@ -171,7 +171,7 @@ def test_keys_that_do_not_fit_are_refused(keys, message):
 @pytest.mark.smoke
 @pytest.mark.slow
 def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
-    """Resumed bit for bit; `load`, `average` and a run that starts from it see W + s A B."""
+    """Resumed bit for bit; `load`, a mean of checkpoints and a run that starts from it see W + s A B."""
     keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
 
     def config(steps):
@@ -187,12 +187,11 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
                                                                whole.params["encoder_0"]["self_attention"]["query"])))  # fmt: skip
     newest = load(tmp_path / "whole", overrides=HERE).params
     jax.tree.map(np.testing.assert_array_equal, newest, jax.device_get(merged))
-    average([tmp_path / "whole"], tmp_path / "mean", last=2, overrides=HERE)
     of_both = [load(tmp_path / "whole", step=step, overrides=HERE).params for step in (2, 4)]
     expected = jax.tree.map(lambda x, y: (jnp.asarray(x) + y) / 2, *of_both)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7),
-        load(tmp_path / "mean", overrides=HERE).params,
+        load(tmp_path / "whole", average=2, overrides=HERE).params,
         expected,
     )
     after = tiny_run("", 2, finetuning=dict(init_from=str(tmp_path / "whole")))

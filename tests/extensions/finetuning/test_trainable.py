@@ -13,7 +13,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning.frozen import matching
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.registry import OPTIMIZERS
+from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
@@ -21,6 +21,7 @@ from t2t_flax.training.parameters import join, parameters_of
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import loss_sums
 
+load_extensions()
 TREE = {
     "encoder_0": {"norm": {"scale": 1}, "self_attention": {"query": {"kernel": 2}}},
     "encoder_1": {"norm": {"scale": 3}},

@@ -11,19 +11,19 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from t2t_flax import pretrained
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.ctranslate2_file import read_model_bin, read_npz, read_tokens
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.named_arrays import NamedArrays
+from t2t_flax.model_forms import run_folder
 
 
 @pytest.fixture(scope="module")
 def toy_file():
     """(folder, metadata, arrays) of the model of the package."""
-    folder = pretrained.run_folder("pretrained:toy")
+    folder = run_folder("pretrained:toy")
     with safe_open(folder / "model.safetensors", "numpy") as file:
         return folder, file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
 

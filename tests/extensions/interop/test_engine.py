@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 
-import jax
 import pytest
 from helpers.runs import start, tiny_run
 
@@ -15,11 +14,9 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import check_engine, is_current
-from t2t_flax.evaluation.evaluate import existing_record
+from t2t_flax.evaluation.decoder import check_decoder
 from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_selection import Choice
 
 RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.max_length_offset": "4"}
 CT2 = RULES | {"decode.engine": "ctranslate2"}
@@ -54,13 +51,15 @@ def test_ctranslate2_translates_as_the_jax_search_and_keeps_its_model(workdir, k
     for a, b in zip(ours.translate(lines), theirs.translate(lines), strict=True):
         assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
         assert [h.score for h in b.hypotheses] == pytest.approx([h.score for h in a.hypotheses], abs=1e-4)
-    assert (ours.engine.name, theirs.engine.name) == ("jax", "ctranslate2")
+    assert (ours.decoder.name, theirs.decoder.name) == ("jax", "ctranslate2")
     (model,) = kept.glob("*/model.bin")
     written = model.stat().st_mtime_ns
     assert t2t_flax.load(workdir, overrides=CT2).translate(lines[:1])[0].text == theirs.translate(lines[:1])[0].text
     assert model.stat().st_mtime_ns == written
-    copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=config_of(n_best=2).decode))
-    assert copy.opened is theirs.opened and list(theirs.opened) == ["float32"], "copies share the model in memory"
+    decode = dataclasses.replace(theirs.config.decode, n_best=2)
+    copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=decode))
+    copy.translate(lines[:1])
+    assert len(engine_module._OPEN) == 1, "copies share the model in memory"
     t2t_flax.load(workdir, step=1, overrides=CT2).translate(lines[:1])
     t2t_flax.load(workdir, overrides=CT2 | {"ctranslate2.quantization": "int8"}).translate(lines[:1])
     assert len(os.listdir(kept)) == 3, "other parameters and types are other models"
@@ -104,8 +103,6 @@ def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir)
     assert record["engine"] == {
         "name": "ctranslate2", "version": engine_module.installed_version(), "type": "float32"
     }  # fmt: skip
-    assert existing_record(workdir, "test", Choice(), CT2) is not None
-    assert existing_record(workdir, "test", Choice(), RULES) is None
     by_jax = t2t_flax.evaluate(workdir, overrides=RULES)["test"]
     assert by_jax["engine"]["name"] == "jax" and by_jax["hypotheses"] != record["hypotheses"]
     assert by_jax["digests"]["hypotheses"] == record["digests"]["hypotheses"]
@@ -113,18 +110,6 @@ def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir)
 
 def config_of(**decode):
     return dataclasses.replace(Config(), decode=dataclasses.replace(Config().decode, **decode))
-
-
-def test_a_record_counts_for_its_own_engine_only(monkeypatch):
-    rules = dict(length_penalty="power", early_stopping="beam_full")
-    by_jax = {"engine": {"name": "jax", "version": jax.__version__}}
-    by_ctranslate2 = {"engine": {"name": "ctranslate2", "version": "4.9"}}
-    monkeypatch.setattr(engine_module, "installed_version", lambda: "4.9")
-    for engine, expected in {"jax": (True, False), "ctranslate2": (False, True)}.items():
-        config = config_of(engine=engine, **rules)
-        assert tuple(is_current(record, config) for record in (by_jax, by_ctranslate2)) == expected
-    monkeypatch.setattr(engine_module, "installed_version", lambda: "5.0")
-    assert not is_current(by_ctranslate2, config_of(engine="ctranslate2", **rules))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +127,7 @@ def test_what_is_impossible_is_refused_by_key(keys, named):
         group, name = key.split(".")
         config[group][name] = int(value) if value.isdigit() else value
     with pytest.raises(UserError, match="config.decode.engine = ctranslate2: ") as refused:
-        check_engine(resolve(config))
+        check_decoder(resolve(config))
     assert named in str(refused.value)
 
 

@@ -18,7 +18,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import marian_export
 from t2t_flax.extensions.interop.ctranslate2_export import check_exportable, write_ctranslate2
 from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
-from t2t_flax.training.safetensors_file import flatten, read_safetensors, write_safetensors
+from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors, write_safetensors
 
 VOCAB, CAP = 37, 20
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, VOCAB))]

@@ -80,7 +80,7 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
 
 @pytest.mark.smoke
 def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
-    from t2t_flax.training.safetensors_file import flatten, read_safetensors
+    from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors
 
     folder = export(workdir, tmp_path, "--format=safetensors")
     params, config = read_safetensors(folder / "model.safetensors")

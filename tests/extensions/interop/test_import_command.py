@@ -14,8 +14,8 @@ from helpers.runs import start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
+from t2t_flax.extensions.interop.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
 from t2t_flax.training import loop
-from t2t_flax.training.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
 
 LINES = ["Where is the dog?", "It is late."]
 
@@ -105,7 +105,7 @@ def test_imported_run_is_fine_tuned(imported, tmp_path, capsys):
     _, folder = imported("huggingface")
     keys = {
         "data.train": "toy:train:300", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256, "train.steps": 2,
-        "finetuning.init_from": folder, "checkpoint.every_steps": 2, "train.compile_cache": "",
+        "finetuning.init_from": folder, "checkpoint.every_steps": 2,
     }  # fmt: skip
     words = [f"--config.{key}={value}" for key, value in keys.items()]
     assert main(["train", f"--config={folder}/config.json", f"--workdir={tmp_path / 'tuned'}", *words]) == 0

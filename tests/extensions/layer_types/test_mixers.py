@@ -15,10 +15,9 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.search_loop import grow_cache
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.layer_types.keys import LayerTypes
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.mixer import MixerInputs, make_mixer
-from t2t_flax.registry import MIXERS, load_extensions
+from t2t_flax.registry import load_extensions
 from t2t_flax.training.prefetch import put_batch
 from t2t_flax.training.train_state import make_model
 
@@ -166,42 +165,8 @@ def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
     assert len({tuple(t) for _, t in pairs}) > beams
 
 
-def multiply_adds(config: Model, tokens, pairs, *, causal=True):
-    return MIXERS.load(config.mixer).multiply_adds(config, tokens, pairs, causal=causal)
-
-
 def one_segment(length: int) -> MixerInputs:
     return MixerInputs(jnp.ones((1, length), jnp.int32), jnp.arange(length)[None])
-
-
-@pytest.mark.parametrize("kv_heads", [0, 2])
-@pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_multiply_adds_match_the_kernels(mixer, causal, kv_heads):
-    """Each kernel entry is one multiply-add per token; only attention also multiplies tokens with each other."""
-    group = (("layer_types", LayerTypes(conv_kernel_size=5)),)
-    config = Model(d_model=16, num_heads=4, mixer=mixer, num_kv_heads=kv_heads, extensions=group)
-    module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=0)
-    params = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 6, 16)), one_segment(6)))
-    kernels = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
-    assert multiply_adds(config, 6, 0, causal=causal) == 6 * kernels
-    pairs = 2 * 16 * 36 if mixer.endswith("attention") else 0
-    assert multiply_adds(config, 6, 36, causal=causal) == 6 * kernels + pairs
-
-
-def test_multiply_adds_of_table_1():
-    """4nd^2 + 2n^2 d, 4nd^2 + 2rnd, 8nd^2, 6nd^2, knd^2."""
-    n, d = 100, 32
-
-    def count(mixer="attention", **keys):
-        config = Model(d_model=d, mixer=mixer, extensions=(("layer_types", LayerTypes(**keys)),))
-        return multiply_adds(config, n, n * n)
-
-    assert count() == 4 * n * d**2 + 2 * n**2 * d
-    assert count("local_attention", window=9) == 4 * n * d**2 + 2 * 9 * n * d
-    assert count("local_attention", window=999) == count()
-    assert count(mixer="lstm") == 8 * n * d**2 and count(mixer="gru") == 6 * n * d**2
-    assert count("conv", conv_kernel_size=7) == count("dilated_conv", conv_kernel_size=7) == 7 * n * d**2
 
 
 @pytest.mark.parametrize("width", [3, 5, 7])

@@ -8,6 +8,7 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, wri
 from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.finetuning.keys import FineTuning
 from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
 from t2t_flax.extensions.planning import compiler_process, report
@@ -16,7 +17,6 @@ from t2t_flax.extensions.planning.plan import batch_shape, ideal, make_plan, upd
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.masks import SegmentMask
 from t2t_flax.monitoring.memory import resident_bytes
-from t2t_flax.training.parameters import backward_of
 
 
 def config_of(**groups):
@@ -82,7 +82,9 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     run = runs.abstract_run(config, parse("cpu:1"))
     shape = batch_shape(config, 1)
     products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
-    assert sum(row["flops"] for row in products) == pytest.approx(update_flops(config, shape), rel=0.05)
+    assert sum(row["flops"] for row in products) == pytest.approx(
+        update_flops(config, shape, run.state.params), rel=0.05
+    )
 
 
 LOWEST_TRAINED_IS_A_FEED_FORWARD = "*_embedding *_0 encoder_1 */self_attention */cross_attention */residual_*"
@@ -108,8 +110,9 @@ def test_products_of_frozen_parameters_are_not_counted(keys, model):
     config = config_of(finetuning=keys, model=sizes | model, loss=dict(logits_chunk_size=0))
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
     products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
-    backward = backward_of(config, VOCAB, run.state.params)
-    counted, all_trained = update_flops(config, shape, backward), update_flops(config, shape)
+    everything = config_of(model=sizes | model)
+    counted = update_flops(config, shape, run.state.params)
+    all_trained = update_flops(everything, shape, runs.abstract_run(everything, parse("cpu:1")).state.params)
     assert counted == pytest.approx(sum(row["flops"] for row in products), rel=0.015)
     assert counted < 0.97 * all_trained
 
@@ -122,9 +125,9 @@ def test_compiler_counts_as_many_flops_with_frozen_parameters(keys):
     )
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
     xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]
-    backward = backward_of(config, 1024, run.state.params)
-    assert update_flops(config, shape, backward) == pytest.approx(xla, rel=0.04)
-    assert update_flops(config, shape) > 1.2 * xla
+    assert update_flops(config, shape, run.state.params) == pytest.approx(xla, rel=0.04)
+    all_trained = config.with_values({f"finetuning.{name}": getattr(FineTuning, name) for name in keys})
+    assert update_flops(all_trained, shape, run.state.params) > 1.2 * xla
 
 
 def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices():

@@ -46,11 +46,13 @@ def test_silent_coordinator_ends_the_other_processes(exits, capsys):
 def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsys):
     config = Config(extensions=(("resilience", Resilience(hang_timeout=1)),))
     with RunSupervisor(ProcessGroup(), config, stacks=tmp_path) as run, run.expect_progress():
-        with run.expect_no_progress():
-            run.progress._last -= 100
-            assert run.progress.quiet_seconds() == 0
-        run.watchers[0].check()  # time in which no progress was expected does not count
-        run.progress._last -= 100
+        watcher = run.watchers[0]
+        with run.expect_progress(False):
+            watcher._seen_at -= 100
+            assert watcher.quiet_seconds() == 0
+            watcher.check()  # time in which no progress was expected does not count
+        watcher.check()
+        watcher._seen_at -= 100
         wait_until(lambda: exits)
     assert "hang_timeout = 1" in capsys.readouterr().err
     assert "test_watcher.py" in (tmp_path / "process-0.txt").read_text()

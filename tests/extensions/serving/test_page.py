@@ -13,8 +13,8 @@ import pytest
 from helpers.processes import environment
 from helpers.server_page import answer, answers, ask, hypotheses, pair, shown, stand_in, translate, weights
 
-from t2t_flax.pretrained import run_folder
-from t2t_flax.training.safetensors_file import read_metadata, read_safetensors, write_safetensors
+from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
+from t2t_flax.model_forms import run_folder
 
 pytestmark = pytest.mark.slow
 FLAGS = [

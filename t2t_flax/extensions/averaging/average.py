@@ -1,0 +1,75 @@
+"""The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `finetuning.init_from`."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+
+from etils import epath
+
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import open_run, stored_config
+from t2t_flax.filesystem import refuse_existing
+from t2t_flax.model_forms import check_writable, run_folder
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
+from t2t_flax.training.config_changes import check_same_model
+from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.params_run import write_params_run
+
+
+def average(
+    workdirs: Sequence[str | epath.Path],
+    output: str | epath.Path,
+    *,
+    last: int = 0,
+    steps: Sequence[int] = (),
+    best: bool = False,
+    overrides: dict[str, str] | None = None,
+) -> list[tuple[str, int]]:
+    """Writes the float32 mean of checkpoints of each workdir to `output`.
+
+    last: each workdir's last regular checkpoints (up to each of `steps`, if given); without it, the checkpoints
+    `steps`, or the `best`. Returns the averaged (workdir, step) pairs. Config and tokenizer are those of the first
+    workdir. Raises UserError if the output exists, a step is unknown, or a workdir has another model (naming the keys) or
+    tokenizer.
+    """
+    output = epath.Path(output)
+    check_writable(output, "give a new folder as --output")
+    refuse_existing(output, "--output")
+    for flag, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
+        duplicate = next((value for value in values if values.count(value) > 1), None)
+        if duplicate is not None:
+            raise UserError(
+                f"{flag} names {duplicate} twice: it would have double weight in the average. Name it once."
+            )
+    first = open_run(workdirs[0], overrides)
+    for workdir in workdirs[1:]:
+        check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
+        if TokenizerPair.load(run_folder(workdir) / "tokenizer").digest != first.tokenizers.digest:
+            raise UserError(
+                f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be averaged."
+            )
+    choices = [CheckpointChoice(step=step, average=last) for step in steps] or [
+        CheckpointChoice(average=last, best=best)
+    ]
+    averaged: list[tuple[str, int]] = []
+
+    def parts() -> Iterator[RestoredParams]:
+        for workdir in map(run_folder, workdirs):
+            for choice in choices:
+                run = dataclasses.replace(first, workdir=workdir, stored=stored_config(workdir))
+                for part in run.restore(choice):
+                    averaged.extend((str(workdir), step) for step in part.steps)
+                    yield part
+                    del part  # frees it before the next one is restored
+
+    combined = mean(parts())
+    averaged.sort(key=lambda x: -x[1])
+    origin = {
+        "step": max(step for _, step in averaged),
+        "averaged": averaged,
+        "config_changes": list(combined.config_changes),
+    }
+    stored = parameters_of(first.stored).merged_config(first.stored)
+    write_params_run(output, stored, first.tokenizers, combined.params, origin, flag="--output", command="average")
+    return averaged

@@ -1,0 +1,117 @@
+"""Our own parameters in one safetensors file, readable without JAX."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.finite import check_finite
+from t2t_flax.json_file import parse_json
+
+DTYPES = ("float32", "float16")
+_FORMAT = "t2t_flax"
+# NumPy lacks some types of tensors that the format has.
+_DAMAGED = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
+
+
+def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
+    """{"encoder_0/feed_forward/Einsum_0/kernel": array} of a tree of dicts."""
+    if not hasattr(params, "items"):
+        return {prefix: np.asarray(params)}
+    return {
+        path: x for name, tree in params.items() for path, x in flatten(tree, f"{prefix}/{name}".strip("/")).items()
+    }
+
+
+def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The tree that `flatten` flattened. Raises ValueError for a path that is within another one."""
+    tree: dict[str, Any] = {}
+    for path, x in arrays.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{parent!r} of {path!r} is an array itself")
+        if name in node:
+            raise ValueError(f"{path!r} is the path of other arrays as well")
+        node[name] = x
+    return tree
+
+
+def write_safetensors(
+    path: Path,
+    params: Any,
+    config: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    checkpoint: dict[str, Any] | None = None,
+) -> None:
+    """Writes the parameters by their paths; the file's metadata holds `config` and `checkpoint` (where the parameters come
+    from) as JSON.
+    """
+    arrays = {name: np.ascontiguousarray(x, dtype) for name, x in flatten(params).items()}
+    metadata = {"format": _FORMAT, "config": json.dumps(config), "checkpoint": json.dumps(checkpoint or {})}
+    save(path, arrays, metadata)
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """A file of tensors that others may read as other new files: `save_file` itself gives it to its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path, metadata=metadata)
+    path.chmod(mode)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    except _DAMAGED as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
+    metadata, arrays = _read(path, with_arrays=True)
+    check_finite(arrays, path)
+    try:
+        return unflatten(arrays), _object(path, metadata, "config")
+    except ValueError as error:
+        raise UserError(f"{path} does not hold parameters of t2t_flax: {error}.") from None
+
+
+def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config, checkpoint) of a file of `write_safetensors`, without its parameters. Raises UserError for any other file."""
+    metadata, _ = _read(path, with_arrays=False)
+    return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")
+
+
+def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
+    """The JSON object of that key."""
+    try:
+        value = parse_json(metadata[key])
+    except (KeyError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} has no JSON object as the {key} of its metadata: export it again.")
+    return value
+
+
+def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise UserError(
+                    f"{path} was not written by `export --format=safetensors`: its metadata lacks the config."
+                )
+            names = file.keys() if with_arrays else ()
+            return metadata, {name: file.get_tensor(name).astype(np.float32) for name in names}
+    except _DAMAGED as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from None

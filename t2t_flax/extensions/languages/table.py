@@ -1,0 +1,36 @@
+"""A table of evaluation records by direction, with those that had no training text (zero-shot) apart."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+_METRICS = {"sacrebleu": "sacreBLEU", "chrf": "chrF", "ter": "TER"}
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a row for each record, then the means of directions with and without training text; "" unless there are several
+    records and each has a direction. TER is left out where a target language has none.
+    """
+    directions = [record["data"].get("direction") for record in records]
+    if len(records) < 2 or None in directions:
+        return ""
+    metrics = [metric for metric in _METRICS if all(metric in record["scores"] for record in records)]
+    lines = [["direction", "set", *(_METRICS[metric] for metric in metrics), "tokenizer of sacreBLEU"]]
+    lines.append(["---", "---", *["---:"] * len(metrics), "---"])
+    for zero_shot in (False, True):
+        group = [record for record in records if record["data"]["zero_shot"] == zero_shot]
+        scores = [[record["scores"][metric]["score"] for metric in metrics] for record in group]
+        mark = " (zero-shot)" if zero_shot else ""
+        for record, values in zip(group, scores, strict=True):
+            direction, signature = record["data"]["direction"] + mark, record["scores"]["sacrebleu"]["signature"]
+            tokenizer = next((part[4:] for part in signature.split("|") if part.startswith("tok:")), "")
+            lines.append([direction, record["split"], *map(_number, values), tokenizer])
+        if len(group) > 1:
+            what = "zero-shot directions" if zero_shot else "directions with training text"
+            means = (_number(fmean(values)) for values in zip(*scores, strict=True))
+            lines.append([f"mean of {len(group)} {what}", "", *means, ""])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}"

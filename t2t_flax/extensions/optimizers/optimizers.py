@@ -1,0 +1,61 @@
+"""Optimizers that are not the paper's; rows of `registry.OPTIMIZERS`."""
+
+from typing import Any
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.optimizers.keys import Optimizers
+from t2t_flax.training.parameters import matrix_axes_of
+from t2t_flax.training.train_state import path_names
+
+
+def adafactor(config: Config) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern 2018) without momentum. Its second moments are factored where two axes of a parameter
+    have 128 or more elements. Updates are clipped to an RMS of 1 and scaled by the parameter's RMS, so that learning
+    rates are relative: peaks near 1e-2 are usual.
+    """
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
+
+
+def lion(config: Config) -> optax.GradientTransformation:
+    """Lion (Chen et al. 2023): the sign of a momentum. Rates are 3 to 10 times lower than Adam's."""
+    return optax.scale_by_lion(b1=config.optimizer.b1, b2=config.optimizer.b2)
+
+
+def muon(config: Config) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024): orthogonalized momentum for the kernels; Adam, with Nesterov momentum as optax has it,
+    for embeddings, norms and biases. Updates of kernels are scaled to Adam's usual RMS of 0.2 (Liu et al. 2025), so that
+    one learning rate fits both.
+    """
+    o = config.optimizer
+    return optax.contrib.muon(
+        learning_rate=-1.0,  # optax flips the sign: this leaves the direction, for the learning rate that all share
+        beta=Optimizers.of(config).momentum,
+        adam_b1=o.b1,
+        adam_b2=o.b2,
+        eps=o.eps,
+        muon_weight_dimension_numbers=muon_axes,
+        consistent_rms=0.2,
+    )
+
+
+def muon_axes(params: Any) -> Any:
+    """The input and output axes by which Muon reads each kernel as a matrix; None for what Adam trains. Raises ValueError
+    for a kernel of unknown axes, UserError where no kernel is trained.
+    """
+
+    def axes(path, leaf):
+        of_kernel = matrix_axes_of(path_names(path), leaf.shape)
+        return of_kernel and MuonDimensionNumbers(*of_kernel)
+
+    found = jax.tree_util.tree_map_with_path(axes, params)
+    if not jax.tree.leaves(found):
+        raise UserError(
+            "config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel. Use "
+            "config.optimizer.name = adam, by which all else is trained anyway."
+        )
+    return found

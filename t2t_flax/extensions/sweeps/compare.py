@@ -1,0 +1,209 @@
+"""Compares systems by their evaluation records, sentence by sentence. Does not import JAX."""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.bootstrap import SEED, draw_sentences, resampled_scores
+from t2t_flax.extensions.sweeps.records import read_record, task_of_record, texts, tokenizer_of_record
+from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
+from t2t_flax.tasks import Task, make_task
+from t2t_flax.tasks.metrics import Predictions, SentenceStatistics
+
+RESAMPLES = 1000
+"""The default of sacreBLEU's command line."""
+COLUMNS = ("system", "checkpoint", "score", "difference", "p", "sentences")
+
+
+def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
+    """The metric by which two records are compared: `score`, or the primary one.
+
+    Raises UserError for different tasks, test sets or kinds of text, and for a metric by which the
+    task's systems cannot be compared.
+    """
+
+    def describe_data(record: dict) -> str:
+        data = record["data"]
+        spec = f"{data['corpus']}, {data['spec']}" if data.get("corpus") else data["spec"]
+        return f"{spec} ({data['sentences']} sentences, digest {data['digest'][:12]})"
+
+    if a["data"]["digest"] != b["data"]["digest"]:
+        raise UserError(
+            f"the records are of different test sets: {path_a} of {describe_data(a)}, {path_b} of {describe_data(b)}. "
+            "A paired test needs two systems on the same sentences."
+        )
+    for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
+        value_a, value_b = (record["config"]["data"].get(key, default) for record in (a, b))
+        if value_a != value_b:
+            raise UserError(
+                f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot be compared."
+            )
+    task = task_of_record(a)
+    names = task.comparable_names
+    score = score or names[0]
+    if score not in names:
+        name = task.config.data.task
+        raise UserError(f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}.")
+    tokenizer_a, tokenizer_b = (tokenizer_of_record(record) for record in (a, b))
+    if score == "sacrebleu" and tokenizer_a != tokenizer_b:
+        raise UserError(
+            f"the sacreBLEU of {path_a} has tokenizer {tokenizer_a}, that of {path_b} {tokenizer_b}: evaluate one again "
+            f"with --config.eval.sacrebleu_tokenizer={tokenizer_a}."
+        )
+    return score
+
+
+def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, str, list[SentenceStatistics]]:
+    """The task, the metric (default: the primary one) and its sentence statistics for each record, on the same sentences.
+
+    Raises UserError for a file that is missing, changed or not a record, and for records of different test sets or references.
+    """
+    records = [read_record(path) for path in paths]
+    for path, record in zip(paths, records, strict=True):
+        score = check_comparable(records[0], record, paths[0], path, score)
+    task, shared, statistics = task_of_record(records[0]), None, []
+    for path, record in zip(paths, records, strict=True):
+        hypotheses, references = texts(record, path)
+        shared = shared or tuple(map(tuple, references))
+        if tuple(map(tuple, references)) != shared:
+            raise UserError(
+                f"{paths[0]} and {path} name the same test set, but their references differ: evaluate again."
+            )
+        statistics.append(_statistics(task.config, score, shared, tuple(hypotheses)))
+    return task, score, statistics
+
+
+@functools.lru_cache(maxsize=64)  # a table compares one system with many; some metrics take seconds
+def _statistics(
+    config: Config, score: str, references: tuple[tuple[str, ...], ...], hypotheses: tuple[str, ...]
+) -> SentenceStatistics:
+    return make_task(config).metric(score).statistics(Predictions(hypotheses, references), config)
+
+
+def compare(
+    path_a: str | os.PathLike,
+    path_b: str | os.PathLike,
+    *,
+    score: str = "",
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Compares two systems by paired bootstrap resampling over sentences (Koehn 2004).
+
+    score: default the primary metric. `interval` is the central 95 % of the resampled differences a - b; it excludes zero
+    exactly where the two-sided `p_value` < 0.05. For a metric of sacreBLEU, `p_value_sacrebleu` is what its own PairedTest
+    prints, which is in effect one-sided where small. Raises UserError as `systems`.
+    """
+    task, score, (a, b) = systems([path_a, path_b], score)
+    metric, difference = task.metric(score), a.corpus_score - b.corpus_score
+    differences = paired_bootstrap(a, b, resamples, seed)
+    low, high = interval(differences)
+    signature = a.signature(bs=resamples, seed=seed)
+    p_values = {"p_value": round(two_sided_p(differences), 6)}
+    if signature:
+        p_values["p_value_sacrebleu"] = round(sacrebleu_p(differences, difference), 6)
+    return {
+        "score": score,
+        "lower_is_better": not metric.higher_is_better,
+        "a": {"record": os.fspath(path_a), "score": round(a.corpus_score, 4)},
+        "b": {"record": os.fspath(path_b), "score": round(b.corpus_score, 4)},
+        "difference": round(difference, 4),
+        "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
+        **p_values,
+        "sentences": len(a.values),
+        "resamples": resamples,
+        "seed": seed,
+        "signature": signature,
+        "method": a.method,
+    }
+
+
+def compare_all(
+    paths: Sequence[str | os.PathLike], names: Sequence[str], score: str = ""
+) -> tuple[list[list[str]], list[str]]:
+    """A row of `COLUMNS` for each record, with its difference to the first one, and notes on what they mean.
+
+    The second of two systems is tested by paired bootstrap (`compare`), the rows of a larger table by `compare_rows`, corrected
+    for their number. Raises UserError as `systems`.
+    """
+    task, score, statistics = systems(paths, score)
+    metric = task.metric(score)
+    if len(paths) == 2:
+        found = compare(paths[1], paths[0], score=score)
+        differences = [
+            None,
+            (found["difference"], found["interval"]["low"], found["interval"]["high"], found["p_value"]),
+        ]
+        note = f"paired bootstrap, {found['resamples']} resamples: 95 % interval, two-sided p"
+        if "p_value_sacrebleu" in found:
+            note += f" (sacreBLEU's own p, one-sided where small: {found['p_value_sacrebleu']:.3g})"
+    else:
+        scores = np.array([[each.corpus_score] for each in statistics])
+        influences = np.array([[influence(each)] for each in statistics])
+        rows = compare_rows(scores, influences, reference=0).rows
+        differences = [row and (row.difference, row.low_corrected, row.high_corrected, row.p_corrected) for row in rows]
+        note = f"over sentences: 95 % interval and two-sided p, both corrected for {len(paths)} systems"
+    table = []
+    for path, name, of_sentences, found in zip(paths, names, statistics, differences, strict=True):
+        cells = [f"{found[0]:+.2f} [{found[1]:+.2f}, {found[2]:+.2f}]", f"{found[3]:.3g}"] if found else ["", ""]
+        checkpoint = _checkpoint(read_record(path))
+        table.append([name, checkpoint, f"{of_sentences.corpus_score:.2f}", *cells, str(len(of_sentences.values))])
+    lower = "" if metric.higher_is_better else ", lower is better"
+    return table, [f"{metric.display_name}{lower}. Difference to {names[0]}, {note}.", f"{statistics[0].method}."]
+
+
+def _checkpoint(record: dict[str, Any]) -> str:
+    checkpoint = record.get("checkpoint") or {"averaged": []}
+    steps = checkpoint["averaged"]
+    if len(steps) > 1:
+        return f"mean of {len(steps)} up to {steps[0]}"
+    return f"{steps[0]}{' (best)' if 'best' in checkpoint else ''}" if steps else ""
+
+
+def paired_bootstrap(
+    a: SentenceStatistics, b: SentenceStatistics, resamples: int = RESAMPLES, seed: int = SEED
+) -> np.ndarray:
+    """float64 [resamples]: score of a minus score of b on the same resampled sentences."""
+    counts = draw_sentences(len(a.values), resamples, seed)
+    return resampled_scores(a, counts) - resampled_scores(b, counts)
+
+
+def two_sided_p(differences: np.ndarray) -> float:
+    """Two-sided bootstrap p-value: twice the smaller share of resampled differences on either side of zero.
+
+    Never 0: the observed data count as one more resample.
+    """
+    smaller = min((differences <= 0).sum(), (differences >= 0).sum())
+    return min(1.0, _tail_p(int(smaller), len(differences)))
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """(low, high): the central range of resampled differences that excludes zero exactly where `two_sided_p` is below LEVEL.
+
+    With too few resamples to reach that level it is their full range, extended to zero.
+    """
+    ordered = np.sort(differences)
+    outside = int((_tail_p(np.arange(len(ordered)), len(ordered)) < LEVEL).sum())
+    if not outside:
+        return float(min(ordered[0], 0.0)), float(max(ordered[-1], 0.0))
+    return float(ordered[outside - 1]), float(ordered[-outside])
+
+
+def _tail_p(count, resamples: int):
+    return 2 * (count + 1) / (resamples + 1)
+
+
+def sacrebleu_p(differences: np.ndarray, observed: float) -> float:
+    """The p-value printed by sacreBLEU's paired bootstrap for these differences.
+
+    It is one-sided in effect where small, so about half of `two_sided_p`. 1 if no resample differs.
+    """
+    size = np.abs(differences)
+    if not size.any():
+        return 1.0
+    return (int((size - size.mean() > abs(observed)).sum()) + 1) / (len(differences) + 1)

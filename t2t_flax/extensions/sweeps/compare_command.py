@@ -1,0 +1,69 @@
+"""`compare`: tests the differences between evaluated systems."""
+
+from pathlib import Path
+
+from t2t_flax.cli import arguments
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.json_file import parse_json
+from t2t_flax.tables import csv_text, text_table
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the table is printed."""
+    parser = arguments.parser(
+        "compare",
+        "Compares systems on the same test sentences: each one's score, and its difference to the first, with 95 % interval\n"
+        "and two-sided p. Two systems are tested by paired bootstrap; more at once, corrected for their number.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax compare runs/a runs/b\n"
+        "  python -m t2t_flax compare runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf",
+    )
+    parser.add_argument(
+        "systems", nargs="+", metavar="SYSTEM", help="record of an evaluation, or folder of a run: its final evaluation"
+    )
+    parser.add_argument("--split", metavar="SET", help="test set, for runs with several")
+    parser.add_argument(
+        "--score",
+        default="",
+        metavar="SCORE",
+        help="sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; parsing: f1",
+    )
+    parser.add_argument("--table", metavar="FILE.csv", help="also write the table to this file")
+    args, overrides = arguments.parse(parser, argv)
+    if overrides:
+        raise UserError("compare decodes nothing, so --config keys have no effect: leave them out.")
+    if len(args.systems) < 2:
+        raise UserError("name at least two systems.")
+    if args.table:
+        arguments.check_output("--table", args.table)
+    from t2t_flax.extensions.sweeps.compare import COLUMNS, compare_all
+
+    records = [record_of(system, args.split) for system in args.systems]
+    table, notes = compare_all(records, args.systems, args.score)
+    print("\n".join([text_table(COLUMNS, table, right=("score", "sentences")), "", *notes]))
+    if args.table:
+        atomic_write(args.table, csv_text(COLUMNS, table))
+    return 0
+
+
+def record_of(system: str, split: str | None) -> Path:
+    """The record that a system's name stands for: the file itself, or that of a run's final evaluation.
+
+    Raises UserError for a run without one, and for one with several test sets and no `split`.
+    """
+    folder = Path(system)
+    if not folder.is_dir():
+        return folder
+    try:
+        records = parse_json((folder / "complete.json").read_bytes())["records"]
+    except (OSError, ValueError, LookupError, TypeError):
+        records = {}
+    if split is None and len(records) > 1:
+        raise UserError(f"{system} has the test sets {', '.join(records)}: choose one with --split=SET.")
+    name = records.get(split or next(iter(records), ""))
+    if name is None:
+        raise UserError(
+            f"{system} has no final evaluation{f' of {split}' if split else ''}: name a record in its eval/."
+        )
+    return folder / "eval" / name

@@ -1,0 +1,252 @@
+"""Translation: sentence pairs, SentencePiece or BPE on both sides, and corpus metrics, whose two sides go through the same steps.
+
+Three BLEUs are often mistaken for one another. `sacrebleu`: detokenized text, reproducible by anyone
+from its signature. `tokenized_bleu`: Moses tokens and the arithmetic of multi-bleu. `paper_bleu`: as
+the paper's figures were computed, by tensor2tensor's get_ende_bleu.sh. `chrf`, `chrf++` and `ter` are
+sacreBLEU's, on the same text as `sacrebleu`.
+"""
+
+import dataclasses
+import importlib.metadata
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.data.hooks import symbols_of
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import Task
+from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+
+_ISO_639_3 = {
+    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",
+}  # fmt: skip
+_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my")
+"""Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
+"""sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
+_COMPOUND = re.compile(r"(\S)-(\S)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a metric is computed: what happens to the text of both sides, sacreBLEU's class (`kind`)
+    and its settings, and all of it in one sentence (`method`).
+    """
+
+    prepare: Callable[[Sequence[str]], list[str]]
+    settings: dict[str, Any]
+    method: str
+    kind: str = "BLEU"
+
+    def metric(self) -> Any:
+        """A new metric of `sacrebleu.metrics` for prepared text."""
+        import sacrebleu.metrics
+
+        return getattr(sacrebleu.metrics, self.kind)(**self.settings)
+
+
+def language_of(code: str) -> str:
+    """The two-letter language of `zh`, `zh-CN`, `zh_Hans` or `zho_Hans`; other codes without region and script."""
+    code = re.split(r"[-_]", code.lower())[0]
+    return _ISO_639_3.get(code, code)
+
+
+def tokenizer_of(setting: str, target_language: str) -> str:
+    """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
+    return _TOKENIZERS.get(language_of(target_language), "13a") if setting == "auto" else setting
+
+
+def recipe(name: str, config: Config) -> Recipe:
+    """How the metric `name` of `METRICS` is computed.
+
+    The target language (data.target_language) selects the Moses rules, sacreBLEU's tokenizer (with
+    eval.sacrebleu_tokenizer = auto) and the variant of TER. Text that is Moses-tokenized and escaped
+    already (data.pretokenized) is detokenized for all but the BLEUs of Moses tokens.
+    """
+    language, pretokenized = config.data.target_language, config.data.pretokenized
+    ours, moses = (importlib.metadata.version(package) for package in ("sacrebleu", "sacremoses"))
+    rules = f"sacremoses {moses} with the rules of language {language}"
+    if name in ("sacrebleu", "chrf", "chrf++", "ter"):
+        text = f"both sides detokenized and unescaped by {rules}." if pretokenized else "the text as it is."
+        prepare = _detokenizer(language) if pretokenized else list
+        if name == "sacrebleu":
+            tokenizer = tokenizer_of(config.eval.sacrebleu_tokenizer, language)
+            method = f"sacreBLEU {ours}, tokenizer {tokenizer}, on {text}"
+            return Recipe(prepare, dict(tokenize=tokenizer), method)
+        if name == "ter":
+            method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
+            asian = dict(normalized=True, asian_support=True) if language_of(language) in ("zh", "ja") else {}
+            return Recipe(prepare, asian, method, "TER")
+        settings = dict(word_order=2) if name == "chrf++" else {}
+        method = f"{'chrF++' if settings else 'chrF'} of sacreBLEU {ours} on {text}"
+        return Recipe(prepare, settings, method, "CHRF")
+    tokenize = list if pretokenized else _tokenizer(language)
+    tokens = "the text's own Moses tokens" if pretokenized else f"Moses tokens by {rules}"
+    arithmetic = f"the arithmetic of multi-bleu (sacreBLEU {ours}, tokenizer none, no smoothing), cased as the text is"
+    settings = dict(tokenize="none", smooth_method="none", force=True)
+    if name == "tokenized_bleu":
+        return Recipe(tokenize, settings, f"{tokens} on both sides, then {arithmetic}.")
+    method = (
+        f"The steps of tensor2tensor's get_ende_bleu.sh on both sides: Unicode punctuation replaced (sacremoses {moses}), "
+        f"{tokens}, each hyphen between two non-spaces made a token; then {arithmetic}."
+    )
+    return Recipe(lambda lines: split_compounds(tokenize(replace_punctuation(lines))), settings, method)
+
+
+def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceStatistics:
+    """Sufficient statistics of a sacreBLEU metric for each sentence.
+
+    sacreBLEU computes every corpus score from them, but has no public function that returns them;
+    the tests hold their scores against its public ones.
+    """
+    metric = steps.metric()
+    references = [steps.prepare(lines) for lines in predictions.references]
+    statistics = metric._extract_corpus_statistics(steps.prepare(predictions.hypotheses), references)
+    values = np.array(statistics, np.float64)
+
+    def score(sums: np.ndarray) -> float:
+        return float(metric._compute_score_from_stats(sums.tolist()).score)
+
+    def signature(**bootstrap: int) -> str:
+        text = metric.get_signature()
+        for key, value in bootstrap.items():
+            text.update(key, value)
+        return str(text)
+
+    details = {}
+    if steps.kind == "BLEU":
+        bleu = metric._compute_score_from_stats(values.sum(0).tolist())
+        details = {
+            "precisions": [round(p, 4) for p in bleu.precisions],
+            "brevity_penalty": round(bleu.bp, 6),
+            "hypothesis_length": bleu.sys_len,
+            "reference_length": bleu.ref_len,
+        }
+    return SentenceStatistics(values, score, steps.method, signature, details)
+
+
+def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics]:
+    return lambda predictions, config: sacrebleu_statistics(recipe(name, config), predictions)
+
+
+def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
+    """The share of outputs that equal one of their references."""
+    hypotheses, references = predictions.hypotheses, predictions.references
+    count = sum(h in rs for h, *rs in zip(hypotheses, *references, strict=True))
+    return {"score": round(100.0 * count / len(hypotheses), 4), "sentences": count}
+
+
+def _has_moses_rules(config: Config) -> bool:
+    return language_of(config.data.target_language) not in _TOKENIZERS
+
+
+METRICS = [
+    Metric(
+        "sacrebleu",
+        "sacreBLEU",
+        statistics=_statistics("sacrebleu"),
+        log_name="bleu",
+        confidence_interval=True,
+    ),
+    Metric(
+        "tokenized_bleu",
+        "tokenized BLEU",
+        statistics=_statistics("tokenized_bleu"),
+        applies=_has_moses_rules,
+        note="Moses tokens, multi-bleu",
+    ),
+    Metric(
+        "paper_bleu",
+        "paper BLEU",
+        statistics=_statistics("paper_bleu"),
+        applies=_has_moses_rules,
+        note="Moses tokens, hyphens split, multi-bleu",
+    ),
+    Metric("chrf", "chrF", statistics=_statistics("chrf"), confidence_interval=True),
+    Metric("chrf++", "chrF++", statistics=_statistics("chrf++"), confidence_interval=True),
+    Metric(
+        "ter",
+        "TER",
+        statistics=_statistics("ter"),
+        higher_is_better=False,
+        confidence_interval=True,
+        applies=lambda config: language_of(config.data.target_language) not in _NO_WORD_BOUNDARIES,
+    ),
+    Metric("exact_match", "exact match", exact_match, unit="%"),
+]
+"""A new metric is a row here; records, summaries, training, comparisons and sweeps read this table."""
+
+
+def replace_punctuation(lines: Sequence[str]) -> list[str]:
+    """Full-width and curly punctuation becomes ASCII, as in Moses' replace-unicode-punctuation."""
+    from sacremoses import MosesPunctNormalizer
+
+    normalizer = MosesPunctNormalizer()
+    return [normalizer.replace_unicode_punct(line) for line in lines]
+
+
+def split_compounds(lines: Sequence[str]) -> list[str]:
+    """`rich-text` becomes `rich ##AT##-##AT## text`: the compound splitting of tensor2tensor."""
+    return [_COMPOUND.sub(r"\1 ##AT##-##AT## \2", line) for line in lines]
+
+
+def _tokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(language)
+    return lambda lines: [moses.tokenize(line, return_str=True) for line in lines]
+
+
+def _detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
+    from sacremoses import MosesDetokenizer
+
+    moses = MosesDetokenizer(language)
+    return lambda lines: [moses.detokenize(line.split()) for line in lines]
+
+
+class Translation(Task):
+    """The metrics are those that make sense for the target language."""
+
+    metrics = METRICS
+
+    def open_source(self, spec, *, key):
+        data = self.config.data
+        languages = dict(source_language=data.source_language, target_language=data.target_language)
+        return open_source(spec, root=data.root, key=key, **languages)
+
+    def train_tokenizers(self, source):
+        return train_tokenizers(source, self.config.data, *symbols_of(self.config))
+
+    def validate_config(self):
+        super().validate_config()
+        for name in parse_valid_sets(self.config.data.valid):  # not all metrics make sense for all languages
+            Task.validate_config(self.of_set(name))
+
+    def check_requirements(self):
+        """Raises UserError if sacreBLEU's tokenizer lacks a package, or a model that cannot be downloaded."""
+        import sacrebleu.utils
+
+        setting, language = self.config.eval.sacrebleu_tokenizer, self.config.data.target_language
+        name = tokenizer_of(setting, language)
+        try:
+            sacrebleu.BLEU(tokenize=name)
+        except (Exception, SystemExit) as error:  # sacreBLEU exits when TLS fails during a download
+            advice = (
+                f"with network access, run python -c \"from sacrebleu.metrics import BLEU; BLEU(tokenize='{name}')\", then "
+                f"copy ~/.sacrebleu/models to {sacrebleu.utils.SACREBLEU_DIR}/models here"
+            )
+            if name.endswith("-mecab"):
+                advice = f"pip install 'sacrebleu[{name.partition('-')[0]}]'"
+            why = f" and config.data.target_language = {language}" if setting == "auto" else ""
+            raise UserError(
+                f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer {name}, which is missing "
+                f"({' '.join(str(error).split())}): {advice}, or score characters: --config.eval.sacrebleu_tokenizer=char."
+            ) from None
+
+
+TASK = Translation

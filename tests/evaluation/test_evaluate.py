@@ -1,0 +1,77 @@
+"""What `evaluate` writes: scores, texts and their digests."""
+
+import hashlib
+import json
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.dataset import split_source
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import evaluate
+from t2t_flax.evaluation.restore import load, stored_config
+from t2t_flax.tasks import task_of
+
+
+@pytest.fixture(scope="module")
+def run_of_updates(tmp_path_factory, cache):
+    from helpers.runs import start, tiny_run
+
+    from t2t_flax.training import loop
+
+    workdir = tmp_path_factory.mktemp("evaluated")
+    config = tiny_run(
+        workdir,
+        steps=4,
+        checkpoint=dict(every_steps=2, keep_last=2),
+        data=dict(test="toy:test:30", corpus="built-in captions"),
+        eval=dict(bootstrap_samples=0),
+        decode=dict(beam_size=1, max_length_offset=2),
+    )
+    loop.train(start(config, workdir, cache), score=None)
+    return workdir
+
+
+def test_record_has_all_references_of_a_test_set(run_of_updates, tmp_path):
+    pairs = [("the dog sleeps .", "der Hund schläft ."), ("it is late .", "es ist spät .")]
+    for name, lines in (
+        ("s.en", [source for source, _ in pairs]),
+        ("r1.de", [target for _, target in pairs]),
+        ("r2.de", ["ein Hund schläft .", "es ist schon spät ."]),
+    ):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    overrides = {"mesh.data": "-1", "data.root": str(tmp_path), "data.test": "s.en,r1.de,r2.de"}
+    record, triples = evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
+    folder = run_of_updates / "eval"
+    name = record["hypotheses"].removesuffix(".hyp.txt")
+    assert record["references"] == [f"{name}.ref.txt", f"{name}.ref2.txt"]
+    for text, file, digest in zip(
+        ("r1.de", "r2.de"), record["references"], record["digests"]["references"], strict=True
+    ):
+        assert (folder / file).read_bytes() == (tmp_path / text).read_bytes()
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
+    assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:2|")
+    assert [(source, reference) for source, reference, _ in triples] == pairs
+    one = evaluate(load(run_of_updates, step=4, overrides=overrides | {"data.test": "s.en,r1.de"}), "test")[0]
+    other = one["hypotheses"].removesuffix(".hyp.txt")
+    assert one["references"] == f"{other}.ref.txt" and one["scores"]["nll"] > 0
+    with pytest.raises(
+        UserError, match=r"data\.train = 's\.en,r1\.de,r2\.de' names 2 targets, but training text is SRC,TGT"
+    ):
+        split_source(task_of(stored_config(run_of_updates, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
+
+
+def test_evaluate_stores_texts_and_scores(run_of_updates, capsys):
+    flags = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
+    assert main(["evaluate", *flags, "--step=2"]) == 0
+    first = run_of_updates / "eval" / "test-2.json"
+    stored = json.loads(first.read_text())
+    assert stored["data"]["corpus"] == "built-in captions" and stored["references"] == "test-2.ref.txt"
+    for kind in ("hypotheses", "references"):
+        text = (first.parent / stored[kind]).read_bytes()
+        assert text.count(b"\n") == 30 and hashlib.sha256(text).hexdigest() == stored["digests"][kind]
+    assert {"sacrebleu", "tokenized_bleu", "paper_bleu"} <= set(stored["scores"])
+    output = capsys.readouterr().out
+    assert all(
+        name in output for name in ("sacreBLEU", "tokenized BLEU", "paper BLEU", "built-in captions, toy:test:30")
+    )

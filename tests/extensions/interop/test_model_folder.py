@@ -1,0 +1,214 @@
+"""Exported models as workdirs, and the one that ships with the package: `pretrained:toy`."""
+
+import io
+import json
+import os
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.config import to_config_dict
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import compute_scores
+from t2t_flax.evaluation.restore import load, stored_config
+from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
+from t2t_flax.model_forms import run_folder
+from t2t_flax.tasks import task_of
+from t2t_flax.training import loop, resume
+from t2t_flax.training.checkpoints import Checkpoints
+
+LINES = ["It is late.", "The house is red."]
+SHORT = {"decode.max_length_offset": "4"}
+HERE = "--config.mesh.cpu_devices=1"  # this process has its devices
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2), optimizer=dict(ema_decay=0.5))
+    loop.train(start(config, folder, cache), score=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(workdir):
+    folder = workdir.parent / "model"
+    assert main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def half(workdir):
+    folder = workdir.parent / "half"
+    words = [f"--workdir={workdir}", "--format=safetensors", "--quantization=float16", f"--output={folder}"]
+    assert main(["export", *words]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def toy_model():
+    return t2t_flax.load("pretrained:toy")
+
+
+def assert_equal(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
+
+
+def test_an_exported_model_is_the_run(workdir, exported):
+    run, model = load(workdir), load(exported)
+    assert_equal(run.params, model.params)
+    assert (run.steps, run.config, run.stored) == (model.steps, model.config, model.stored)
+    assert all(x.sharding == y.sharding for x, y in zip(*map(jax.tree.leaves, (run.params, model.params)), strict=True))
+    assert [t.text for t in run.translate(LINES)] == [t.text for t in model.translate(LINES)]
+
+
+def test_halves_are_the_rounded_parameters_and_the_record_says_so(workdir, exported, half, tmp_path):
+    rounded = jax.tree.map(lambda x: np.asarray(x, np.float16).astype(np.float32), load(workdir).params)
+    assert_equal(load(half).params, rounded)
+    test_set = SHORT | {"data.test": "toy:test:2"}
+    record = t2t_flax.evaluate(half, overrides=test_set, output=tmp_path)["test"]
+    assert record["checkpoint"]["weights"] == "rounded to float16" and record["checkpoint"]["averaged"] == [2]
+    assert sorted(os.listdir(tmp_path)) == ["data", "eval"] and not (half / "eval").exists()
+
+
+def test_checkpoints_of_an_exported_model_cannot_be_chosen(exported):
+    assert load(exported, step=2).steps == load(exported, average=1).steps == (2,)
+    for choice in (dict(step=1), dict(average=2), dict(best=True)):
+        with pytest.raises(UserError, match="is a model of step 2, not a run with checkpoints"):
+            load(exported, **choice)
+
+
+def test_files_that_do_not_fit_are_refused(exported, tmp_path):
+    broken = tmp_path / "model"
+    shutil.copytree(exported, broken)
+    params, config = read_safetensors(broken / "model.safetensors")
+    _, checkpoint = read_metadata(broken / "model.safetensors")
+
+    def rewrite(params, config, checkpoint):
+        write_safetensors(broken / "model.safetensors", params, config, checkpoint=checkpoint)
+
+    rewrite(params, config, checkpoint | {"tokenizer": "0" * 64})
+    with pytest.raises(UserError, match="is not the tokenizer of the model beside it"):
+        load(broken)
+    rewrite(params, config, {})
+    with pytest.raises(UserError, match="lacks 'steps' in its metadata"):
+        load(broken)
+    wider = config | {"model": config["model"] | {"d_ff": 64}}
+    rewrite(params, wider, checkpoint)
+    with pytest.raises(UserError, match=r"feed_forward\S* has shape \(32,\), expected \(64,\)"):
+        load(broken)
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no run: it has no config.json"):
+        load(broken)
+
+
+def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cache):
+    run = start(tiny_run(tmp_path, steps=4, finetuning=dict(init_from=str(exported))), tmp_path / "tuned", cache)
+    state, progress = resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
+    assert_equal(state.params, load(workdir).params)
+    assert progress.step == 0
+    other = tiny_run(tmp_path, finetuning=dict(init_from="pretrained:toy"))
+    run = start(other, tmp_path / "other", cache)
+    assert (
+        run.corpus.tokenizers.digest
+        == read_metadata(run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
+    )
+    with pytest.raises(UserError, match="is of another model:\n  model.num_encoder_layers: 2 there"):
+        resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
+
+
+def test_the_folder_of_an_exported_model_is_not_trained_in(exported, capsys):
+    for folder, message in [
+        (exported, "is not empty and not a run of t2t_flax"),
+        ("pretrained:toy", "is part of the package, where nothing is written: give a new folder"),
+    ]:
+        assert main(["train", "--config=toy", HERE, f"--workdir={folder}"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_unknown_names_list_the_known(capsys):
+    assert main(["translate", "--workdir=pretrained:tyo"]) == 2
+    assert "there is no pretrained:tyo: the package has pretrained:toy." in capsys.readouterr().err
+
+
+def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
+    folder = run_folder("pretrained:toy")
+    (path,) = (folder / "eval").glob("*.json")
+    record = json.loads(path.read_text())
+    assert record["checkpoint"]["weights"] == "rounded to float16"
+    assert record["digests"]["tokenizer"] == toy_model.tokenizers.digest
+    assert record["data"]["sentences"] == len(lines(path, "hyp")) == 500
+
+
+def lines(record, kind) -> list[str]:
+    """The texts beside a record: "hyp" or "ref"."""
+    return record.with_suffix(f".{kind}.txt").read_text().split("\n")[:-1]
+
+
+def test_scores_of_the_record_are_those_of_its_texts():
+    (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
+    record = json.loads(path.read_text())
+    hypotheses, references = lines(path, "hyp"), lines(path, "ref")
+    pairs = list(toy.pairs("test", 500))
+    assert references == [target for _, target in pairs]
+    task = task_of(stored_config("pretrained:toy"))
+    predictions = task.predictions([source for source, _ in pairs], hypotheses, [references])
+    metrics = [metric for metric in task.metrics if metric.name in ("sacrebleu", "exact_match")]
+    scores = compute_scores(stored_config("pretrained:toy"), metrics, predictions)
+    for name, entry in scores.items():
+        assert entry["score"] == pytest.approx(record["scores"][name]["score"], abs=1e-3), name
+    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    assert exact == record["scores"]["exact_match"]["sentences"]
+
+
+def test_translations_equal_the_recorded_ones(toy_model):
+    (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
+    hypotheses = lines(path, "hyp")
+    chosen = range(3, 500, 31)
+    pairs = list(toy.pairs("test", 500))
+    ours = toy_model.translate([pairs[i][0] for i in chosen])
+    assert [t.text for t in ours] == [hypotheses[i] for i in chosen]
+
+
+@pytest.mark.slow
+def test_commands_read_the_pretrained_model(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"It is late.\n")))
+    assert main(["translate", "--workdir=pretrained:toy", HERE]) == 0
+    assert capsys.readouterr().out == "Es ist spät.\n"
+    (tmp_path / "en").write_text("It is late.\n")
+    (tmp_path / "de").write_text("Es ist spät.\n")
+    words = [HERE, f"--source={tmp_path / 'en'}", f"--target={tmp_path / 'de'}"]
+    assert main(["score", "--workdir=pretrained:toy", *words]) == 0
+    assert -1.0 < float(capsys.readouterr().out.split()[0]) < 0.0
+    words = [HERE, "--source=It is late.", f"--output={tmp_path / 'a.npz'}"]
+    assert main(["attend", "--workdir=pretrained:toy", *words]) == 0
+    words = [HERE, "--format=safetensors", "--quantization=float16", f"--output={tmp_path / 'copy'}"]
+    assert main(["export", "--workdir=pretrained:toy", *words]) == 0
+    assert_equal(load(tmp_path / "copy").params, load("pretrained:toy").params)
+
+
+def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path, capsys):
+    folder = run_folder("pretrained:toy")
+    before = sorted(os.walk(folder))
+    assert main(["evaluate", "--workdir=pretrained:toy"]) == 2
+    assert "name a folder for the records, --output=DIR" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--output=DIR"):
+        t2t_flax.evaluate("pretrained:toy")
+    words = [HERE, "--config.data.test=toy:test:8", f"--output={tmp_path / 'out'}"]
+    assert main(["evaluate", "--workdir=pretrained:toy", *words]) == 0
+    (path,) = (tmp_path / "out" / "eval").glob("*.json")
+    assert json.loads(path.read_text())["scores"]["sacrebleu"]["score"] > 60
+    assert sorted(os.walk(folder)) == before
+
+
+def test_the_preset_is_the_config_of_the_pretrained_model():
+    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it."""
+    stored = to_config_dict(stored_config("pretrained:toy")).to_dict()
+    assert stored == to_config_dict(t2t_flax.api.resolve("toy")).to_dict()

@@ -1,0 +1,233 @@
+"""Text of several directions: the target language's token is the first id of every source sentence, and nowhere else."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.configs import DATA as SMALL_DATA
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.config import Config, Data, default_config, override, resolve
+from t2t_flax.config.special_tokens import EOS
+from t2t_flax.data import hooks
+from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.joined import StartedSource
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.languages.hook import hook
+from t2t_flax.tasks import task_of
+from t2t_flax.training.model_summary import describe
+
+KEYS = {
+    "data.train": "en-de=toy:train:200; de-en=toy:train:150; bt=toy:train:30",
+    "data.valid": "en-de=toy:valid:20; de-en=toy:valid:15",
+    "data.test": "de-en=toy:test:10",
+    "languages.directions": "by_name, bt=de-en",
+    "mixtures.tags": "bt=<bt>",
+    "mixtures.limits": "de-en=100",
+    "data.vocab_size": "400",
+    "data.batch_tokens": "600",
+    "data.max_length": "160",
+    "data.pack_length": "160",
+}
+TOKENS = ("<2de>", "<2en>", "<bt>")
+
+
+def config_of(**keys):
+    groups = {"directions": "languages"}
+    more = {f"{groups.get(name, 'data')}.{name}": str(value) for name, value in keys.items()}
+    if not keys.get("joint_vocabulary", True):
+        more["model.tie_embeddings"] = "decoder"
+    return resolve(override(default_config(), KEYS | more))
+
+
+def prepared(config, folder):
+    return prepare_corpus(task_of(config), folder)
+
+
+@pytest.fixture(scope="module", params=["joint", "separate", "unigram"])
+def corpus(request, tmp_path_factory):
+    keys = {
+        "joint": {},
+        "separate": dict(joint_vocabulary=False, vocab_size=350),
+        "unigram": dict(tokenizer="unigram"),
+    }
+    config = config_of(**keys[request.param])
+    folder = tmp_path_factory.mktemp("run")
+    return config, folder, prepared(config, folder)
+
+
+def test_the_token_is_the_first_id_and_never_in_the_targets(corpus):
+    _, _, data = corpus
+    ids = [data.tokenizers.source.control_id(token) for token in TOKENS]
+    assert None not in ids and len(set(ids)) == 3
+    to_german, to_english, tag = ids
+    store = data.train
+    assert store.pairs_of_sources == [200, 100, 30]
+    starts = [[to_german]] * 200 + [[to_english]] * 100 + [[to_english, tag]] * 30
+    for i, start in enumerate(starts):
+        source, target = store.source(i).tolist(), store.target(i).tolist()
+        assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
+        assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
+    for name, start in (("valid.en-de", to_german), ("valid.de-en", to_english)):
+        assert {int(data.valid[name].source(i)[0]) for i in range(data.valid[name].num_pairs)} == {start}
+
+
+def test_sides_have_the_languages_of_the_direction(corpus):
+    config, folder, data = corpus
+    decode = data.tokenizers.source.decode
+    english, german = next(split_source(task_of(config), "valid.en-de").pairs())
+    assert decode(data.valid["valid.en-de"].source(0).tolist()) == english
+    assert decode(data.valid["valid.de-en"].source(0).tolist()) == german
+    test = split_store(task_of(config), folder, "de-en", data.tokenizers)
+    assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_id("<2en>")
+
+
+def test_only_the_source_vocabulary_has_the_tokens(tmp_path):
+    data = prepared(config_of(joint_vocabulary=False, vocab_size=350), tmp_path)
+    assert [data.tokenizers.target.control_id(token) for token in TOKENS] == [None] * 3
+    assert not set(TOKENS) & set(data.tokenizers.target.pieces(range(350)))
+
+
+@pytest.fixture(scope="module")
+def source_tokenizer():
+    data = Data(vocab_size=360)
+    return train_tokenizers(
+        open_source("toy:train:60", source_language="en", target_language="de"), data, TOKENS
+    ).source
+
+
+@given(text=st.lists(st.sampled_from([*TOKENS, "a", " ", "<", "2"]), max_size=8).map("".join))
+def test_no_text_is_encoded_to_a_token(source_tokenizer, text):
+    tokens = {source_tokenizer.control_id(token) for token in TOKENS}
+    assert None not in tokens and not tokens & set(source_tokenizer.encode(text))
+
+
+@pytest.mark.smoke
+def test_a_literal_token_is_ordinary_text(tmp_path):
+    data = prepared(config_of(), tmp_path)
+    side = data.tokenizers.source
+    for token in TOKENS:
+        literal = f"{token} It is late."
+        assert side.control_id(token) not in side.encode(literal)
+        assert side.decode(side.encode(literal)) == literal
+
+
+def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
+    side = prepared(config_of(), tmp_path).tokenizers.source
+    assert SentencePieceTokenizer(side.data).control_id("<2de>") == side.control_id("<2de>")
+    assert side.pieces([side.control_id("<2de>")]) == ["<2de>"] and side.decode([side.control_id("<2de>")]) == ""
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a house"] * 10), model_writer=model, vocab_size=15, control_symbols=["<2de>", "<x>"],
+        model_type="bpe", minloglevel=2,
+    )  # fmt: skip
+    other = SentencePieceTokenizer(model.getvalue())  # with <s>, and other ids than ours
+    pieces = other.pieces(range(other.vocab_size))
+    assert pieces[:3] == ["<pad>", "</s>", "<unk>"] and "<s>" not in pieces
+    assert pieces[other.control_id("<2de>")] == "<2de>" and other.encode("a house")[0] not in (0, 1, 2)
+
+
+def test_tokenizers_without_the_token_are_refused(tmp_path):
+    plain = train_tokenizers(
+        open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)
+    )
+    plain.source.save(tmp_path / "plain.model")
+    config = config_of(tokenizer_model=tmp_path / "plain.model")
+    with pytest.raises(UserError, match="no control symbol <2de>.*--control_symbols=<2de>,<2en>,<bt>"):
+        prepared(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "tokenizer").exists()
+    own = prepared(config_of(), tmp_path / "own").tokenizers
+    own.source.save(tmp_path / "own.model")
+    given_model = prepared(config_of(tokenizer_model=tmp_path / "own.model"), tmp_path / "run")
+    assert given_model.tokenizers.digest == own.digest
+
+
+def test_the_length_limit_counts_the_token(tmp_path):
+    source = open_source("toy:train:100", source_language="en", target_language="de")
+    tokenizers = train_tokenizers(source, Data(vocab_size=400), TOKENS)
+    directed = StartedSource(source, ("<2de>",))
+    for policy in ("drop", "truncate"):
+        store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
+        lengths = store.source_lengths
+        assert lengths.max() <= 12 and store.meta["too_long"] > 0
+        assert all(store.source(i)[0] == tokenizers.source.control_id("<2de>") for i in range(store.num_pairs))
+
+
+def test_data_without_directions_have_the_recipe_of_earlier_versions():
+    pair = TokenizerPair(*[train_tokenizers(open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)).source] * 2)  # fmt: skip
+    policies = Policies(24, "drop", "drop")
+    recipe, digest = recipe_of("f", pair, policies)
+    assert recipe_of("f", pair, policies, None, []) == (recipe, digest)
+    assert "start_tokens" not in recipe and recipe_of("f", pair, policies, None, [["<2de>"]])[1] != digest
+    assert hooks.symbols_of(Config(data=SMALL_DATA)) == ([], [])
+
+
+def test_the_test_set_of_a_direction_has_the_digest_of_its_text():
+    """So that systems with and without directions are compared on the same sentences."""
+    directed = split_source(task_of(config_of()), "de-en")
+    plain = open_source("toy:test:10", source_language="de", target_language="en")
+    assert directed.fingerprint() == plain.fingerprint() and directed.start_tokens == ("<2en>",)
+
+
+def test_several_references_and_the_direction(tmp_path):
+    for name in ("s", "r1", "r2"):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+    source = split_source(task_of(config_of(test="de-en=s,r1,r2", root=tmp_path)), "de-en")
+    assert source.reference_count == 2 and list(source.references()) == [("r1 1", "r2 1"), ("r1 2", "r2 2")]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path):
+    """Twelve directions of sizes from 3 to 30 pairs: each has its share in the pairs of an epoch, whichever languages it has."""
+    languages = [f"{a}{b}" for a in "abc" for b in "xyzw"]
+    sizes = dict(zip(languages, range(3, 39, 3), strict=True))
+    for language, size in sizes.items():
+        rows = "".join(f"word {i} of {language}\t{language} {i} drow\n" for i in range(size))
+        (tmp_path / f"{language}.tsv").write_text(rows)
+    keys = {
+        "data.train": "; ".join(f"en-{language}={language}.tsv" for language in languages),
+        "languages.directions": "by_name",
+        "data.root": str(tmp_path),
+        "data.vocab_size": "340",
+        "mixtures.temperature": str(temperature),
+        "data.max_length": "32",
+        "data.pack_length": "32",
+        "data.batch_tokens": "200",
+    }
+    config = resolve(override(default_config(), keys))
+    data = prepared(config, tmp_path / "run")
+    weights = np.array(list(sizes.values())) ** (1 / temperature)
+    batches = data.batches(config)
+    firsts = [data.train.source(int(p))[0] for k in range(batches.updates_per_epoch) for p in batches.batch(k).pairs]
+    tokens = [data.tokenizers.source.control_id(f"<2{language}>") for language in languages]
+    counts = np.array([firsts.count(token) for token in tokens])
+    np.testing.assert_allclose(counts / counts.sum(), weights / weights.sum(), atol=0.01)
+
+
+def test_explain_and_training_name_the_directions(tmp_path):
+    config = config_of(test="de-en=toy:test:10; zero=toy:test:3", directions="by_name, bt=de-en, zero=de-de")
+    text = describe(config)
+    assert "directions: en-de, de-en" in text and "tokens of the target languages: <2de> <2en>" in text
+    assert "zero-shot, no training text: de-de" in text
+    corpus = SimpleNamespace(train=SimpleNamespace(pairs_of_sources=[200, 100, 30]))
+    printed = hook(config).describe(corpus)
+    assert printed == ["directions: en-de 200 pairs, de-en 130 pairs", "zero-shot, no training text: de-de"]
+    assert "directions" not in describe(Config())
+
+
+def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):
+    config = config_of().with_values({"mixtures.temperature": 3.0})
+    data = prepared(config, tmp_path)
+    batches, again = (data.batches(config) for _ in range(2))
+    arrays = {k: batches.batch(k).arrays["source"] for k in (5, 0, 3)}
+    for k in (0, 3, 5):
+        np.testing.assert_array_equal(again.batch(k).arrays["source"], arrays[k])

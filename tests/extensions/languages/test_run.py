@@ -1,0 +1,222 @@
+"""One run of several directions: validation, the choice of the target language, records and their table."""
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import evaluate
+from t2t_flax.evaluation.restore import TrainedModel, load
+from t2t_flax.evaluation.validation import validation_score
+from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.languages.table import summary
+from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training import loop
+from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation_loss import validation_loss, with_means
+
+DATA = DIRECTIONS | dict(
+    valid="en-de=toy:valid:12; de-en=toy:valid:9", test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4"
+)
+LINES = [source for source, _ in toy.pairs("test", 5)]
+
+
+def config_of(steps=6, **groups):
+    keys = dict(data=DATA, languages=LANGUAGES, eval=dict(every_steps=3), checkpoint=dict(every_steps=3, keep_best=1))
+    return tiny_run("", steps=steps, **{name: keys.get(name, {}) | groups.get(name, {}) for name in keys | groups})
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("directions")
+    loop.train(start(config_of(), folder, cache), score=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(workdir):
+    return load(workdir, overrides=SHORT_SEARCH)
+
+
+def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache):
+    """The loss of a set among several equals, bit for bit, that of a run with this set only."""
+    both = start(config_of(), tmp_path / "both", cache)
+    params = init_state(both.config, both.model, both.tx, both.mesh)[0].params
+    values = validation_loss(both)(params, lambda: None)
+    alone = {}
+    for name in ("en-de", "de-en"):
+        spec = dict(part.strip().split("=") for part in DATA["valid"].split(";"))[name]
+        one = start(config_of(data=dict(valid=f"{name}={spec}")), tmp_path / name, cache)
+        alone[name] = validation_loss(one)(params, lambda: None)
+        for metric in ("nll", "loss", "accuracy"):
+            assert values[f"{metric}/{name}"] == alone[name][metric] == alone[name][f"{metric}/{name}"]
+    for metric in ("nll", "loss", "accuracy"):
+        assert values[metric] == np.mean([alone[name][metric] for name in alone])
+
+
+def test_the_best_checkpoint_is_that_of_the_mean(workdir):
+    lines = [line for line in read_metrics(workdir) if "valid_nll" in line]
+    assert [line["step"] for line in lines] == [3, 6]
+    for line in lines:
+        of_sets = [line["valid_nll/en-de"], line["valid_nll/de-en"]]
+        assert line["valid_nll"] == pytest.approx(np.mean(of_sets), abs=1e-12) and len(set(of_sets)) == 2
+    best = load(workdir, best=True)
+    assert -best.metric == min(line["valid_nll"] for line in lines)
+
+
+def test_means_count_sets_equally():
+    assert with_means({"valid": {"nll": 3.0}}) == {"nll": 3.0}
+    sets = {"valid.a": {"nll": 1.0}, "valid.b": {"nll": 2.0}}
+    assert with_means(sets) == {"nll": 1.5, "nll/a": 1.0, "nll/b": 2.0}
+
+
+def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache, tmp_path):
+    setup = start(config_of(eval=dict(decode_sentences=3)), tmp_path, cache)
+    params = init_state(setup.config, setup.model, setup.tx, setup.mesh)[0].params
+    values = validation_score(setup)(params)
+    assert set(values) == {"valid_bleu", "valid_bleu/en-de", "valid_bleu/de-en"}
+    assert values["valid_bleu"] == pytest.approx((values["valid_bleu/en-de"] + values["valid_bleu/de-en"]) / 2)
+
+
+def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
+    mixed = dict(filters=dict(duplicates=True), mixtures=dict(temperature=4.0))
+    loop.train(start(config_of(**mixed), tmp_path / "whole", cache), score=None)
+    loop.train(start(config_of(steps=3, **mixed), tmp_path / "parts", cache), score=None)
+    loop.train(start(config_of(**mixed), tmp_path / "parts", cache), score=None)
+    curves = [[(m["step"], m["loss"]) for m in read_metrics(tmp_path / n) if "loss" in m] for n in ("whole", "parts")]
+    assert curves[0] == curves[1] and len(curves[0]) == 6
+
+
+def test_the_target_language_decides_and_batch_mates_do_not(run):
+    languages = ["de", "en", "de", "en", "en"]
+    mixed = run.translate(LINES, start=languages)
+    for line, language, together in zip(LINES, languages, mixed, strict=True):
+        (alone,) = run.translate([line], start=language)
+        assert alone.hypotheses[0].tokens == together.hypotheses[0].tokens
+        assert alone.hypotheses[0].score == pytest.approx(together.hypotheses[0].score, rel=1e-5)
+    to = {language: run.score([(line, line) for line in LINES], start=language) for language in ("de", "en")}
+    assert all(a.log_prob != b.log_prob for a, b in zip(to["de"], to["en"], strict=True))
+    both = run.score([(LINES[0], LINES[0])] * 2, start=["de", "en"])
+    assert [s.log_prob for s in both] == pytest.approx([to["de"][0].log_prob, to["en"][0].log_prob], rel=1e-5)
+    maps = run.attend(LINES[0], LINES[0], start="en")
+    assert maps.source_tokens[0] == "<2en>" and maps.source_tokens[-1] == "</s>"
+
+
+def test_each_language_is_looked_up_once_for_all_lines():
+    asked = []
+    run = SimpleNamespace(start_ids=lambda language: asked.append(language) or (len(asked),))
+    assert TrainedModel._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
+    assert TrainedModel._starts(run, "de", 3) == [(4,)] * 3 and TrainedModel._starts(run, "de", 0) == []
+    assert asked == ["de", "en", None, "de"]
+
+
+def test_a_literal_token_does_not_steer(run):
+    """`<2en> ...` translated into German is scored as that text after <2de>, by both ways into the model."""
+    starts = {language: list(run.start_ids(language)) for language in ("de", "en")}
+    (score,) = run.score([("<2en> It is late.", "x")], start="de")
+    ids = [*starts["de"], *run.tokenizers.source.encode("<2en> It is late.")]
+    assert starts["en"][0] not in ids and run._encode([("<2en> It is late.", "x")], "de")[0].source[:-1] == ids
+    assert score.log_prob != run.score([("It is late.", "x")], start="en")[0].log_prob
+
+
+def test_the_choice_is_required_and_checked(workdir, run, capsys):
+    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")]), lambda: run.attend("a", "b")):
+        with pytest.raises(UserError, match="translates into de, en: choose one"):
+            call()
+    with pytest.raises(UserError, match="does not translate into 'fr', but into de, en"):
+        run.translate(LINES, start="fr")
+    with pytest.raises(UserError, match="does not translate into 'fr'"):
+        t2t_flax.load(workdir, start="fr")
+    german = t2t_flax.load(workdir, start="de", overrides=SHORT_SEARCH)
+    expected = run.translate(LINES, start="de")
+    assert [t.text for t in german.translate(LINES)] == [t.text for t in expected]
+    assert main(["translate", f"--workdir={workdir}", "--input=/dev/null"]) == 2
+    assert "choose one, on the command line --target-language=de" in capsys.readouterr().err
+
+
+def test_commands_take_the_target_language(workdir, tmp_path, run):
+    (tmp_path / "in").write_text("".join(line + "\n" for line in LINES))
+    flags = [f"--config.{key}={value}" for key, value in SHORT_SEARCH.items()]
+    words = [f"--workdir={workdir}", "--target-language=en", *flags]
+    output = tmp_path / "out"
+    assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
+    expected = [t.text for t in run.translate(LINES, start="en")]
+    assert output.read_text().splitlines() == expected
+    scores = tmp_path / "scores"
+    pair = f"--source={tmp_path / 'in'}", f"--target={tmp_path / 'in'}"
+    assert main(["score", *words, *pair, f"--output={scores}"]) == 0
+    expected = run.score([(line, line) for line in LINES], start="en")
+    printed = [float(line.split("\t")[0]) for line in scores.read_text().splitlines()]
+    assert printed == pytest.approx([s.log_prob for s in expected], abs=1e-5)
+
+
+def test_records_have_the_languages_of_their_direction(workdir, tmp_path, run, capsys):
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    flags = [f"--config.{key}={value}" for key, value in SHORT_SEARCH.items()]
+    assert main(["evaluate", f"--workdir={copy}", *flags]) == 0
+    printed = capsys.readouterr().out
+    records = {path.stem.partition("-6")[0]: json.loads(path.read_text()) for path in (copy / "eval").glob("*.json")}
+    assert set(records) == {"en-de", "de-en", "same"}
+    for name, (source, target) in {"en-de": ("en", "de"), "de-en": ("de", "en"), "same": ("en", "de")}.items():
+        data = records[name]["data"]
+        assert (data["direction"], data["zero_shot"]) == (f"{source}-{target}", False)
+        config = records[name]["config"]["data"]
+        assert (config["source_language"], config["target_language"]) == (source, target)
+    table = [line for line in printed.splitlines() if line.startswith("| ")]
+    assert table[0].startswith("| direction | set | sacreBLEU") and len(table) == 6
+    assert table[-1].startswith("| mean of 3 directions with training text |")
+    again = evaluate(dataclasses.replace(run, workdir=copy), "de-en")[0]
+    assert again["hypotheses"].startswith("de-en-6"), "one evaluation, one record"
+    assert len(list((copy / "eval").glob("de-en-*.json"))) == 1
+
+
+def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run):
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    record, triples = evaluate(dataclasses.replace(run, workdir=copy), "valid.de-en")
+    assert record["split"] == "valid.de-en" and record["data"]["direction"] == "de-en"
+    english, german = next(toy.pairs("valid", 1))
+    assert triples[0][:2] == (german, english)
+
+
+def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):
+    """German to German: no source has it, and the model has its token."""
+    (tmp_path / "t.tsv").write_text("Ja.\tJa.\nNein.\tNein.\n")
+    keys = {"data.test": "zero=t.tsv", "data.root": str(tmp_path), "languages.directions": "by_name, zero=de-de"}
+    zero = dataclasses.replace(run, config=run.config.with_values(keys), workdir=tmp_path)
+    record, _ = evaluate(zero, "zero")
+    assert record["data"]["zero_shot"] is True and record["data"]["direction"] == "de-de"
+
+
+def test_the_table_keeps_zero_shot_apart():
+    def record(direction, bleu, zero_shot=False, ter=True):
+        scores = {"sacrebleu": {"score": bleu, "signature": "nrefs:1|tok:13a|x:y"}, "chrf": {"score": 1.0}}
+        scores |= {"ter": {"score": 90.0}} if ter else {}
+        return {"split": direction, "scores": scores, "data": {"direction": direction, "zero_shot": zero_shot}}
+
+    rows = [record("en-de", 10.0), record("de-fr", 2.0, True), record("fr-en", 20.0), record("en-th", 6.0, ter=False)]
+    assert summary(rows).splitlines() == [
+        "| direction | set | sacreBLEU | chrF | tokenizer of sacreBLEU |",
+        "| --- | --- | ---: | ---: | --- |",
+        "| en-de | en-de | 10.00 | 1.00 | 13a |",
+        "| fr-en | fr-en | 20.00 | 1.00 | 13a |",
+        "| en-th | en-th | 6.00 | 1.00 | 13a |",
+        "| mean of 3 directions with training text |  | 12.00 | 1.00 |  |",
+        "| de-fr (zero-shot) | de-fr | 2.00 | 1.00 | 13a |",
+    ]
+    plain = {"split": "test", "scores": {}, "data": {}}
+    assert summary([plain, plain]) == "" and summary(rows[:1]) == ""
+
+
+def test_starting_without_directions_from_such_a_model_is_said(workdir, tmp_path, cache):
+    plain = tiny_run(tmp_path, data=dict(vocab_size=400), finetuning=dict(init_from=str(workdir)))
+    said = []
+    pretrained_params(start(plain, tmp_path, cache), {}, say=said.append)
+    assert any("translates into de, en by a token" in line for line in said), said

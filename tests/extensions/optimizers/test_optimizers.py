@@ -1,0 +1,242 @@
+"""Optimizers that are not the paper's: formulas, state on the mesh and in checkpoints."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
+from helpers.updates import assert_trees_close, updates_of
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.extensions.optimizers.optimizers import muon_axes
+from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.parameters import MATRIX_AXES
+from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_step import make_train_step
+
+load_extensions()
+SCHEDULE = {
+    "optimizer.schedule": "linear", "optimizer.peak_lr": 1e-2, "optimizer.warmup_steps": 2, "optimizers.decay_steps": 100,
+}  # fmt: skip
+KEYS = {
+    "adafactor": {"optimizer.name": "adafactor"},
+    "lion": {"optimizer.name": "lion", "optimizer.weight_decay": 0.1, "optimizer.peak_lr": 1e-3},
+    "muon": {"optimizer.name": "muon"},
+}
+CONFIGS = {name: Config().with_values(SCHEDULE | keys) for name, keys in KEYS.items()}
+GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in (1, -2, 5)]
+
+
+def updates(config: Config, grads: list, params=None) -> list:
+    """The updates for a sequence of gradients, at fixed parameters."""
+    return updates_of(make_optimizer(config), grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)})
+
+
+@pytest.mark.smoke
+def test_lion_equals_its_formulas():
+    """Chen et al. 2023, algorithm 2, with decoupled weight decay of matrices."""
+    config = CONFIGS["lion"]
+    o, actual, rate = config.optimizer, updates(config, GRADS), learning_rate_schedule(config)
+    m = {"w": np.zeros((2, 2)), "b": np.zeros(2)}
+    for t, grads in enumerate(GRADS, 1):
+        for name, decay in (("w", 0.1), ("b", 0.0)):
+            g = np.asarray(grads[name], np.float64)
+            step = np.sign(o.b1 * m[name] + (1 - o.b1) * g) + decay * 1.0
+            m[name] = o.b2 * m[name] + (1 - o.b2) * g
+            np.testing.assert_allclose(actual[t - 1][name], -float(rate(t)) * step, rtol=1e-5)
+
+
+def test_adafactor_equals_its_formulas():
+    """Shazeer & Stern 2018, algorithm 4, with relative step sizes: factored from 128 x 128 on, whole below."""
+    config, rng = CONFIGS["adafactor"], np.random.default_rng(0)
+    params = {"w": rng.normal(size=(128, 160)), "small": rng.normal(size=(4, 160)), "b": rng.normal(size=8)}
+    grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(2)]
+    as_arrays = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)  # noqa: E731
+    actual = updates(config, [as_arrays(g) for g in grads], as_arrays(params))
+    rms = lambda x: np.sqrt(np.mean(x * x))  # noqa: E731
+    v = {name: 0.0 for name in ("rows", "columns", "small", "b")}
+    for t, g in enumerate(grads, 1):
+        beta = 1 - t**-0.8
+        mix = lambda name, new, beta=beta: v.update({name: beta * v[name] + (1 - beta) * new}) or v[name]  # noqa: E731
+        rows, columns = mix("rows", np.mean(g["w"] ** 2, 1)), mix("columns", np.mean(g["w"] ** 2, 0))
+        second = {
+            "w": np.outer(rows, columns) / rows.mean(),
+            "small": mix("small", g["small"] ** 2),
+            "b": mix("b", g["b"] ** 2),
+        }
+        rate = float(learning_rate_schedule(config)(t))
+        for name, moment in second.items():
+            step = g[name] / np.sqrt(moment)
+            step = step / max(1.0, rms(step)) * max(1e-3, rms(params[name]))
+            np.testing.assert_allclose(actual[t - 1][name], -rate * step, rtol=2e-4)
+
+
+def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
+    """[D, N, H] and [N, H, D] kernels as [D, N x H] and [N x H, D] matrices; vectors and tables by Nesterov's Adam."""
+    monkeypatch.setitem(MATRIX_AXES, "taps", (1, 2))
+    config, rng = CONFIGS["muon"], np.random.default_rng(0)
+    shapes = {"query": (16, 4, 8), "out": (4, 8, 16), "Einsum_0": (16, 24), "taps": (3, 16, 16)}
+    params = {name: {"kernel": jnp.asarray(rng.normal(size=s), jnp.float32)} for name, s in shapes.items()}
+    params |= {"embedding": {"table": jnp.ones((24, 16))}, "norm": {"scale": jnp.ones(16)}}
+    grads = [jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params) for _ in range(2)]
+    actual = updates(config, grads, params)
+
+    def matrices(tree):
+        taps = tree["taps"]["kernel"]
+        return {
+            "query": tree["query"]["kernel"].reshape(16, 32),
+            "out": tree["out"]["kernel"].reshape(32, 16),
+            "Einsum_0": tree["Einsum_0"]["kernel"],
+        } | {f"taps{i}": taps[i] for i in range(3)}
+
+    rate = lambda count: learning_rate_schedule(config)(count + 1)  # noqa: E731
+    oracle = optax.contrib.muon(rate, beta=0.95, eps=1e-9, consistent_rms=0.2)
+    expected = updates_of(oracle, [matrices(g) for g in grads], matrices(params))
+    adam = optax.chain(optax.scale_by_adam(0.9, 0.98, 1e-9, nesterov=True), optax.scale_by_learning_rate(rate))
+    by_adam = updates_of(adam, grads, params)
+    for t in (0, 1):
+        assert_trees_close(matrices(actual[t]), expected[t], rtol=1e-4, atol=1e-8)
+        assert_trees_close(actual[t]["embedding"], by_adam[t]["embedding"], rtol=1e-5, atol=1e-9)
+        assert_trees_close(actual[t]["norm"], by_adam[t]["norm"], rtol=1e-5, atol=1e-9)
+        values = np.linalg.svd(matrices(actual[t])["query"], compute_uv=False) / (float(rate(t)) * 0.2 * np.sqrt(32))
+        assert 0.6 < values.min() and values.max() < 1.3
+
+
+@pytest.mark.parametrize("key, value", [("mixer", m) for m in MIXERS] + [("feed_forward", f) for f in FEED_FORWARDS])
+def test_muon_trains_every_kernel_of_every_layer(key, value):
+    state = abstract_state(small_config(model={key: value}, optimizer=dict(name="muon")))
+    axes = jax.tree_util.tree_leaves_with_path(
+        muon_axes(state.params), is_leaf=lambda x: x is None or isinstance(x, tuple)
+    )
+    of_kernels = {path[-1].key == "kernel": value is not None for path, value in axes}
+    assert of_kernels == {True: True, False: False}
+    momentum = state.opt_state[0].inner_states["muon"].inner_state[0].mu
+    assert len(jax.tree.leaves(momentum)) == sum(value is not None for _, value in axes)
+
+
+def abstract_state(config: Config):
+    model, tx = make_model(config, 37, 37), make_optimizer(config)
+    return init_state(config, model, tx, devices_mesh(), abstract=True)[0]
+
+
+def test_muon_reports_a_kernel_with_unknown_axes():
+    with pytest.raises(ValueError, match=r"which axes of mixer/kernel \[2, 3, 4\] are inputs"):
+        muon_axes({"mixer": {"kernel": jnp.ones((2, 3, 4))}})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("data") / "store", random_pairs(400, longest=22))
+
+
+def config_of(name: str, **groups) -> Config:
+    """One layer whose feed-forward kernels Adafactor factors."""
+    layer = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=128, d_ff=128, num_heads=2)
+    config = small_config(model=layer, train=dict(precision="float32"), **groups)
+    return config.with_values(SCHEDULE | KEYS[name])
+
+
+class Trainer:
+    """Updates of a config on a mesh."""
+
+    def __init__(self, config: Config, store, **mesh_shape):
+        self.config, self.mesh = config, devices_mesh(**mesh_shape)
+        self.model, self.tx, self.first, shardings = model_and_state(config, self.mesh)
+        self._batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(self.mesh))
+        self._step = make_train_step(config, self.model, self.tx, self.mesh, shardings)
+
+    def train(self, state, updates: range):
+        losses = []
+        with mesh_lib.use(self.mesh):
+            for k in updates:
+                state, metrics = self._step(state, put_batch(self._batches.batch(k), self.mesh).arrays)
+                losses.append(float(metrics["loss"]))
+        return state, losses
+
+
+def drill(*values):
+    return [pytest.param(*value, marks=pytest.mark.drill) for value in values]
+
+
+@pytest.fixture(scope="module")
+def trained(store):
+    """optimizer -> (trainer, state after 8 updates, losses), on one device."""
+    results = {}
+
+    def train(name: str):
+        if name not in results:
+            trainer = Trainer(config_of(name), store)
+            results[name] = (trainer, *trainer.train(jax.tree.map(jnp.copy, trainer.first), range(8)))
+        return results[name]
+
+    return train
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.slow
+def test_loss_falls(trained, name):
+    _, _, losses = trained(name)
+    assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEYS)
+def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
+    trainer, last, losses = trained(name)
+    middle, _ = trainer.train(jax.tree.map(jnp.copy, trainer.first), range(4))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    meta = {
+        "step": 4,
+        "updates_per_epoch": 1,
+        "config": config_lib.as_json(trainer.config),
+        "digests": {},
+        "progress": {},
+    }
+    checkpoints.save(middle, meta, None)
+    checkpoints.wait()
+    abstract, _ = init_state(trainer.config, trainer.model, trainer.tx, trainer.mesh, abstract=True)
+    restored, _ = checkpoints.restore_latest(abstract, trainer.config)
+    resumed, later = trainer.train(restored, range(4, 8))
+    assert later == losses[4:]
+    assert_trees_close(resumed, last, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fsdp_mode"),
+    [
+        ("adafactor", "zero1"),
+        ("muon", "full"),
+        *drill(("adafactor", "full"), ("muon", "zero1"), ("lion", "full"), ("lion", "zero1")),
+    ],
+)
+@pytest.mark.slow
+def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
+    _, unsharded, losses = trained(name)
+    trainer = Trainer(config_of(name, mesh=dict(fsdp_mode=fsdp_mode)), store, fsdp=2)
+    state, sharded = trainer.train(trainer.first, range(8))
+    np.testing.assert_allclose(sharded, losses, rtol=1e-5)
+    assert_trees_close(state.params, unsharded.params, atol=2e-4)
+    divided = lambda tree: {str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated}  # noqa: E731
+    assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
+    # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.
+    for leaf in jax.tree.leaves(state.opt_state):
+        if leaf.ndim > 1:
+            assert not leaf.sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("name", ["adam", *KEYS])
+def test_optimizer_state_tree_does_not_depend_on_clipping(name):
+    """So clipping can be switched on or off when a run resumes."""
+    params = {"w": {"kernel": jnp.ones((2, 2))}, "b": {"bias": jnp.ones(2)}}
+    config = CONFIGS.get(name, Config())
+    first, second = (
+        make_optimizer(config.with_values({"optimizer.max_grad_norm": norm})).init(params) for norm in (0.0, 1.0)
+    )
+    assert jax.tree.structure(first) == jax.tree.structure(second)

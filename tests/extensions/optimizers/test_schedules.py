@@ -1,0 +1,92 @@
+"""Schedules that decay to a final rate, and the keys of the extension."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_flax.config import Config, default_config, override, resolve
+from t2t_flax.errors import UserError
+from t2t_flax.training.optimizer import learning_rate_schedule
+
+KEYS = {"optimizer.peak_lr": 1e-3, "optimizer.warmup_steps": 100, "optimizer.warmup_init": 1e-5}
+KEYS |= {"optimizers.decay_steps": 1000, "optimizers.min_lr": 1e-4}
+CONFIGS = {
+    "cosine": Config().with_values(KEYS | {"optimizer.schedule": "cosine"}),
+    "linear": Config().with_values(KEYS | {"optimizer.schedule": "linear"}),
+    "wsd": Config().with_values(KEYS | {"optimizer.schedule": "wsd", "optimizers.cooldown_steps": 300}),
+}
+
+
+def formula(name: str, t: int) -> float:
+    """The learning rate at update t, written out for each of CONFIGS."""
+    if t < 100:
+        return 1e-5 + (1e-3 - 1e-5) * t / 100
+    share = {  # of the way down from peak_lr to min_lr
+        "cosine": (1 - math.cos(math.pi * min(1, (t - 100) / 900))) / 2,
+        "linear": min(1, (t - 100) / 900),
+        "wsd": min(1, max(0, (t - 700) / 300)),
+    }
+    return 1e-3 - (1e-3 - 1e-4) * share[name]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("first_step", [0, 1])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_schedule_equals_its_formula(name, first_step):
+    """During warm-up, at each boundary, between them, at the end and after it."""
+    rate = learning_rate_schedule(CONFIGS[name].with_values({"optimizer.schedule_first_step": first_step}))
+    updates = [1, 2, 50, 99, 100, 101, 102, 399, 550, 699, 700, 701, 702, 850, 999, 1000, 1001, 1002, 5000]
+    expected = [formula(name, update - 1 + first_step) for update in updates]
+    np.testing.assert_allclose([float(rate(update)) for update in updates], expected, rtol=2e-5, atol=1e-12)
+    np.testing.assert_allclose(rate(jnp.array(updates)), expected, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decay_ends_exactly_at_the_floor_and_stays_there(name):
+    rate = learning_rate_schedule(CONFIGS[name])
+    assert float(rate(1000)) == float(rate(10**6)) == np.float32(1e-4)
+    assert float(rate(999)) > np.float32(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"optimizer.schedule": "cosine"}, "schedule = cosine needs config.optimizers.decay_steps"),
+        (
+            {"optimizer.schedule": "wsd", "optimizers.decay_steps": "9000"},
+            "schedule = wsd needs config.optimizers.cooldown_steps",
+        ),
+        (
+            {"optimizer.schedule": "linear", "optimizers.decay_steps": "4000"},
+            "decay_steps = 4000 must be at least 4001",
+        ),
+        (
+            {"optimizer.schedule": "wsd", "optimizers.decay_steps": "5000", "optimizers.cooldown_steps": "1001"},
+            "decay_steps = 5000 must be at least 5001, since it counts optimizer.warmup_steps = 4000 and",
+        ),
+        (
+            {"optimizer.schedule": "cosine", "optimizers.decay_steps": "9000", "optimizers.min_lr": "1"},
+            "min_lr = 1.0 is above config.optimizer.peak_lr",
+        ),
+        (
+            {"optimizers.decay_steps": "9000"},
+            "decay_steps = 9000 is for config.optimizer.schedule = cosine or linear or wsd; it is noam",
+        ),
+        (
+            {"optimizer.schedule": "cosine", "optimizers.decay_steps": "9000", "optimizers.cooldown_steps": "9"},
+            "cooldown_steps = 9 is for config.optimizer.schedule = wsd",
+        ),
+        (
+            {"optimizer.name": "lion", "optimizer.eps": "1e-8"},
+            "eps = 1e-08 is not read by config.optimizer.name = lion",
+        ),
+        ({"optimizer.name": "adafactor", "optimizer.b1": "0.5"}, "b1 = 0.5 is not read by config.optimizer.name"),
+        ({"optimizers.momentum": "0.5"}, "momentum = 0.5 is for config.optimizer.name = muon"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(keys, message):
+    with pytest.raises(UserError) as error:
+        resolve(override(default_config(), keys))
+    assert message in str(error.value)

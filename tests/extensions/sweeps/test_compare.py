@@ -1,0 +1,227 @@
+"""Paired comparison of two records: results and refused inputs."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.records import record
+from helpers.scores import score_translations, translation_config
+from sacrebleu.significance import PairedTest
+
+from t2t_flax.__main__ import main
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.compare import compare
+from t2t_flax.tasks.translation import METRICS, recipe
+
+REFERENCES = [
+    f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
+]
+BAD = [r if i % 2 else r.replace("die Frau", "das Kind") for i, r in enumerate(REFERENCES)]
+GOOD = [r if i % 10 else r.replace("ihn", "sie") for i, r in enumerate(REFERENCES)]
+
+
+def write(folder, name, hypotheses, references=REFERENCES, **described):
+    return record(folder, name, hypotheses, references, **described)
+
+
+def test_system_compared_with_itself_has_no_difference(tmp_path):
+    a, b = write(tmp_path, "a", BAD), write(tmp_path, "b", BAD)
+    result = compare(a, b)
+    assert result["difference"] == 0 and result["p_value"] == 1
+    assert result["interval"] == {"level": 0.95, "low": 0, "high": 0}
+
+
+def test_clearly_better_system_is_significant(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    result, reverse = compare(a, b), compare(b, a)
+    assert result["p_value"] < 0.05
+    assert 0 < result["interval"]["low"] < result["difference"] < result["interval"]["high"]
+    for key, hypotheses in (("a", GOOD), ("b", BAD)):
+        expected = score_translations(hypotheses, [REFERENCES], names=["sacrebleu"])["sacrebleu"]["score"]
+        assert result[key]["score"] == expected
+    assert reverse["difference"] == -result["difference"] and reverse["p_value"] == result["p_value"]
+
+
+def test_difference_of_two_sentences_is_not_significant(tmp_path):
+    near = [r.replace("Hunde", "Tiere") if i in (7, 50) else r for i, r in enumerate(BAD)]
+    mixed = [r.replace("ihn", "es") if i == 20 else r for i, r in enumerate(BAD)]
+    result = compare(write(tmp_path, "a", near), write(tmp_path, "b", mixed))
+    assert result["p_value"] > 0.05 and result["interval"]["low"] < 0 < result["interval"]["high"]
+
+
+@pytest.mark.parametrize("score", [metric.name for metric in METRICS if metric.statistics])
+def test_sacrebleu_p_value_has_its_own_key(tmp_path, monkeypatch, score):
+    slightly = [r.replace("und", "oder") if i % 4 == 0 else r for i, r in enumerate(GOOD)]
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", slightly)
+    result = compare(a, b, score=score, resamples=200, seed=5)
+    chosen = recipe(score, translation_config())
+    monkeypatch.setenv("SACREBLEU_SEED", "5")
+    systems = [("b", chosen.prepare(slightly)), ("a", chosen.prepare(GOOD))]
+    signatures, results = PairedTest(systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200)()
+    (expected,) = (result for name, result in results.items() if name != "System")
+    (signature,) = signatures.values()
+    assert result["p_value_sacrebleu"] == pytest.approx(expected[1].p_value, abs=1e-6)
+    assert (result["b"]["score"], result["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
+    assert result["signature"] == str(signature) and "bs:200|seed:5" in result["signature"]
+    assert result["method"] == chosen.method
+
+
+def test_bootstrap_depends_only_on_its_seed(tmp_path, monkeypatch):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    result = compare(a, b, resamples=50)
+    monkeypatch.setenv("SACREBLEU_SEED", "77")
+    assert compare(a, b, resamples=50) == result
+    assert compare(a, b, resamples=50, seed=1)["interval"] != result["interval"]
+
+
+def test_tokenized_systems_are_compared_detokenized(tmp_path):
+    data = {"pretokenized": True}
+    tokens = [[line.replace(".", " .") for line in lines] for lines in (GOOD, BAD, REFERENCES)]
+    a, b = (
+        write(tmp_path, name, t, references=tokens[2], data=data) for name, t in (("a", tokens[0]), ("b", tokens[1]))
+    )
+    plain = compare(write(tmp_path, "c", GOOD), write(tmp_path, "d", BAD), resamples=50)
+    result = compare(a, b, resamples=50)
+    for key in ("difference", "interval", "p_value", "signature"):
+        assert result[key] == plain[key]
+    assert "detokenized" in result["method"]
+
+
+def test_different_test_sets_are_refused_and_named(tmp_path):
+    a = write(tmp_path, "a", GOOD)
+    b = write(tmp_path, "b", BAD[:60], references=REFERENCES[:60], spec="flickr.en,flickr.de")
+    with pytest.raises(UserError, match=r"different test sets: .*a\.json of toy:test \(120 sentences.*b\.json of flickr\.en,flickr\.de \(60 sentences"):  # fmt: skip
+        compare(a, b)
+    named = json.loads(b.read_text())
+    named["data"]["corpus"] = "Flickr"
+    b.write_text(json.dumps(named))
+    with pytest.raises(UserError, match=r"of Flickr, flickr\.en"):
+        compare(a, b)
+    with pytest.raises(UserError, match="config.data.pretokenized is False in .* and True in"):
+        compare(a, write(tmp_path, "c", GOOD, data={"pretokenized": True}))
+
+
+def test_missing_or_changed_texts_are_refused(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    with (tmp_path / "b.hyp.txt").open("a") as file:
+        file.write("noch eine Zeile\n")
+    with pytest.raises(UserError, match=r"b\.hyp\.txt does not match .*b\.json \(121 lines"):
+        compare(a, b)
+    (tmp_path / "b.hyp.txt").unlink()
+    with pytest.raises(UserError, match=r"the hypotheses of .*b\.json are missing: .*b\.hyp\.txt"):
+        compare(a, b)
+    (tmp_path / "a.ref.txt").unlink()
+    with pytest.raises(UserError, match=r"the references of .*a\.json are missing"):
+        compare(a, b)
+
+
+def test_files_that_are_not_records_are_refused(tmp_path):
+    a = write(tmp_path, "a", GOOD)
+    (tmp_path / "text.json").write_text("Das ist ein Satz.\n")
+    (tmp_path / "other.json").write_text('{"step": 3}')
+    for name, message in (
+        ("none.json", "there is no record .*none.json"),
+        ("", "is a folder"),
+        ("text.json", "text.json is not an evaluation record: it is not JSON"),
+        ("other.json", "other.json is not an evaluation record: it lacks config, data"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(a, tmp_path / name)
+
+
+def test_records_are_compared_without_importing_jax(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    program = "import sys; sys.modules['jax'] = None; from t2t_flax.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.run(
+        [sys.executable, "-c", program, "compare", str(a), str(b), "--score=paper_bleu"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    assert (
+        "paper BLEU" in process.stdout and f"{compare(b, a, score='paper_bleu')['difference']:+.2f}" in process.stdout
+    )
+
+
+def finished_run(folder: Path, **records: Path) -> Path:
+    """A folder as `train` leaves it, with final records that are those of other folders."""
+    for path in records.values():
+        (folder / "eval").mkdir(parents=True, exist_ok=True)
+        for file in path.parent.glob(f"{path.stem}.*"):
+            (folder / "eval" / file.name).write_bytes(file.read_bytes())
+    (folder / "complete.json").write_text(json.dumps({"records": {name: path.name for name, path in records.items()}}))
+    return folder
+
+
+@pytest.mark.smoke
+def test_runs_and_records_are_compared_in_a_table(tmp_path, capsys):
+    good, bad = write(tmp_path, "good", GOOD), write(tmp_path, "bad", BAD)
+    run = finished_run(tmp_path / "run", test=good)
+    assert main(["compare", str(run), str(bad), f"--table={tmp_path / 't.csv'}"]) == 0
+    result, out = compare(bad, good), capsys.readouterr().out
+    assert f"{result['difference']:+.2f} [" in out and "paired bootstrap, 1000 resamples" in out and "sacreBLEU" in out
+    with (tmp_path / "t.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [line["system"] for line in table] == [str(run), str(bad)] and table[0]["difference"] == ""
+    assert [float(line["score"]) for line in table] == pytest.approx([result[x]["score"] for x in "ba"], abs=0.006)
+    assert main(["compare", str(good), str(bad), str(run), "--score=chrf"]) == 0
+    assert "corrected for 3 systems" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_named(tmp_path, capsys):
+    a = write(tmp_path, "a", GOOD)
+    two_sets = finished_run(tmp_path / "two", first=a, second=a)
+    for words, message in (
+        ([a], "name at least two systems"),
+        ([a, tmp_path], f"{tmp_path} has no final evaluation: name a record in its eval/"),
+        ([a, two_sets], "has the test sets first, second: choose one with --split=SET"),
+        ([a, two_sets, "--split=third"], "no final evaluation of third"),
+        ([a, a, "--config.decode.beam_size=2"], "have no effect"),
+        ([a, a, "--score=f1"], "are compared by sacrebleu"),
+        ([a, "none.json"], "there is no record none.json"),
+    ):
+        assert main(["compare", *map(str, words)]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["compare", str(a), str(two_sets), "--split=second"]) == 0
+
+
+def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
+    hypotheses, references = (
+        ["我们今天去公园散步，天气很好。", "他不喜欢喝咖啡。"],
+        ["我们今天去公园走走，天气很好。", "他不爱喝咖啡。"],
+    )
+    records = {
+        name: write(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
+        for name, keys in (
+            ("old", {}),
+            ("new", {"sacrebleu_tokenizer": "auto"}),
+            ("same", {"sacrebleu_tokenizer": "zh"}),
+        )
+    }
+    with pytest.raises(UserError, match=r"new\.json has tokenizer zh, that of .*old\.json 13a: evaluate one again"):
+        compare(records["new"], records["old"])
+    assert compare(records["new"], records["old"], score="chrf", resamples=50)["p_value"] == 1
+    assert "tok:zh" in compare(records["new"], records["same"], resamples=50)["signature"]
+    with pytest.raises(UserError, match="by sacrebleu, chrf, chrf\\+\\+, ter, not by 'paper_bleu'"):
+        compare(records["new"], records["same"], score="paper_bleu")
+
+
+def test_records_must_have_the_same_set_of_references(tmp_path):
+    hypotheses, first = ["Das ist ein Haus.", "Er kommt nicht."] * 10, ["Das ist ein Hof.", "Er kommt."] * 10
+    second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
+    a = write(tmp_path, "a", hypotheses, first, more=[second])
+    b = write(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
+    result = compare(a, b, resamples=100)
+    assert result["signature"].startswith("nrefs:2|") and result["difference"] > 0
+    assert result["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
+    (tmp_path / "a.ref2.txt").unlink()
+    with pytest.raises(UserError, match=r"the references of .*a\.json are missing: .*a\.ref2\.txt"):
+        compare(a, b)
+    c = write(tmp_path, "c", hypotheses, first, more=[second[::-1]])
+    with pytest.raises(UserError, match="references differ"):
+        compare(c, b)
