@@ -1,15 +1,14 @@
 """Logs updates to the progress bar and metrics.jsonl, and handles updates that are not finite."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
-from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
-from t2t_flax.training.divergence import NonFiniteUpdate, describe
+from t2t_flax.monitoring.progress import Clock, Progress
+from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
@@ -17,26 +16,6 @@ from t2t_flax.training.setup import TrainingSetup
 
 MOST_SKIPPED = 10
 """Updates in a row that are skipped with train.non_finite = skip."""
-
-
-class DelayedMetrics:
-    """Hands the metrics of each update to `read`, which waits for them, while the next update runs."""
-
-    def __init__(self, read: Callable[[int, DeviceBatch, dict[str, jax.Array]], None]):
-        self._read = read
-        self._pending: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
-
-    def add(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of an update that has been queued; reads those before."""
-        previous, self._pending = self._pending, (step, batch, metrics)
-        if previous:
-            self._read(*previous)
-
-    def flush(self) -> None:
-        """Reads the metrics of the last update."""
-        if self._pending:
-            self._read(*self._pending)
-            self._pending = None
 
 
 class TrainLogger:
@@ -99,8 +78,10 @@ class TrainLogger:
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
         self._progress.skipped_in_a_row += 1
-        scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
-        why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
+        loss, norm = values["loss"], values["grad_norm"]
+        why = f"update {step}: loss {loss}, gradient norm {norm}"
+        if math.isfinite(loss) and math.isfinite(norm):
+            why += ", and parameters that are not finite"
         if self._run.config.train.non_finite == "stop":
             raise NonFiniteUpdate(step, f"{why}.")
         if self._progress.skipped_in_a_row > MOST_SKIPPED:
