@@ -127,7 +127,7 @@ def predict(result: dict[str, Any]) -> dict[str, Any] | None:
         return None
     config = load_config(result["preset"], result["changed"])
     try:
-        plan = plan_in_child(config, parse(name), f"--rows={result['rows_on_a_device']}", "--no-decode")
+        plan = plan_in_child(config, parse(name), f"--rows={result['rows_on_a_device']}")
     except UserError as error:
         print(f"no prediction: {error}", file=sys.stderr)
         return None
@@ -136,7 +136,6 @@ def predict(result: dict[str, Any]) -> dict[str, Any] | None:
         "topology": name,
         "peak_bytes": memory and memory["peak"],
         "milliseconds_an_update_at_least": prediction and round(prediction["seconds"] * 1e3, 3),
-        "ideal_milliseconds_an_update": round(plan["ideal"]["seconds"] * 1e3, 3),
     }
 
 

@@ -45,7 +45,7 @@ def facts_of(text: str) -> dict[str, Facts]:
     """All instructions of an optimized program by name."""
     from t2t_flax.extensions.planning import hlo
 
-    program = hlo.parse(text, "cpu")
+    program = hlo.parse(text)
     found = {}
     for computation in program.computations.values():
         for name, instruction in computation.instructions.items():

@@ -32,7 +32,7 @@ def test_prediction_for_a_gpu_has_the_measured_rows():
     result = {"preset": "aiayn_base", "changed": SMALL, "kind": "NVIDIA H200", "devices": 1, "rows_on_a_device": 4}
     prediction = accelerator.predict(result)
     assert prediction["topology"] == "h200-1" and prediction["peak_bytes"] > 1e5
-    assert prediction["milliseconds_an_update_at_least"] >= prediction["ideal_milliseconds_an_update"] > 0
+    assert prediction["milliseconds_an_update_at_least"] > 0
 
 
 def test_unknown_device_has_no_prediction():
